@@ -2,7 +2,9 @@
 
     up, down, status        a plan as processes here
     key                     an API key for its gateway
+    experts --from          the loads that running ranks have recorded, for the next plan
     doctor                  a cluster as it is against a plan
+    simulate                a day of a spec's traffic over its plan
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
 This file prints and decides nothing; `planner/cli.py` says how results and mistakes are reported.
@@ -37,11 +39,13 @@ from planner.cli import (
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
 from planner.plan.given import read_given
-from planner.plan.loaded import LoadedPlan
-from planner.problems.errors import CallError, InfeasibleError, SpecError, Violation
+from planner.problems.errors import CallError, SpecError, Violation
 from planner.problems.printable import printable
 from planner.problems.warned import warnings_json
 from planner.schedule.schedule import NOT_EXECUTED
+from planner.spec.check import ResolvedSpec
+from stacks.doctor.cli import add_doctor
+from stacks.live.cli import add_recorded, asks_ranks
 from stacks.local.api_key import new_key
 from stacks.local.deployment import (
     find_running,
@@ -55,6 +59,7 @@ from stacks.local.deployment import (
 )
 from stacks.local.errors import LocalError
 from stacks.local.record import Record, RunFolder
+from stacks.simulator.cli import add_simulate
 
 __all__ = ["main"]
 
@@ -71,8 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return reported(lambda: _run_in_runtime(words), words)
     parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    if asks_ranks(words):
+        add_recorded(commands)
+        return run(parser, words)
     add_commands(commands)
     _add_local_commands(commands)
+    add_doctor(commands)
+    add_simulate(commands)
     return run(parser, words)
 
 
@@ -103,20 +113,6 @@ def _add_local_commands(commands: Any) -> None:
     status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
     status.set_defaults(command=_status)
 
-    doctor = add_command(
-        commands,
-        "doctor",
-        "find out why a plan would not run in a cluster",
-        "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
-        "with 3.",
-    )
-    add_given(doctor)
-    doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
-    doctor.add_argument(
-        "--probe", action="store_true", help="start a pod on each planned node: can it have the image, who reaches whom"
-    )
-    doctor.set_defaults(command=_doctor)
-
     key = add_command(
         commands,
         "key",
@@ -129,7 +125,7 @@ def _add_local_commands(commands: Any) -> None:
 
     for command in (down, status):
         add_given(command, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
-    for command in (up, down, status, doctor):
+    for command in (up, down, status):
         add_format(command)
     commands.add_parser("generate", help="generate text from a checkpoint, offline", add_help=False)
     commands.add_parser("checkpoint", help="compute the digests of a checkpoint", add_help=False)
@@ -303,21 +299,6 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
-    from stacks.doctor.examination import examine  # loads the Kubernetes client, as above
-    from stacks.doctor.findings import findings_json, findings_lines
-
-    plan = deployable_from(arguments.given)
-    found = examine(plan, arguments.context, with_probe=arguments.probe, report=_say)
-    if found.probed is not None:
-        _say(found.probed)
-    if arguments.format == "json":
-        print_json(findings_json(found.findings))
-    else:
-        print("\n".join(map(printable, findings_lines(found.findings, plan.name, arguments.context))))
-    return InfeasibleError.exit_status if found.blocks else 0
-
-
 def _find(given: Path | None) -> RunFolder | None:
     """What runs of the spec or plan `given`, or under that name; without it, the only deployment that runs."""
     return find_running(_name_of(given) if given else None)
@@ -327,7 +308,7 @@ def _name_of(given: Path) -> str:
     """The name in a spec or a plan, for which nothing is planned; or what is no file, but the name of what runs."""
     if given.exists():
         found = read_given(given)
-        return found.deployable.name if isinstance(found, LoadedPlan) else found.written.name
+        return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
     others = running_names()
     if str(given) in others:
         return str(given)

@@ -1,0 +1,49 @@
+"""The `tidemill doctor` command: this file prints, and the room examines."""
+
+import argparse
+import sys
+from typing import Any
+
+from planner.cli import add_command, add_format, add_given, print_json
+from planner.compiler import deployable_from
+from planner.problems.errors import InfeasibleError
+from planner.problems.printable import printable
+
+__all__ = ["add_doctor"]
+
+
+def add_doctor(commands: Any) -> None:
+    """Add the command to what `add_subparsers` returned."""
+    doctor = add_command(
+        commands,
+        "doctor",
+        "find out why a plan would not run in a cluster",
+        "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
+        "with 3.",
+    )
+    add_given(doctor)
+    doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
+    doctor.add_argument(
+        "--probe", action="store_true", help="start a pod on each planned node: can it have the image, who reaches whom"
+    )
+    add_format(doctor)
+    doctor.set_defaults(command=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from stacks.doctor.examination import examine  # loads the Kubernetes client, which nothing else here needs
+    from stacks.doctor.findings import findings_json, findings_lines
+
+    plan = deployable_from(arguments.given)
+    found = examine(plan, arguments.context, with_probe=arguments.probe, report=_say)
+    if found.probed is not None:
+        _say(found.probed)
+    if arguments.format == "json":
+        print_json(findings_json(found.findings))
+    else:
+        print("\n".join(map(printable, findings_lines(found.findings, plan.name, arguments.context))))
+    return InfeasibleError.exit_status if found.blocks else 0
+
+
+def _say(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr, flush=True)

@@ -1,0 +1,126 @@
+"""One call of `tidemill simulate`: a day as flows, or a trace one by one; checked before anything is planned."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from planner.problems.errors import CallError, Problem, Violation
+from planner.spec.check import ResolvedSpec
+from runtime.gateway.router import Policy
+from stacks.simulator.columns import Column, Variant, play_columns, read_variants
+from stacks.simulator.document import simulation_json
+from stacks.simulator.failures import Failure, read_failures
+from stacks.simulator.plot import draw_days, draw_traces, require_plot
+from stacks.simulator.replay_output import replay_json, replay_text
+from stacks.simulator.replayed import ReplayColumn, play_traces
+from stacks.simulator.text import simulation_text
+from stacks.simulator.trace import TraceRequest, read_trace, read_window
+
+__all__ = ["Call", "Played", "read_call"]
+
+ALL = (0.0, float("inf"))
+Tell = Callable[[str, float], None]
+
+
+class Played(Protocol):
+    """What was played, in each form that it may be wanted in."""
+
+    @property
+    def warnings(self) -> Sequence[Problem]:
+        """What the plan warns of."""
+        ...
+
+    def text(self) -> str:
+        """Return it for people."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Return it for programs."""
+        ...
+
+    def draw(self, path: Path) -> None:
+        """Draw it into a file."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Days:
+    columns: tuple[Column, ...]
+
+    @property
+    def warnings(self) -> Sequence[Problem]:
+        return self.columns[0].day.plan.warnings
+
+    def text(self) -> str:
+        return simulation_text(self.columns)
+
+    def document(self) -> dict[str, Any]:
+        return simulation_json(self.columns)
+
+    def draw(self, path: Path) -> None:
+        draw_days(self.columns, path)
+
+
+@dataclass(frozen=True)
+class _Traces:
+    columns: tuple[ReplayColumn, ...]
+
+    @property
+    def warnings(self) -> Sequence[Problem]:
+        return self.columns[0].plan.warnings
+
+    def text(self) -> str:
+        return replay_text(self.columns)
+
+    def document(self) -> dict[str, Any]:
+        return replay_json(self.columns)
+
+    def draw(self, path: Path) -> None:
+        draw_traces(self.columns, path)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked."""
+
+    variants: tuple[Variant, ...]
+    failures: tuple[Failure, ...]
+    trace: tuple[TraceRequest, ...] | None
+    window: tuple[float, float]
+    policies: tuple[Policy, ...]
+
+    def play(self, spec: ResolvedSpec, tell: Tell) -> Played:
+        """Play what is asked; `tell` hears what is played and the share of all that is done."""
+        if self.trace is None:
+            return _Days(play_columns(spec, self.variants, self.failures, tell))
+        return _Traces(play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
+
+
+def read_call(arguments: Any) -> Call:
+    """Return what the command line asks. Raises CallError for what is wrong with it, and where nothing can draw."""
+    _require_apart(arguments)
+    if arguments.plot:
+        require_plot(arguments.plot)
+    return Call(
+        variants=read_variants(arguments.variants),
+        failures=read_failures(arguments.fail),
+        window=read_window(arguments.window) if arguments.window else ALL,
+        policies=tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value]))),
+        trace=read_trace(arguments.trace) if arguments.trace else None,
+    )
+
+
+def _require_apart(arguments: Any) -> None:
+    """Raise CallError for options of traces without one, and for those of days with one."""
+    rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
+    wrong = [
+        Violation(f"--{name}", None, rule, "a day as flows has no single requests", fix)
+        for name in ("window", "balancer")
+        if getattr(arguments, name) and not arguments.trace
+    ]
+    if arguments.fail and arguments.trace:
+        reason = "all units serve a trace all the time"
+        wrong.append(Violation("--fail", None, "R416 must come without --trace", reason, "leave one of them out"))
+    if wrong:
+        raise CallError([each.at("tidemill simulate") for each in wrong])

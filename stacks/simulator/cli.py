@@ -1,0 +1,99 @@
+"""The `tidemill simulate` command: this file prints, and the room decides."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from planner.cli import add_command, add_format, print_json, read_spec, warn
+
+__all__ = ["add_simulate"]
+
+BALANCERS = ("balanced", "least_requests", "round_robin")
+PATIENCE_S = 1.0  # after which there is a bar
+
+
+def add_simulate(commands: Any) -> None:
+    """Add the command to what `add_subparsers` returned."""
+    simulate = add_command(
+        commands,
+        "simulate",
+        "play a day of a spec's traffic over its plan",
+        "Plan a spec and play its day: queues, latencies, KV, failures, node-hours, cost and income.",
+    )
+    simulate.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file, with traffic")
+    simulate.add_argument(
+        "--fail", action="append", default=[], metavar="NODE@HH:MM", help="a node that fails; may be repeated"
+    )
+    simulate.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="variants",
+        metavar="PATH=VALUE",
+        help="another column, with this change of the spec; traffic.scale=1.3 changes only the day that comes",
+    )
+    simulate.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="play these requests one by one instead of the day: Azure's or Mooncake's",
+    )
+    simulate.add_argument("--window", metavar="START-END", help="seconds of the trace; default: all of it")
+    simulate.add_argument(
+        "--balancer",
+        action="append",
+        choices=BALANCERS,
+        help="how the gateway chooses ranks for a trace's requests; may be repeated; default: as it does",
+    )
+    simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the day")
+    add_format(simulate)
+    simulate.set_defaults(command=_simulate)
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    from stacks.simulator.call import read_call  # NumPy and the planner's passes, which no other command would wait for
+
+    call = read_call(arguments)
+    spec = read_spec(arguments.spec)
+    with _Bar() as bar:
+        played = call.play(spec, bar.show)
+    warn(played.warnings)
+    if arguments.plot:
+        played.draw(arguments.plot)
+        print(f"{arguments.plot}: drawn", file=sys.stderr)
+    if arguments.format == "json":
+        print_json(played.document())
+    else:
+        print(played.text())
+
+
+class _Bar:
+    """A bar on a terminal's stderr, for whoever waits longer than `PATIENCE_S`."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # 20 ms, which every command would wait
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=1.0)
+        self._began, self._runs = time.monotonic(), False
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runs:
+            self._bar.stop()
+
+    def show(self, title: str, done: float) -> None:
+        """Set the bar to the share that is done."""
+        self._bar.update(self._task, description=title, completed=done)
+        if not self._runs and time.monotonic() - self._began > PATIENCE_S:
+            self._bar.start()
+            self._runs = True

@@ -1,0 +1,131 @@
+"""What stands side by side: the day as its spec writes it, and one column for each `--set`.
+
+A `--set` holds one change or several, `decode.ep_size=72,traffic.cache_hit_rate=0`, as the spec would have it written.
+The spec is checked and planned anew with it. One path is no field: `traffic.scale` multiplies the day that comes and
+leaves the plan as it is. That is the question after a wrong forecast.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from planner.compiler import compile_plan
+from planner.plan.plan import Plan
+from planner.problems.errors import CallError, Problem, SpecError, Violation
+from planner.problems.fix import for_example
+from planner.spec.check import ResolvedSpec, with_values
+from stacks.simulator.day import PlayedDay, simulate_day
+from stacks.simulator.failures import Failure
+from stacks.simulator.service import require_speeds, require_traffic
+
+__all__ = ["AS_WRITTEN", "Column", "Variant", "checked", "part_of", "planned", "play_columns", "read_variants"]
+
+AS_WRITTEN = "as written"
+SCALE = "traffic.scale"
+MAX_SCALE = 1000.0  # assumed: more is a slip of the pen
+NEXT = re.compile(r",(?=[\w.]+=)")
+CHANGE = re.compile(r"(?P<path>\w+(?:\.\w+)*)=(?P<value>.*)", re.S)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One column before it is played."""
+
+    title: str
+    changes: Mapping[str, Any]  # of the spec: dotted path -> value
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column."""
+
+    variant: Variant
+    day: PlayedDay
+
+
+def read_variants(words: Sequence[str]) -> tuple[Variant, ...]:
+    """Return the columns that the options ask for, the spec as written first. Raises CallError with every mistake."""
+    found, wrong = [Variant(AS_WRITTEN, {})], []
+    for word in words:
+        changes: dict[str, Any] = {}
+        for part in NEXT.split(word):
+            violation = _read_change(part, changes)
+            wrong += [violation] if violation else []
+        scale = changes.pop(SCALE, 1.0)
+        found.append(Variant(word, changes, scale))
+    if wrong:
+        raise CallError([each.at("tidemill simulate") for each in wrong])
+    return tuple(found)
+
+
+def play_columns(
+    spec: ResolvedSpec,
+    variants: Sequence[Variant],
+    failures: Sequence[Failure],
+    tell: Callable[[str, float], None] = lambda _, __: None,
+) -> tuple[Column, ...]:
+    """Return each of `variants` of `spec`, played; `tell` hears a title and the share of all that is done.
+
+    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where it cannot be planned or its
+    speed is not known.
+    """
+    found, specs = [], checked(spec, variants, require_traffic)
+    for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
+        tell_part = part_of(tell, variant.title, number, len(variants))
+        plan = planned(changed, tell_part)
+        found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part)))
+    return tuple(found)
+
+
+def planned(spec: ResolvedSpec, tell: Callable[[float], None]) -> Plan:
+    """Return the plan of a variant's `spec`. Raises InfeasibleError where there is none, or its speed is not known."""
+    tell(0.0)
+    plan = compile_plan(spec)
+    require_speeds(spec, plan)
+    return plan
+
+
+def part_of(tell: Callable[[str, float], None], title: str, number: int, of_all: int) -> Callable[[float], None]:
+    """Return who hears the share of one of several parts that is done, and tells the share of all."""
+    return lambda done: tell(title, (number + done) / of_all)
+
+
+def checked(
+    spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
+) -> list[ResolvedSpec]:
+    """Return the spec of each variant, of which `require` may refuse some. Raises SpecError with all that is wrong."""
+    found, wrong = [], list[Problem]()
+    for variant in variants:
+        try:
+            changed = with_values(spec, variant.changes) if variant.changes else spec
+            require(changed)
+            found.append(changed)
+        except SpecError as error:
+            wrong += [each for each in error.problems if each not in wrong]
+    if wrong:
+        raise SpecError(wrong)
+    return found
+
+
+def _read_change(part: str, changes: dict[str, Any]) -> Violation | None:
+    """Add what `part` says to `changes`, or return what is wrong with it."""
+    matched = CHANGE.fullmatch(part)
+    if matched is None:
+        reason = "a column is a change of the spec"
+        return Violation("--set", part, "R405 must be PATH=VALUE", reason, for_example("decode.ep_size=72"))
+    path, text = matched["path"], matched["value"]
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        rule, reason = "R406 must have a value in YAML", "the value stands in the spec as it is written here"
+        return Violation("--set", part, rule, reason, "put it in quotes, or close its brackets")
+    if path == SCALE and not (type(value) in (int, float) and 0 < value <= MAX_SCALE):
+        rule = f"R407 must be a number above 0, at most {MAX_SCALE:g}"
+        reason = "traffic.scale multiplies the day's traffic"
+        return Violation("--set", part, rule, reason, for_example("traffic.scale=1.3"))
+    changes[path] = value
+    return None

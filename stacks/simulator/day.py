@@ -1,0 +1,47 @@
+"""One simulated day of one plan: all three levels of its prediction, from the spec to outcomes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.plan.plan import Plan
+from stacks.simulator.curves import Curves
+from stacks.simulator.failures import Failure, outages_of
+from stacks.simulator.fleet import Outage, planned_fleet
+from stacks.simulator.fluid import play_day
+from stacks.simulator.outcome import Outcome, demand_of, outcome_of
+from stacks.simulator.service import LEVELS, Level, Service, service_of
+
+__all__ = ["PlayedDay", "simulate_day"]
+
+
+@dataclass(frozen=True)
+class PlayedDay:
+    """A day of `plan`, whose traffic is `scale` times what the plan knows."""
+
+    plan: Plan
+    scale: float
+    outages: tuple[Outage, ...]
+    services: Mapping[Level, Service]
+    curves: Mapping[Level, Curves]
+    outcomes: Mapping[Level, Outcome]
+
+
+def simulate_day(
+    plan: Plan, scale: float = 1.0, failures: Sequence[Failure] = (), tell: Callable[[float], None] = lambda _: None
+) -> PlayedDay:
+    """Return the day of `plan` at each level of its prediction; `tell` hears the share that is done.
+
+    Raises CallError for a failing node that is none of the plan's.
+    """
+    services = {level: service_of(plan, level) for level in LEVELS}
+    outages, demand = outages_of(plan, failures), demand_of(plan, scale)
+    fleet, curves = planned_fleet(plan, outages), dict[Level, Curves]()
+    for number, level in enumerate(LEVELS):
+        fleets = replace(fleet, outages=()), replace(fleet)
+        curves[level] = play_day(services[level], demand, fleets, _part_of(tell, number))
+    outcomes = {level: outcome_of(plan, services[level], each) for level, each in curves.items()}
+    return PlayedDay(plan, scale, outages, services, curves, outcomes)
+
+
+def _part_of(tell: Callable[[float], None], level: int) -> Callable[[float], None]:
+    return lambda done: tell((level + done) / len(LEVELS))

@@ -1,0 +1,83 @@
+"""`--fail NODE@HH:MM`: the nodes that fail on a simulated day, and the units that this stops.
+
+A unit is out until a spare of `cluster.spares` has its place and has warmed up; spares are taken in their order, by the
+units that fail first. Where none is left, it is out until the day ends: nobody mends nodes here.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from planner.facts.day import MINUTE_S, hh_mm, minute_of
+from planner.plan.plan import Plan
+from planner.problems.errors import CallError, Violation
+from planner.problems.fix import Fix, close_to, for_example, nearest
+from stacks.simulator.fleet import Outage, switching_of
+
+__all__ = ["Failure", "outages_of", "read_failures"]
+
+FORM = re.compile(r"(?P<node>.+)@(?P<at>(?:[01]\d|2[0-3]):[0-5]\d)")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A node that fails at a minute of the day."""
+
+    node: str
+    minute: int
+
+    def __str__(self) -> str:
+        return f"{self.node}@{hh_mm(self.minute)}"
+
+
+def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
+    """Return what the options say, by time. Raises CallError with every mistake."""
+    found, wrong = [], []
+    for word in words:
+        if matched := FORM.fullmatch(word):
+            found.append(Failure(matched["node"], minute_of(matched["at"])))
+        else:
+            rule, reason = "R403 must be NODE@HH:MM", "a failure has a place and a time of day"
+            wrong.append(Violation("--fail", word, rule, reason, for_example("node-7@12:40")))
+    if wrong:
+        raise CallError([each.at("tidemill simulate") for each in wrong])
+    return tuple(sorted(found, key=lambda each: (each.minute, each.node)))
+
+
+def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
+    """Return the units that `failures` stop. Raises CallError for nodes that the plan does not have."""
+    spares = list(plan.spec.cluster.spares)
+    hosts = {node: [each for each in plan.units if node in each.nodes] for unit in plan.units for node in unit.nodes}
+    _require_nodes(failures, [*hosts, *spares])
+    warm_up = switching_of(plan).warm_up
+    found: list[Outage] = []
+    for failure in failures:
+        if failure.node in spares:
+            spares.remove(failure.node)
+        for unit in hosts.get(failure.node, ()):
+            if any(each.unit == unit.name and each.covers(failure.minute) for each in found):
+                continue
+            spare = spares.pop(0) if spares and plan.spec.gpu_name(unit.phase) == plan.spec.cluster.gpu_name else None
+            until = None if spare is None else failure.minute + ceil(warm_up / MINUTE_S)
+            found.append(Outage(unit.name, failure.node, failure.minute, until, spare))
+    return tuple(found)
+
+
+def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
+    rule, reason = "R404 must name a node of the plan", "nothing can fail that is not there"
+    wrong = [
+        Violation("--fail", str(each), rule, reason, _meant(each, nodes)) for each in failures if each.node not in nodes
+    ]
+    if wrong:
+        raise CallError([each.at("tidemill simulate") for each in wrong])
+
+
+def _meant(failure: Failure, nodes: Sequence[str]) -> Fix:
+    """Return the fix with the node that is like what was written, or else with any."""
+    alike = close_to(failure.node, nodes)
+    return (
+        for_example(str(replace(failure, node=nodes[0])))
+        if alike is None
+        else nearest(str(replace(failure, node=alike)))
+    )

@@ -1,0 +1,86 @@
+"""The figures of a played day, in order: each one's name in JSON, its name for people, and how it is written."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Generic, TypeVar
+
+from stacks.simulator.latency import QUANTILES
+from stacks.simulator.outcome import Outcome
+
+__all__ = ["FIGURES", "Figure", "short", "side_by_side", "written"]
+
+GIGA = 1e9
+NEVER = "never"
+MAX_TITLE = 24  # characters
+Of = TypeVar("Of")
+
+
+@dataclass(frozen=True)
+class Figure(Generic[Of]):
+    """One row of a table."""
+
+    name: str
+    title: str
+    value: Callable[[Of], float | None]
+    form: str  # of `format`
+    factor: float = 1.0  # from JSON's unit to the table's
+
+
+def _latency(kind: str, place: int, unit_ms: bool) -> Figure[Outcome]:
+    percentile = f"p{QUANTILES[place] * 100:g}"
+    return Figure(
+        name=f"{kind}_{percentile}_ms",
+        title=f"{kind.upper()} {percentile}, {'ms' if unit_ms else 's'}",
+        value=lambda one: getattr(one.latencies, kind)[place] * 1e3,
+        form=",.1f" if unit_ms else ",.2f",
+        factor=1.0 if unit_ms else 1e-3,
+    )
+
+
+FIGURES: tuple[Figure[Outcome], ...] = (
+    *(_latency("ttft", place, unit_ms=False) for place in range(len(QUANTILES))),
+    *(_latency("tpot", place, unit_ms=True) for place in range(len(QUANTILES))),
+    Figure("ttft_kept", "TTFT kept", lambda one: one.latencies.ttft_kept, ".2%"),
+    Figure("tpot_kept", "TPOT kept", lambda one: one.latencies.tpot_kept, ".2%"),
+    Figure("requests", "requests, M", lambda one: one.requests, ",.2f", 1e-6),
+    Figure("refused", "refused with 429", lambda one: one.refused / one.requests if one.requests else 0.0, ".2%"),
+    Figure("restarted", "computed again", lambda one: one.restarted, ",.0f"),
+    Figure("cut", "cut by a drain's end", lambda one: one.cut, ",.0f"),
+    Figure("output_tokens", "output tokens, G", lambda one: one.output_tokens, ",.2f", 1 / GIGA),
+    Figure("peak_queue", "prompts in queue, most", lambda one: one.peak_queue, ",.0f"),
+    Figure("peak_kv", "KV in use, most", lambda one: one.peak_kv, ".1%"),
+    Figure("peak_nodes", "nodes, most", lambda one: one.peak_nodes, ",.0f"),
+    Figure("mean_nodes", "nodes, mean", lambda one: one.mean_nodes, ",.2f"),
+    Figure("node_hours", "node-hours on", lambda one: one.node_hours, ",.1f"),
+    Figure("node_hours_taken", "with warm-up, drain", lambda one: one.node_hours_taken, ",.1f"),
+    Figure("usd", "cost, US$", lambda one: one.usd, ",.0f"),
+    Figure("revenue_usd", "income, US$", lambda one: one.revenue_usd, ",.0f"),
+    Figure("margin", "margin", lambda one: one.margin, ".1%"),
+)
+
+
+def side_by_side(
+    figures: Sequence[Figure[Of]], titles: Sequence[str], outcomes: Sequence[Of]
+) -> Iterator[tuple[str, ...]]:
+    """Return a table's rows: a title for each outcome, then each figure that one of them has."""
+    yield "", *titles
+    for figure in figures:
+        values = [figure.value(each) for each in outcomes]
+        if any(values):
+            yield figure.title, *(written(figure, each) for each in values)
+
+
+def short(titles: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return titles that fit over columns, and sentences that say what the long ones were short for."""
+    if len(titles) == 1 or max(map(len, titles)) <= MAX_TITLE:
+        return list(titles), []
+    numbers = [f"[{number}]" for number in range(1, len(titles) + 1)]
+    return numbers, [f"{number} {title}" for number, title in zip(numbers, titles, strict=True)]
+
+
+def written(figure: Figure[Of], value: float | None) -> str:
+    """Return a value of `figure` as people read it."""
+    if value is None:
+        return ""
+    return format(value * figure.factor, figure.form) if isfinite(value) else NEVER

@@ -1,0 +1,145 @@
+"""The units that serve at each minute of a played day: those of the plan's schedule, less those that have failed.
+
+A unit that stops takes no new requests and finishes those it has, for `drain` at most. One that fails loses them. It
+serves again once a spare has its place and has warmed up, or never on that day where no spare is left.
+
+Nodes are `taken` from the beginning of a warm-up to the end of a drain. The day is a circle: a unit that stops at 23:58
+drains after midnight.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Protocol
+
+import numpy as np
+
+from planner.facts.day import DAY_MINUTES, MINUTE_S, minute_of
+from planner.facts.terms import Phase
+from planner.plan.plan import Plan
+from planner.spec.schedule import ScheduleSpec, WindowSpec
+
+__all__ = ["Change", "Fleet", "Load", "Outage", "PlannedFleet", "planned_fleet", "switching_of"]
+
+Units = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A unit that a failed node stops, from a minute on; `until` a spare serves in its place, if there is one."""
+
+    unit: str
+    node: str
+    since: int
+    until: int | None
+    spare: str | None
+
+    def covers(self, minute: int) -> bool:
+        """Return whether the unit is out at `minute`."""
+        return self.since <= minute and (self.until is None or minute < self.until)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a fleet may look at before it changes: each phase's share of its room that is used."""
+
+    used: Mapping[Phase, float]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The units of one phase at a minute."""
+
+    serving: int
+    stopped: int = 0  # just now, with time to finish
+    lost: int = 0  # just now, with all that they had
+    nodes_on: int = 0  # that serve, or should
+    nodes_taken: int = 0  # with those of units that warm up or drain
+
+
+class Fleet(Protocol):
+    """Whoever says which units are on."""
+
+    drain_s: float
+
+    def at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+        """Return the units of each phase at `minute`, asked once for each minute in order; `load` is the last one's."""
+        ...
+
+
+@dataclass
+class PlannedFleet:
+    """The plan's own schedule."""
+
+    drain_s: float
+    on: Mapping[Phase, Sequence[Units]]  # at each minute
+    nodes_on: Mapping[Phase, Sequence[int]]
+    nodes_taken: Mapping[Phase, Sequence[int]]
+    outages: Sequence[Outage] = ()
+    _before: dict[Phase, Units] = field(default_factory=dict, init=False)
+
+    def at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+        """Return the units of each phase; what the load is changes nothing."""
+        return {phase: self._change(phase, minute) for phase in self.on}
+
+    def _change(self, phase: Phase, minute: int) -> Change:
+        on = self.on[phase][minute]
+        out = frozenset(each.unit for each in self.outages if each.covers(minute))
+        before, serving = self._before.get(phase, self.on[phase][-1]), on - out
+        self._before[phase] = serving
+        return Change(
+            serving=len(serving),
+            stopped=len(before - on - out),
+            lost=len(before & out),
+            nodes_on=self.nodes_on[phase][minute],
+            nodes_taken=self.nodes_taken[phase][minute],
+        )
+
+
+def planned_fleet(plan: Plan, outages: Sequence[Outage] = ()) -> PlannedFleet:
+    """Return the fleet of `plan`, in which units fail as `outages` say."""
+    schedule = switching_of(plan)
+    units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
+    on = {phase: _on(plan, phase) for phase in units}
+    nodes = {each.name: len(each.nodes) for each in plan.units}
+    margins = ceil(schedule.warm_up / MINUTE_S), ceil(schedule.drain / MINUTE_S)
+    return PlannedFleet(
+        drain_s=schedule.drain,
+        on=on,
+        nodes_on={phase: [sum(nodes[unit] for unit in each) for each in minutes] for phase, minutes in on.items()},
+        nodes_taken={phase: _taken(on[phase], nodes, *margins) for phase in on},
+        outages=outages,
+    )
+
+
+def switching_of(plan: Plan) -> ScheduleSpec:
+    """Return what switching takes: the spec's, or the defaults where all units are always on."""
+    return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
+
+
+def _on(plan: Plan, phase: Phase) -> list[Units]:
+    """Return the units of `phase` that should serve at each minute."""
+    named = {each.name for each in plan.units if each.phase == phase}
+    if plan.schedule is None:
+        return [frozenset(named)] * DAY_MINUTES
+    found: list[Units] = [frozenset()] * DAY_MINUTES
+    for step in plan.schedule.steps:
+        first = minute_of(step.at)
+        serving = frozenset(named.intersection(step.units))
+        for minute in range(first, first + step.minutes):
+            found[minute % DAY_MINUTES] = serving
+    return found
+
+
+def _taken(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
+    """Count nodes of units that serve, will serve within `warm_up` minutes, or served within the last `drain`."""
+    total = np.zeros(DAY_MINUTES, dtype=np.int64)
+    for unit in sorted(frozenset[str]().union(*on)):
+        serving = np.array([unit in each for each in on])
+        taken = serving.copy()
+        for ahead in range(1, warm_up + 1):
+            taken |= np.roll(serving, -ahead)
+        for ago in range(1, drain + 1):
+            taken |= np.roll(serving, ago)
+        total += nodes[unit] * taken
+    return [int(each) for each in total]

@@ -1,0 +1,170 @@
+"""A whole day as flows: tokens in, tokens out, and what waits between, at full scale and in a fraction of a second.
+
+    demand -> [admission] -> prompts -> tokens -> answers
+                                ^          |
+                                '-- what failed units had, computed again
+
+Requests are a continuous flow of mean ones, shared evenly by all groups that serve. A unit that drains keeps its share
+and gives it back only if time runs out. Work is computed in time steps of `STEP_S`, told by the minute. A first round
+of the day, in which nothing fails, finds in longer steps how full the service is at midnight.
+
+It knows no single request: tails come from `latency.py`, and skew over ranks from the simulation of requests.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from planner.facts.day import MINUTE_S
+from planner.facts.terms import Phase
+from stacks.simulator.curves import Curves, Minute
+from stacks.simulator.fleet import Change, Fleet, Load
+from stacks.simulator.queues import busy_share, next_requests, next_steps
+from stacks.simulator.service import Service
+
+__all__ = ["play_day"]
+
+STEP_S = 15.0
+LEAST_SHARE = 1e-9  # of a mixed group's time, so that nothing is divided by 0
+TOLD_MINUTES = 60
+
+
+def play_day(
+    service: Service,
+    demand: Sequence[float],
+    fleets: tuple[Fleet, Fleet],
+    tell: Callable[[float], None] = lambda _: None,
+) -> Curves:
+    """Return the curves of a day whose share of requests in each minute is `demand`.
+
+    The first of `fleets` plays the day before, which only fills the queues. `tell` hears the share that is done.
+    """
+    flow, minutes = _Flow(service), [Minute()]
+    for round_, (fleet, step_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
+        minutes = [Minute(asked=service.requests_per_day * each) for each in demand]
+        load = Load(dict.fromkeys((service.prompts.phase, service.tokens.phase), 0.0))
+        for number, minute in enumerate(minutes):
+            load = flow.play(minute, fleet.at(number, load), fleet.drain_s, step_s)
+            if number % TOLD_MINUTES == 0:
+                tell((round_ + number / len(demand)) / len(fleets))
+    return Curves(minutes)
+
+
+@dataclass
+class _Draining:
+    """What units that stopped still have."""
+
+    groups: int
+    requests: float  # of a group
+    seconds: float  # that are left
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The attention groups that serve."""
+
+    prompts: int
+    tokens: int
+
+
+@dataclass
+class _Flow:
+    """How full everything is, and how that goes on."""
+
+    service: Service
+    prompts: float = 0.0  # requests whose prompt waits or is computed, in all groups together
+    steps: float = 0.0  # that these take
+    requests: float = 0.0  # after their prompt, in all groups of the units that serve
+    draining: list[_Draining] = field(default_factory=list)
+
+    def play(self, minute: Minute, changes: Mapping[Phase, Change], drain_s: float, step_s: float) -> Load:
+        """Play one minute, write what happens into `minute`, and return how full both phases are at its end."""
+        first, rest = self.service.prompts, self.service.tokens
+        minute.nodes_on = sum(each.nodes_on for each in changes.values())
+        minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
+        minute.prompt_nodes_on = changes[first.phase].nodes_on
+        minute.prompt_units, minute.token_units = changes[first.phase].serving, changes[rest.phase].serving
+        groups = _Groups(
+            changes[first.phase].serving * first.groups_per_unit, changes[rest.phase].serving * rest.groups_per_unit
+        )
+        self._switch(minute, changes[rest.phase], drain_s)
+        for _ in range(round(MINUTE_S / step_s)):
+            finished = self._compute_prompts(minute, groups, minute.asked * step_s / MINUTE_S, step_s)
+            self._make_tokens(minute, groups.tokens, finished, step_s)
+            self._drain(minute, step_s)
+        if first.phase == rest.phase:
+            return Load({rest.phase: max(minute.prompt_busy, minute.kv_used)})
+        return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
+
+    def _switch(self, minute: Minute, change: Change, drain_s: float) -> None:
+        """Take units out: those that stop keep their requests, those that are lost send theirs back."""
+        before = change.serving + change.stopped + change.lost
+        if not before:
+            return
+        kept, lost = (self.requests * each / before for each in (change.stopped, change.lost))
+        if change.stopped:
+            groups = change.stopped * self.service.tokens.groups_per_unit
+            self.draining.append(_Draining(groups, kept / groups, drain_s))
+        again = self.service.request.kv * (1 - self.service.cache_hit_rate)  # prompts and what was said, less hits
+        minute.restarted += lost
+        self.prompts += lost
+        self.steps += lost * again / self.service.prompts.step_tokens
+        self.requests -= kept + lost
+
+    def _compute_prompts(self, minute: Minute, groups: _Groups, asked: float, step_s: float) -> float:
+        """Admit what comes, compute for `step_s`, and return how many prompts are finished."""
+        room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
+        admitted = min(asked, max(room, 0.0))
+        minute.refused += asked - admitted
+        arrivals = admitted * self.service.request.computed / self.service.prompts.step_tokens
+        prompts, steps = self.prompts + admitted, self.steps + arrivals
+        minute.prompt_seconds = seconds = self._seconds_of_a_turn(groups.tokens)
+        if groups.prompts:
+            each = next_steps(self.steps / groups.prompts, arrivals / groups.prompts / step_s, 1 / seconds, step_s)
+            minute.prompt_busy, minute.prompt_steps = busy_share(each), each
+            minute.prompt_load = arrivals / groups.prompts / step_s * seconds
+            self.steps = min(each * groups.prompts, steps)
+        else:
+            minute.prompt_busy, minute.prompt_steps, minute.prompt_load = 0.0, inf, inf
+            self.steps = steps
+        finished = prompts * (1 - self.steps / steps) if steps else 0.0
+        self.prompts = minute.queued_prompts = prompts - finished
+        minute.prompts += finished
+        return finished
+
+    def _seconds_of_a_turn(self, groups: int) -> float:
+        """Return the time from a step of prompts to the next: in mixed units, a step of tokens lies between."""
+        seconds = self.service.prompts.step_seconds
+        if not self.service.is_mixed or not groups:
+            return seconds
+        batch = min(self.requests / groups, self.service.tokens.max_requests)
+        return seconds + min(batch, 1.0) * self.service.tokens.seconds(batch)
+
+    def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
+        """Give tokens to everybody who has a place, for `step_s`; in mixed units, while no prompts are computed."""
+        side, output, share = self.service.tokens, self.service.request.output, 1.0
+        before, self.requests = self.requests, self.requests + arrivals
+        if not groups:
+            minute.requests, minute.kv_used, minute.queued_requests = 0.0, 0.0, self.requests
+            return
+        if self.service.is_mixed:
+            computing = minute.prompt_busy * self.service.prompts.step_seconds / minute.prompt_seconds
+            share = max(1 - computing, LEAST_SHARE)
+        own = share * step_s
+        each = min(next_requests(side, before / groups, arrivals / groups / own, output, own), self.requests / groups)
+        minute.tokens += (self.requests - each * groups) * output
+        self.requests = each * groups
+        batch = min(each, side.max_requests)
+        minute.requests, minute.queued_requests = batch, (each - batch) * groups
+        minute.kv_used = batch * self.service.request.kv / side.kv_room
+        minute.tpot = side.seconds(batch) / share * (each / batch if batch else 1.0)
+
+    def _drain(self, minute: Minute, step_s: float) -> None:
+        """Give tokens to what units that stopped still have."""
+        for each in self.draining:
+            left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, step_s)
+            minute.tokens += (each.requests - left) * each.groups * self.service.request.output
+            each.requests, each.seconds = left, each.seconds - step_s
+            if each.seconds <= 0:
+                minute.cut += each.requests * each.groups
+        self.draining = [each for each in self.draining if each.seconds > 0]

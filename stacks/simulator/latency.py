@@ -1,0 +1,110 @@
+"""Latencies of a played day: how many requests waited how long, from the curves of the queues.
+
+A prompt waits for the backlog D that it finds, which all prompts of the minute find, and for luck E, which is each
+one's own:
+
+    TTFT = D + E + computing,   P(E > t) = rho exp(-rho t / m),   m = rho / (2 (1 - rho)) steps
+
+so that E has the share of prompts that wait and the mean of the steady queue (M/D/1). rho is the least of the share of
+time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D.
+
+An answer's time per token is that of its minute: over hundreds of steps, luck evens out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.spec.operating_point import SloSpec
+from stacks.simulator.curves import Curve, Curves
+from stacks.simulator.service import Service
+
+__all__ = ["QUANTILES", "Latencies", "Waits", "latencies_of", "waits_of"]
+
+QUANTILES = (0.5, 0.9, 0.99)
+MAX_LUCK = 0.95  # assumed: a steady queue at more takes longer to form than a minute's load lasts
+HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Waits:
+    """TTFT of each minute's prompts: at least `least` seconds, and luck on top."""
+
+    least: Curve
+    waiting: Curve  # the share that luck makes wait
+    luck: Curve  # seconds on average
+
+    @property
+    def mean(self) -> Curve:
+        """Return the mean TTFT of each minute."""
+        return np.asarray(self.least + self.luck)
+
+    def within(self, seconds: float | Curve) -> Curve:
+        """Return the share of each minute's prompts whose first token comes within `seconds`."""
+        left = seconds - self.least
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            later = np.where(self.luck > 0, self.waiting * np.exp(-self.waiting * np.maximum(left, 0) / self.luck), 0.0)
+        return np.where(left >= 0, 1 - later, 0.0)
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """A day's, over all its requests; seconds. Shares are None where the spec has no such promise."""
+
+    ttft: tuple[float, ...]  # at `QUANTILES`
+    tpot: tuple[float, ...]
+    ttft_kept: float | None  # share of the requests that came; one that is refused is not kept
+    tpot_kept: float | None  # share of the tokens
+
+
+def waits_of(service: Service, curves: Curves) -> Waits:
+    """Return how long prompts wait in each minute."""
+    rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_LUCK)
+    luck = rho / (2 * (1 - rho)) * curves.prompt_seconds
+    with np.errstate(divide="ignore", invalid="ignore"):
+        queue = curves.prompt_steps - curves.prompt_busy
+        wait = np.where(curves.prompt_busy > 0, queue / curves.prompt_busy * curves.prompt_seconds, 0.0)
+    wait = np.where(np.isfinite(curves.prompt_steps), wait, np.inf)
+    turns = service.prompts.steps_per_prompt * curves.prompt_seconds
+    return Waits(np.maximum(wait - luck, 0.0) + turns, rho, luck)
+
+
+def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
+    """Return a day's latencies, and how many keep the promises of `slo`."""
+    waits = waits_of(service, curves)
+    came, admitted = curves.asked.sum(), curves.asked - curves.refused
+    ttft_kept = tpot_kept = None
+    if slo.ttft_ms is not None:
+        ttft_kept = float((waits.within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else 1.0
+    if slo.tpot_ms is not None:
+        made = curves.tokens.sum()
+        tpot_kept = float(curves.tokens[curves.tpot <= slo.tpot_ms / 1e3].sum() / made) if made else 1.0
+    return Latencies(
+        ttft=tuple(_quantile(waits, admitted, each) for each in QUANTILES),
+        tpot=tuple(_weighted(curves.tpot, curves.tokens, each) for each in QUANTILES),
+        ttft_kept=ttft_kept,
+        tpot_kept=tpot_kept,
+    )
+
+
+def _quantile(waits: Waits, weights: Curve, quantile: float) -> float:
+    """Return the TTFT that a share of all requests stays below, by halving."""
+    low, high = 0.0, float(np.max(np.where(np.isfinite(waits.mean), waits.least + 100 * waits.luck, 0.0)))
+    total = weights.sum()
+    if not total or (waits.within(high) * weights).sum() < quantile * total:
+        return float("inf") if total else 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if (waits.within(middle) * weights).sum() < quantile * total:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _weighted(values: Curve, weights: Curve, quantile: float) -> float:
+    """Return the least value that a share of the weight does not exceed."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    place = int(np.searchsorted(reached, quantile * reached[-1])) if reached[-1] else 0
+    return float(values[order][min(place, len(values) - 1)])

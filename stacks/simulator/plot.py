@@ -1,0 +1,215 @@
+"""Played days as one picture: six panels over the hours of the day, with a line for each variant.
+
+Colours are Okabe and Ito's, which people with any kind of colour vision tell apart (jfly.uni-koeln.de/color), and line
+styles differ besides. A single variant has a band from the slowest to the fastest that its prediction allows.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S
+from planner.problems.errors import CallError, OutputError, Violation
+from planner.problems.fix import for_example
+from planner.spec.operating_point import SloSpec
+from stacks.simulator.columns import Column
+from stacks.simulator.curves import Curve, Curves
+from stacks.simulator.latency import waits_of
+from stacks.simulator.replayed import ReplayColumn
+from stacks.simulator.service import Level, Service
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_days", "draw_traces", "require_plot", "unwritable"]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+GREY, RED = "#777777", "#B00020"
+SUFFIXES = (".png", ".svg", ".pdf")
+INCHES, DPI = (10, 13), 110
+MAX_COLUMNS = 3  # of the legend
+HOURS = DAY_MINUTES // HOUR_MINUTES
+Drawn = Callable[[Service, Curves], Curve]
+
+
+def require_plot(path: Path) -> None:
+    """Raise CallError for a file that is no picture, and OutputError where nothing can draw."""
+    if path.suffix not in SUFFIXES:
+        rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
+        raise CallError([Violation("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
+    if importlib.util.find_spec("matplotlib") is None:
+        rule, fix = "R409 needs matplotlib", "pip install 'tidemill[plot]'"
+        raise OutputError([Violation("--plot", None, rule, "it is not installed", fix).at("tidemill simulate")])
+
+
+def draw_days(columns: Sequence[Column], path: Path) -> None:
+    """Draw all variants into the file at `path`. Raises OutputError where it cannot be written."""
+    figure = _figure()
+    panels = figure.subplots(len(PANELS), 1, sharex=True)
+    for panel, draw in zip(panels, PANELS, strict=True):
+        draw(panel, columns)
+    _hours(panels[-1], columns)
+    titles = [column.variant.title for column in columns]
+    if len(columns) == 1:
+        titles = ["expected; the band is from the slowest to the fastest that the prediction allows"]
+    _finish(figure, panels[1].lines, titles, f"{columns[0].day.plan.name}: one day, minute by minute")
+    _save(figure, path)
+
+
+def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
+    """Draw traces that were played into the file at `path`. Raises OutputError where it cannot be written."""
+    figure = _figure()
+    queue, running, room, latency = figure.subplots(4, 1)
+    for index, column in enumerate(columns):
+        times = [each.at / MINUTE_S for each in column.replay.samples]
+        look = _look(index)
+        queue.plot(times, [each.queued_prompts for each in column.replay.samples], **look)
+        running.plot(times, [each.running for each in column.replay.samples], **look)
+        room.plot(times, [100 * each.kv_used for each in column.replay.samples], **look)
+        room.plot(times, [100 * each.kv_most for each in column.replay.samples], **(look | {"alpha": 0.4}))
+        latency.plot(column.ttft, np.linspace(0, 100, len(column.ttft)), **look)
+    queue.set_ylabel("requests without\na first token")
+    running.set_ylabel("requests that\nget tokens")
+    room.set_ylabel("KV in use, %\n(pale: fullest rank)")
+    latency.set(ylabel="% of requests with\ntheir first token", xlabel="seconds after they came", xscale="symlog")
+    latency.xaxis.set_major_formatter("{x:g}")
+    for panel in (queue, running, room):
+        panel.set_xlabel("minutes")
+        panel.set_ylim(bottom=0)
+    _finish(figure, queue.lines, [each.title for each in columns], f"{columns[0].plan.name}: a trace, one by one")
+    _save(figure, path)
+
+
+def _figure() -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second, which only pictures cost
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path, metadata={"Software": None} if path.suffix == ".png" else None)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> OutputError:
+    """Return what is said of a picture that cannot be written."""
+    reason = error.strerror or str(error)
+    return OutputError([Violation("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
+
+
+def _tokens(panel: "Axes", columns: Sequence[Column]) -> None:
+    panel.set_ylabel("output,\nmillion tokens/s")
+    for index, column in enumerate(columns):
+        service = column.day.services["mid"]
+        asked = column.day.curves["mid"].asked * service.request.output / MINUTE_S / 1e6
+        panel.plot(_x(), asked, color=GREY, linewidth=1, linestyle=(0, (1, 1)), label="asked" if index == 0 else None)
+        _line(panel, columns, index, lambda _, curves: curves.tokens / MINUTE_S / 1e6)
+    panel.set_ylim(bottom=0)
+
+
+def _nodes(panel: "Axes", columns: Sequence[Column]) -> None:
+    panel.set_ylabel("nodes")
+    for index, column in enumerate(columns):
+        curves = column.day.curves["mid"]
+        between = curves.nodes_on, curves.nodes_taken
+        panel.fill_between(_x(), *between, step="post", color=GREY, alpha=0.5 / len(columns), linewidth=0)
+        panel.step(_x(), curves.nodes_on, where="post", **_look(index))
+    panel.fill_between([], [], color=GREY, alpha=0.5, linewidth=0, label="taken by warm-up and drain")
+    panel.set_ylim(bottom=0)
+
+
+def _ttft(panel: "Axes", columns: Sequence[Column]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    panel.set_ylabel("TTFT,\nmean, s")
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    for index in range(len(columns)):
+        _line(panel, columns, index, lambda service, curves: waits_of(service, curves).mean)
+    _promise(panel, columns, lambda slo: slo.ttft_ms and slo.ttft_ms / 1e3)
+
+
+def _tpot(panel: "Axes", columns: Sequence[Column]) -> None:
+    panel.set_ylabel("TPOT, ms")
+    for index in range(len(columns)):
+        _line(panel, columns, index, lambda _, curves: curves.tpot * 1e3)
+    _promise(panel, columns, lambda slo: slo.tpot_ms)
+    panel.set_ylim(bottom=0)
+
+
+def _room(panel: "Axes", columns: Sequence[Column]) -> None:
+    panel.set_ylabel("KV in use, %")
+    for index in range(len(columns)):
+        _line(panel, columns, index, lambda _, curves: curves.kv_used * 100)
+    panel.set_ylim(0, 104)
+
+
+def _refused(panel: "Axes", columns: Sequence[Column]) -> None:
+    panel.set_ylabel("refused (429),\n% of requests")
+    for index in range(len(columns)):
+        _line(panel, columns, index, lambda _, curves: 100 * curves.refused / np.maximum(curves.asked, 1e-12))
+    panel.set_ylim(0, max(panel.get_ylim()[1], 1.0))
+
+
+PANELS = (_tokens, _nodes, _ttft, _tpot, _room, _refused)
+
+
+def _line(panel: "Axes", columns: Sequence[Column], index: int, drawn: Drawn) -> None:
+    """Draw a variant's line, and the band around it if it is the only one."""
+    day = columns[index].day
+
+    def curve(level: Level) -> Curve:
+        return drawn(day.services[level], day.curves[level])
+
+    panel.plot(_x(), curve("mid"), **_look(index))
+    if len(columns) == 1:
+        low, high = curve("low"), curve("high")
+        panel.fill_between(
+            _x(), np.minimum(low, high), np.maximum(low, high), color=COLOURS[0], alpha=0.15, linewidth=0
+        )
+
+
+def _promise(panel: "Axes", columns: Sequence[Column], promised: Callable[[SloSpec], float | None]) -> None:
+    """Draw each latency that a variant promises."""
+    values = {promised(column.day.plan.spec.slo) for column in columns} - {None}
+    for number, value in enumerate(sorted(each for each in values if each)):
+        panel.axhline(value, color=RED, linewidth=1, linestyle=(0, (6, 3)), label=None if number else "promised")
+
+
+def _hours(panel: "Axes", columns: Sequence[Column]) -> None:
+    schedule = columns[0].day.plan.schedule
+    panel.set_xlim(0, HOURS)
+    panel.set_xticks(range(0, HOURS + 1, 2), [f"{hour:02}:00" for hour in range(0, HOURS + 1, 2)])
+    panel.set_xlabel(f"time of day, {schedule.timezone if schedule else 'UTC'}")
+
+
+def _finish(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str) -> None:
+    """Name the columns under all panels, and in each panel what it alone shows."""
+    figure.legend(
+        lines[: len(titles)], titles, loc="outside lower center", ncols=min(len(titles), MAX_COLUMNS), frameon=False
+    )
+    figure.suptitle(head, fontsize=13)
+    for panel in figure.axes:
+        panel.grid(visible=True, alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+        if panel.get_legend_handles_labels()[1]:
+            panel.legend(loc="lower right", frameon=False, fontsize="small")
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index % len(STYLES)], "linewidth": 1.6}
+
+
+def _x() -> Curve:
+    return np.arange(DAY_MINUTES) / HOUR_MINUTES

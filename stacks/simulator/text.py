@@ -1,0 +1,69 @@
+"""Played days as a table for people: a row for each figure, a column for each variant."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.facts.day import hh_mm
+from planner.plan.columns import filled, table
+from stacks.simulator.columns import Column
+from stacks.simulator.figures import FIGURES, short, side_by_side, written
+
+__all__ = ["simulation_text"]
+
+MAX_STRETCHES = 6
+
+
+def simulation_text(columns: Sequence[Column]) -> str:
+    """Return the table, and below it what stands out."""
+    plan = columns[0].day.plan
+    clock = plan.schedule.timezone if plan.schedule else "UTC"
+    heads, long = short([each.variant.title for each in columns])
+    rows = _ranges(columns[0]) if len(columns) == 1 else _beside(columns, heads)
+    lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
+    return "\n".join(
+        [f"{plan.name}: one day, minute by minute; times are of {clock}", "", table(list(rows)), "", *lines]
+    )
+
+
+def _ranges(column: Column) -> Iterator[tuple[str, ...]]:
+    """Return one variant's figures, with what they are where units are as slow or fast as the prediction allows."""
+    yield "", "expected", "slowest", "fastest"
+    for figure in FIGURES:
+        mid, low, high = (figure.value(column.day.outcomes[level]) for level in ("mid", "low", "high"))
+        if mid is not None and any((mid, low, high)):
+            others = () if low == mid == high else (low, high)
+            yield figure.title, *(written(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
+
+
+def _beside(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return side_by_side(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
+
+
+def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
+    """Say which requests keep promises, when requests were refused, and what became of failed units."""
+    if any(each.latencies.ttft_kept is not None for each in columns[0].day.outcomes.values()):
+        yield "Kept are requests whose first token comes within slo.ttft_ms, and tokens that come within slo.tpot_ms."
+    if len(columns) == 1:
+        yield "How fast units are is a prediction: see the plan for what its range rests on."
+    for column, head in zip(columns, heads, strict=True):
+        before = "" if len(columns) == 1 else f"{head}: "
+        yield from (f"{before}{note}" for note in _notes_of(column))
+
+
+def _notes_of(column: Column) -> Iterator[str]:
+    curves = column.day.curves["mid"]
+    if refused := _stretches(curves.refused > 0):
+        yield f"requests are refused {refused}, since every place of decode is taken."
+    for outage in column.day.outages:
+        back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
+        yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails."
+
+
+def _stretches(marked: NDArray[np.bool_]) -> str:
+    """Return the times at which something holds: `10:30-11:10, 14:20-17:00`."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], marked, [False])).astype(int)))
+    parts = [f"{hh_mm(int(start))}-{hh_mm(int(end))}" for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    more = f" and {len(parts) - MAX_STRETCHES} times more" if len(parts) > MAX_STRETCHES else ""
+    return ", ".join(parts[:MAX_STRETCHES]) + more

@@ -1,0 +1,234 @@
+"""The units of a simulated service, rank by rank: who waits, who is computed, who gets tokens.
+
+Ranks of a unit step together. Here a rank is an attention group, which owns its requests.
+
+    PromptUnit   each rank computes its prompts in their order, up to `step_tokens` a step
+    TokenUnit    each rank's requests get a token a step, while their KV has room; others wait in their order
+
+A token unit does nothing at each step: between two changes of who is there, all steps take equally long, so it goes
+from one change to the next. Its clock counts steps.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from math import ceil
+
+from runtime.gateway.router import NO_WORK, RankLimits, RankLoad, Work
+from runtime.protocol.counting import attention_pairs
+from stacks.simulator.step_times import StepTable
+
+__all__ = ["Job", "PromptUnit", "Rank", "TokenUnit"]
+
+MAX_STEPS = 200.0  # after which the time of a step is looked up again: KV has grown by as many tokens
+SLACK = 1e-6  # steps, for sums that are rounded
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way."""
+
+    at: float
+    prompt: int
+    output: int
+    hits: int  # tokens of the prompt that a cache has
+    prompt_rank: "Rank"
+    token_rank: "Rank"
+    kv_counted: int  # tokens of KV that the gateway expects it to need
+    waits: bool  # it found no room at its decode rank
+    computed: int = 0  # of its prompt, with hits
+    told: int = 0  # of that, what the gateway knows
+    first_token: float = 0.0
+    done: float = 0.0
+
+    @property
+    def kv(self) -> int:
+        """The tokens of KV that it needs to its end."""
+        return self.prompt + self.output
+
+
+@dataclass(eq=False)
+class Rank:
+    """One attention group, and what the gateway knows of it."""
+
+    load: RankLoad
+    prompts: deque[Job] = field(default_factory=deque)  # that are not finished
+    queue: deque[Job] = field(default_factory=deque)  # that have no room to get tokens
+    running: int = 0
+    reserved: int = 0  # tokens of KV, to the ends of those that run
+    kv: float = 0.0  # tokens of KV in use when the unit's clock was `as_of`
+
+    def change(self, work: Work, num_waiting: int = 0) -> None:
+        """Let the gateway know of so much more work, or less."""
+        old = self.load
+        self.load = RankLoad(old.unit, old.rank, old.phase, old.work + work, old.limits, old.num_waiting + num_waiting)
+
+    @property
+    def limits(self) -> RankLimits:
+        """What its cache takes."""
+        return self.load.limits
+
+
+class PromptUnit:
+    """Computes prompts, a step at a time."""
+
+    def __init__(self, ranks: list[Rank], table: StepTable, step_tokens: int) -> None:
+        self.ranks = ranks
+        self._table, self._step_tokens = table, step_tokens
+        self._busy: set[Rank] = set()
+        self._in_step: list[tuple[Job, int]] = []
+
+    @property
+    def is_stepping(self) -> bool:
+        """True while a step is computed."""
+        return bool(self._in_step)
+
+    @property
+    def waiting(self) -> int:
+        """The number of prompts that are not finished."""
+        return sum(len(rank.prompts) for rank in self._busy)
+
+    def add(self, job: Job) -> None:
+        """Let a prompt wait at its rank."""
+        job.computed = job.hits
+        job.prompt_rank.prompts.append(job)
+        self._busy.add(job.prompt_rank)
+
+    def begin(self) -> float:
+        """Begin a step and return its seconds; 0 where nothing waits."""
+        taken = [self._take(rank) for rank in sorted(self._busy, key=lambda rank: rank.load.key)]
+        if not taken:
+            return 0.0
+        most = max(tokens for tokens, _ in taken)
+        mean = sum(tokens for tokens, _ in taken) / len(self.ranks)
+        return self._table.at(most, max(pairs for _, pairs in taken) / most, mean / most)
+
+    def end(self) -> list[Job]:
+        """End the step and return the prompts that are finished."""
+        finished = []
+        for job, tokens in self._in_step:
+            rank = job.prompt_rank
+            job.computed += tokens
+            rank.change(Work(0, job.told - job.computed, -attention_pairs(job.told, job.computed), 0))
+            job.told = job.computed
+            if job.computed == job.prompt:
+                rank.prompts.popleft()
+                finished.append(job)
+                if not rank.prompts:
+                    self._busy.discard(rank)
+        self._in_step = []
+        return finished
+
+    def _take(self, rank: Rank) -> tuple[int, int]:
+        """Take what one rank computes in this step, and return its tokens and the pairs that these form."""
+        left, pairs = self._step_tokens, 0
+        for job in rank.prompts:
+            tokens = min(left, job.prompt - job.computed)
+            self._in_step.append((job, tokens))
+            pairs += attention_pairs(job.computed, job.computed + tokens)
+            left -= tokens
+            if not left:
+                break
+        return self._step_tokens - left, pairs
+
+
+class TokenUnit:
+    """Makes tokens."""
+
+    def __init__(self, ranks: list[Rank], table: StepTable) -> None:
+        self.ranks = ranks
+        self._table = table
+        self._steps, self._as_of = 0.0, 0.0  # the clock: steps, and the time at which it showed them
+        self._step_s = 0.0
+        self._pause_s = 0.0  # that each step waits for one of prompts, in mixed units
+        self._ends: list[tuple[float, int, Job]] = []
+        self._order = count()
+        self._active: dict[Rank, int] = {}  # ranks that make tokens, with their requests
+
+    @property
+    def running(self) -> int:
+        """The number of requests that get tokens."""
+        return len(self._ends)
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that have no room yet."""
+        return sum(len(rank.queue) for rank in self.ranks)
+
+    @property
+    def step_seconds(self) -> float:
+        """The time between two tokens now."""
+        return self._step_s + self._pause_s
+
+    def advance(self, now: float) -> None:
+        """Let the clock go on until `now`."""
+        if self.step_seconds:
+            steps = (now - self._as_of) / self.step_seconds
+            self._steps += steps
+            for rank, requests in self._active.items():
+                rank.kv += steps * requests
+        self._as_of = now
+
+    def pause(self, now: float, seconds: float) -> None:
+        """Let each step wait for `seconds` from now on."""
+        self.advance(now)
+        self._pause_s = seconds
+
+    def add(self, now: float, job: Job) -> None:
+        """Give a request tokens from the next step on, or let it wait."""
+        self.advance(now)
+        job.token_rank.queue.append(job)
+        self._seat(job.token_rank)
+
+    def end(self, now: float) -> list[Job]:
+        """Return the requests that have their last token by `now`."""
+        self.advance(now)
+        done = []
+        while self._ends and self._ends[0][0] <= self._steps + SLACK:
+            job = heappop(self._ends)[2]
+            job.done = now
+            done.append(job)
+            self._leave(job)
+        for rank in dict.fromkeys(job.token_rank for job in done):
+            self._seat(rank)
+        return done
+
+    def next_change(self, now: float) -> float | None:
+        """Return when to ask again: at the next end, or when the time of a step is to be looked up again."""
+        if not self._ends:
+            self._step_s = 0.0
+            return None
+        self._step_s = self._seconds()
+        return now + max(min(self._ends[0][0] - self._steps, MAX_STEPS), 0.0) * self.step_seconds
+
+    def _seat(self, rank: Rank) -> None:
+        """Give those that wait longest the room that there is."""
+        while rank.queue:
+            job = rank.queue[0]
+            if rank.running >= rank.limits.max_requests or rank.reserved + job.kv > rank.limits.kv_tokens:
+                return
+            rank.queue.popleft()
+            if job.waits:
+                job.waits = False
+                rank.change(NO_WORK, -1)
+            rank.running += 1
+            rank.reserved += job.kv
+            rank.kv += job.prompt
+            self._active[rank] = rank.running
+            heappush(self._ends, (ceil(self._steps - SLACK) + max(job.output - 1, 0), next(self._order), job))
+
+    def _leave(self, job: Job) -> None:
+        rank = job.token_rank
+        rank.running -= 1
+        rank.reserved -= job.kv
+        rank.kv = max(rank.kv - job.kv, 0.0) if rank.running else 0.0
+        if rank.running:
+            self._active[rank] = rank.running
+        else:
+            del self._active[rank]
+
+    def _seconds(self) -> float:
+        """Return the time of a step with who is there now."""
+        most, kv = max(self._active.values()), max(rank.kv for rank in self._active)
+        return self._table.at(most, kv / most, self.running / len(self.ranks) / most)

@@ -1,0 +1,73 @@
+"""`tidemill simulate`."""
+
+import json
+
+import pytest
+
+from stacks import cli
+
+
+def test_columns_stand_side_by_side(small_spec, capsys):
+    """A table for people has the spec as written and each --set, and says what failed."""
+    status = cli.main(
+        [
+            *("simulate", str(small_spec), "--fail", "node-0@12:40"),
+            *("--set", "traffic.scale=3", "--set", "slo.ttft_ms=4000,slo.tpot_ms=60"),
+        ]
+    )
+    out = capsys.readouterr().out
+
+    assert status == 0
+    assert out.splitlines()[2].split() == ["[1]", "[2]", "[3]"]
+    assert "[3] slo.ttft_ms=4000,slo.tpot_ms=60" in " ".join(out.split())
+    assert "is out from 12:40 until 12:50 on spare node-2, because node-0 fails" in " ".join(out.split())
+    assert "[2]: requests are refused" in " ".join(out.split())
+
+
+def test_the_document_has_the_figures_of_the_table(small_spec, capsys):
+    """JSON has each figure at each level and the curves of 1,440 minutes; nothing else is on stdout."""
+    status = cli.main(["simulate", str(small_spec), "--format", "json"])
+    (column,) = json.loads(capsys.readouterr().out)["columns"]
+
+    assert status == 0
+    assert column["title"] == "as written"
+    assert set(column["figures"]["ttft_p99_ms"]) == {"low", "mid", "high"}
+    assert column["figures"]["ttft_kept"]["mid"] is None
+    assert {len(each) for each in column["curves"].values()} == {1440}
+
+
+def test_scale_leaves_the_plan_as_it_is(small_spec, capsys):
+    """More traffic than foreseen meets the plan that was made, and a changed spec a plan of its own."""
+    words = ["--set", "traffic.scale=1.5", "--set", "mixed.redundant_experts=8", "--format", "json"]
+    assert cli.main(["simulate", str(small_spec), *words]) == 0
+    first, scaled, other = json.loads(capsys.readouterr().out)["columns"]
+
+    assert first["plan_digest"] == scaled["plan_digest"] != other["plan_digest"]
+    assert scaled["figures"]["requests"]["mid"] == pytest.approx(1.5 * first["figures"]["requests"]["mid"], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "rules", "status"),
+    [
+        (["--fail", "noon", "--fail", "node-0@24:00"], ["R403", "R403"], 2),
+        (["--fail", "node-99@12:00"], ["R404"], 2),
+        (["--set", "decode", "--set", "traffic.scale=-1"], ["R405", "R407"], 2),
+        (["--set", "mixed.ep_size=12", "--set", "traffic=null"], ["S501", "R401"], 2),
+        (["--set", "mixed.redundant_experts=256"], ["S707"], 3),
+    ],
+)
+def test_mistakes_are_said_all_at_once(small_spec, capsys, words, rules, status):
+    """Wrong calls and wrong columns exit with 2, infeasible ones with 3, and each says its rule."""
+    assert cli.main(["simulate", str(small_spec), *words, "--format", "json"]) == status
+
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    said = [each["rule"].split()[0] for each in errors]
+    assert [rule for rule in said if rule in rules] == rules
+
+
+def test_a_gpu_without_rates_cannot_be_simulated(spec_writer, tmp_path, capsys):
+    """The demo runs on a CPU, whose speed no table has."""
+    spec = spec_writer(tmp_path, traffic={"input_tokens": 1e6, "output_tokens": 1e6})
+
+    assert cli.main(["simulate", str(spec), "--format", "json"]) == 3
+    assert [each["rule"][:4] for each in json.loads(capsys.readouterr().out)["errors"]] == ["R402", "R402"]

@@ -1,0 +1,138 @@
+"""A whole day as flows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stacks.simulator.day import simulate_day
+from stacks.simulator.failures import Failure, outages_of
+from stacks.simulator.fleet import planned_fleet
+from stacks.simulator.fluid import play_day
+from stacks.simulator.outcome import demand_of
+from stacks.simulator.service import service_of
+
+NOON = 12 * 60
+
+
+@pytest.fixture(scope="module")
+def pair_day(pair):
+    return simulate_day(pair)
+
+
+def test_the_published_day_costs_what_was_published(published, published_day):
+    """Peak, mean, cost, and the nodes that warm-up and drain take are those of the plan."""
+    outcome = published_day.outcomes["mid"]
+
+    assert outcome.peak_nodes == 278
+    assert outcome.mean_nodes == 226.75
+    assert round(outcome.usd) == 87_072
+    assert outcome.node_hours_taken / 24 == pytest.approx(published.schedule.mean_nodes_taken)
+
+
+def test_who_is_served_brings_the_plans_income(pair, pair_day):
+    """A day on which nobody is refused earns what the plan counts, and costs it."""
+    outcome = pair_day.outcomes["mid"]
+
+    assert outcome.refused == 0
+    assert outcome.usd == pytest.approx(pair.cost.usd)
+    assert outcome.revenue_usd == pytest.approx(pair.cost.tokens.revenue_usd, rel=1e-3)
+
+
+@pytest.mark.parametrize("level", ["low", "mid", "high"])
+def test_requests_are_refused_finished_or_still_there(published_day, level):
+    """What comes in goes out: over the day, but for what the queues hold at its two ends."""
+    curves, service = published_day.curves[level], published_day.services[level]
+    admitted = (curves.asked - curves.refused).sum()
+    ended = curves.tokens.sum() / service.request.output + curves.cut.sum()
+    most_inside = 9 * 144 * service.tokens.max_admitted
+
+    assert curves.prompts.sum() == pytest.approx(admitted, abs=most_inside)
+    assert ended == pytest.approx(admitted, abs=most_inside)
+    assert (curves.kv_used <= 1 + 1e-9).all()
+    assert (curves.refused >= -1e-9).all()
+
+
+def test_a_slower_service_never_serves_more(published_day):
+    """Tokens, refusals and latencies are in the order of the levels."""
+    low, mid, high = (published_day.outcomes[level] for level in ("low", "mid", "high"))
+
+    assert low.output_tokens < mid.output_tokens < high.output_tokens
+    assert low.refused > mid.refused > high.refused
+    assert low.latencies.ttft > mid.latencies.ttft > high.latencies.ttft
+
+
+def test_more_traffic_makes_no_latency_shorter(pair, pair_day):
+    """The same units under twice the demand have longer queues, slower tokens and full places."""
+    busy = simulate_day(pair, scale=2.0)
+
+    assert all(
+        a >= b
+        for a, b in zip(busy.outcomes["mid"].latencies.ttft, pair_day.outcomes["mid"].latencies.ttft, strict=True)
+    )
+    assert busy.outcomes["mid"].latencies.tpot > pair_day.outcomes["mid"].latencies.tpot
+    assert busy.outcomes["mid"].peak_kv >= pair_day.outcomes["mid"].peak_kv
+
+
+def test_two_runs_are_equal(pair, pair_day):
+    """The same spec gives the same day."""
+    assert np.array_equal(simulate_day(pair).curves["mid"].tokens, pair_day.curves["mid"].tokens)
+
+
+def test_an_even_day_reaches_the_balance_of_its_queues(pair):
+    """Without a profile, every minute is the same: demand is served, and each group has arrivals x time of them."""
+    service = service_of(pair)
+    fleet = planned_fleet(pair)
+    curves = play_day(service, [0.5 / 1440] * 1440, (fleet, replace(fleet)))
+    tpot = curves.tpot[-1]
+    arrivals = curves.asked[-1] / 60 / 144
+
+    assert curves.tokens[-1] == pytest.approx(curves.asked[-1] * service.request.output, rel=1e-6)
+    assert curves.requests[-1] == pytest.approx(arrivals * service.request.output * tpot, rel=0.01)
+    assert curves.prompt_busy[-1] == pytest.approx(curves.prompt_load[-1], rel=1e-6)
+
+
+def test_a_failed_unit_is_out_until_a_spare_has_warmed_up(pair, pair_day):
+    """Its requests are computed again, nothing is served meanwhile, and the day goes on where it was."""
+    (unit,) = [each for each in pair.units if each.phase == "decode"]
+    day = simulate_day(pair, failures=[Failure(unit.nodes[3], NOON)])
+    curves, before = day.curves["mid"], pair_day.curves["mid"]
+
+    assert day.outages[0].unit == unit.name
+    assert day.outages[0].until == NOON + 10
+    assert curves.restarted[NOON] > 0
+    assert curves.token_units[NOON : NOON + 10].tolist() == [0] * 10
+    assert curves.tokens[NOON + 5] == 0
+    assert curves.token_units[NOON + 10] == 1
+    assert curves.tokens[:NOON].tolist() == before.tokens[:NOON].tolist()
+    assert curves.tokens[-1] == pytest.approx(before.tokens[-1], rel=0.01)
+
+
+def test_without_a_spare_the_unit_stays_out(pair):
+    """The second failure of the day finds no spare left."""
+    (unit,) = [each for each in pair.units if each.phase == "decode"]
+    first, second = Failure(unit.nodes[3], NOON), Failure(unit.nodes[4], NOON + 60)
+    outages = outages_of(pair, [first, second])
+
+    assert [each.until for each in outages] == [NOON + 10, None]
+    assert outages_of(pair, [Failure("node-22", 0), first])[0].until is None, "the spare itself has failed"
+    assert outages_of(pair, [first, replace(second, minute=NOON + 1)]) == outages[:1], "it is out already"
+
+
+def test_units_that_stop_finish_what_they_have(published_day):
+    """At each step down, what drains makes tokens until it is done, and the time of the drain is enough."""
+    outcome = published_day.outcomes["mid"]
+
+    assert outcome.cut < 1e-6 * outcome.requests
+    assert published_day.curves["mid"].nodes_taken[2] == 278, "units of midnight's step still drain"
+
+
+def test_prompts_and_tokens_of_a_mixed_unit_share_its_time(mixed):
+    """Tokens come more slowly while there are prompts to compute."""
+    service = service_of(mixed)
+    without = replace(service, request=replace(service.request, computed=1e-6))
+    demand, fleet = demand_of(mixed), planned_fleet(mixed)
+    tpot = [play_day(each, demand, (fleet, replace(fleet))).tpot[-1] for each in (service, without)]
+
+    assert service.is_mixed
+    assert tpot[0] > tpot[1]

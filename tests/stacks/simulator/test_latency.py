@@ -1,0 +1,43 @@
+"""Latencies of a day out of its curves."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.spec.operating_point import SloSpec
+from stacks.simulator.latency import Waits, latencies_of, waits_of
+
+
+@given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0.01, 10))
+def test_the_shares_have_the_mean_that_they_say(least, waiting, luck):
+    """The mean of TTFT's distribution is the least time and the mean of luck."""
+    waits = Waits(np.array([least]), np.array([waiting]), np.array([luck]))
+    grid = np.linspace(least, least + 60 * luck / waiting, 20_001)
+    later = 1 - waits.within(grid)
+
+    mean = least + float(np.sum((later[1:] + later[:-1]) / 2 * np.diff(grid)))
+
+    assert mean == pytest.approx(waits.mean[0], rel=0.01)
+
+
+def test_the_mean_wait_is_that_of_the_plans_queue(published_day):
+    """At a steady load the wait is rho / (2 (1 - rho)) steps, as the plan's own TTFT has it."""
+    service, curves = published_day.services["mid"], published_day.curves["mid"]
+    minute = 5 * 60 + 30  # nothing has changed for an hour
+    rho = curves.prompt_busy[minute]
+    steps = rho / (2 * (1 - rho)) + service.prompts.steps_per_prompt
+
+    assert waits_of(service, curves).mean[minute] == pytest.approx(steps * service.prompts.step_seconds, rel=1e-3)
+
+
+def test_kept_promises_are_those_of_the_percentiles(published_day):
+    """Promising the p90 is kept for nine requests in ten of those that were admitted; refused ones are not kept."""
+    service, curves = published_day.services["mid"], published_day.curves["mid"]
+    outcome = published_day.outcomes["mid"]
+    slo = SloSpec(ttft_ms=outcome.latencies.ttft[1] * 1e3, tpot_ms=outcome.latencies.tpot[1] * 1e3)
+    kept = latencies_of(service, curves, slo)
+
+    assert kept.ttft_kept == pytest.approx(0.9 * (1 - outcome.refused / outcome.requests), abs=1e-3)
+    assert 0.9 <= kept.tpot_kept <= 1
+    assert kept.ttft == outcome.latencies.ttft
