@@ -18,7 +18,6 @@ from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
-from stacks.local.supervisor import end_with, supervise
 
 __all__ = [
     "find_running",
@@ -99,6 +98,8 @@ def start(plan: Deployable, host: str, *, detached: bool, keys: Path | None = No
     units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
     model = _model_name(plan)
     record = Record(plan.name, plan.digest, layout.endpoint, model, units, switches_units=plan.switches_units)
+    from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
+
     _fork(lambda started: supervise(folder, layout, record, started), log, detached)
     return folder
 
@@ -166,6 +167,8 @@ def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -
     os.setsid()
     _redirect_output(log)
     if not detached:
+        from stacks.local.supervisor import end_with
+
         end_with(parent)
     status = 1
     try:

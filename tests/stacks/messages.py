@@ -14,10 +14,19 @@ from unittest.mock import patch
 from planner.problems.errors import TidemillError
 from stacks import cli
 from stacks.doctor import needs
+from stacks.live import recorded
+from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
 from stacks.local import deployment, layout, record
 from stacks.local.record import Record, RunFolder
 from stacks.program.config import configured_plan
+from stacks.simulator import plot
+from stacks.simulator.call import read_call
+from stacks.simulator.columns import read_variants
+from stacks.simulator.failures import Failure, outages_of, read_failures
+from stacks.simulator.replayed import play_traces
+from stacks.simulator.service import require_speeds, require_traffic
+from stacks.simulator.trace import TraceRequest, read_trace, read_window
 
 __all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_page"]
 
@@ -86,6 +95,61 @@ def _no_such_context(folder):
         ask_cluster(None, "production")
 
 
+class Spec(SimpleNamespace):
+    """A spec whose places nobody looks up."""
+
+    def problem(self, violation):
+        return violation.at("spec.yaml", 1, 1)
+
+
+def _without_traffic(_):
+    require_traffic(Spec(written=SimpleNamespace(traffic=None)))
+
+
+def _without_speed(_):
+    outlook = SimpleNamespace(phase="mixed", case=None, why_not="the rates of cpu are not known")
+    require_speeds(Spec(), SimpleNamespace(outlooks=[outlook]))
+
+
+def _no_such_node(_):
+    cluster = SimpleNamespace(spares=("node-22",))
+    units = [SimpleNamespace(name="chat-decode-0", nodes=("node-0", "node-1"))]
+    outages_of(SimpleNamespace(units=units, spec=SimpleNamespace(cluster=cluster)), [Failure("nod-1", 760)])
+
+
+def _without_matplotlib(_):
+    with patch.object(plot.importlib.util, "find_spec", lambda _: None):
+        plot.require_plot(Path("day.png"))
+
+
+def _no_trace(_):
+    with patch.object(Path, "read_text", lambda *_, **__: "at,prompt,output\n"):
+        read_trace(Path("trace.csv"))
+
+
+def _empty_window(_):
+    play_traces(None, (), (), [TraceRequest(0.0, 10, 10), TraceRequest(90.0, 10, 10)], (100.0, 200.0))
+
+
+def _options(**given):
+    names = ("variants", "fail", "window", "balancer", "trace", "plot")
+    return SimpleNamespace(**(dict.fromkeys(names) | {"variants": [], "fail": []} | given))
+
+
+def _unwritable_picture(_):
+    raise plot.unwritable(Path("/root/day.png"), PermissionError(13, "Permission denied"))
+
+
+def _recorded(models, experts):
+    of_all = [recorded.Sample(model, ("mixed-0", "0"), 0, expert, 1) for model in models for expert in experts]
+    with patch.object(recorded, "_samples", lambda _: of_all):
+        read_recorded(["http://127.0.0.2:9400/metrics"])
+
+
+def _nothing_recorded(_):
+    _recorded([], [])
+
+
 def _fails(error):
     raise error
 
@@ -102,10 +166,30 @@ BROUGHT_ABOUT = {
     "R109": lambda _: cli._raise_what_was_said(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
     "R110": lambda _: _fails(record.unusable(Path("/root/tidemill"), PermissionError(13, "Permission denied"))),
     "R111": lambda _: deployment.require_keys(SimpleNamespace(gateway=SimpleNamespace(keys="chat-keys")), None),
+    "R112": lambda _: read_recorded(["http://127.0.0.1:1/metrics"]),
+    "R113": _nothing_recorded,
+    "R114": lambda _: _recorded(["a", "b"], [0]),
+    "R115": lambda _: _recorded(["a"], [0, 2]),
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),
     "R302": lambda _: configured_plan(None, "plan.json", "previous.json"),
+    "R401": _without_traffic,
+    "R402": _without_speed,
+    "R403": lambda _: read_failures(["node-7 at noon"]),
+    "R404": _no_such_node,
+    "R405": lambda _: read_variants(["decode.ep_size 72"]),
+    "R406": lambda _: read_variants(["cluster.spares=[node-1"]),
+    "R407": lambda _: read_variants(["traffic.scale=much"]),
+    "R408": lambda _: plot.require_plot(Path("day.gif")),
+    "R409": _without_matplotlib,
+    "R410": _unwritable_picture,
+    "R411": lambda _: read_trace(Path("no-trace.csv")),
+    "R412": _no_trace,
+    "R413": lambda _: read_window("noon-1"),
+    "R414": _empty_window,
+    "R415": lambda _: read_call(_options(window="0-600")),
+    "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv"))),
 }
 
 
