@@ -33,6 +33,7 @@ from planner.plan.search_json import search_json
 from planner.plan.warned import warning_json
 from planner.search.decision import Decision
 from planner.search.layouts import LayoutSearch
+from planner.spec.schema import Spec
 
 __all__ = ["PLAN_VERSION", "Plan"]
 
@@ -93,7 +94,7 @@ class Plan(DecidedPlan):
             "version": PLAN_VERSION,
             "name": self.name,
             "spec": self.written,
-            "spec_digest": digest_of(self.spec.model_dump(mode="json")),
+            "spec_digest": digest_of(Spec.model_validate(self.written).model_dump(mode="json")),  # not of a forecast
             "inputs": self.inputs,
             "runnable": sections["runnable"],
             "why_not": [problem.message for problem in self.refusals],

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import compile_plan
+from planner.facts.digest import pretty_json
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay, read_history
+from planner.plan.loaded import load_plan
 from planner.problems.errors import Violation
 from planner.spec.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
@@ -144,3 +146,4 @@ def test_a_plan_follows_the_forecast(tmp_path):
     assert list(plan.inputs) == ["days.csv"]
     (decision,) = [each for each in plan.decisions if each.path == "traffic.profile"]
     assert decision.why.startswith("quantile 0.75 of the forecast for 2026-11-16 from 14 past days")
+    assert load_plan(pretty_json(plan.as_json()).encode(), tmp_path / "plan.json").deployable.digest == plan.digest
