@@ -5,6 +5,7 @@ a file beside the folders.
 """
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import combinations
 from pathlib import Path
@@ -64,9 +65,14 @@ def modules(package):
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
 def imports(path):
     """(module, name) of every import in the file at `path`, wherever it stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return tuple(_imports(ast.walk(ast.parse(path.read_text())), path))
+
+
+def _imports(nodes, path):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -73,8 +74,9 @@ def _text(environment: jinja2.Environment, manifest: Manifest) -> str:
     return environment.get_template(f"{manifest.template}.yaml.j2").render(manifest.variables)
 
 
+@cache
 def _environment() -> jinja2.Environment:
-    """Strict: a hole without a value is an error, not an empty string in a manifest."""
+    """Return what compiles each template once. A hole without a value is an error, not an empty text in a manifest."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("templates", "."),
         undefined=jinja2.StrictUndefined,

@@ -29,7 +29,9 @@ def objects(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "spec.yaml"
     path.write_text(yaml.safe_dump(spec | FACTS))
     plan = replace(compile_plan(check_spec(path)).deployable, refusals=())
-    return [yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION]
+    return [
+        yaml.load(text, Loader=yaml.CSafeLoader) for name, text in render_files(plan).items() if name != KUSTOMIZATION
+    ]
 
 
 def found(document, path):

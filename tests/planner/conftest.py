@@ -1,6 +1,7 @@
 """A small right spec beside its model's config, and ways to write wrong ones."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -216,8 +217,9 @@ def problems_of(spec_file):
 
 @pytest.fixture(scope="session")
 def plan_of(spec_file):
-    """A function: the plan of a spec text."""
+    """A function: the plan of a spec text, made once."""
 
+    @cache
     def compiled(text=SPEC):
         return compile_plan(check_spec(spec_file(text, "planned.yaml")))
 

@@ -176,6 +176,7 @@ def test_schema_is_json_schema(capsys):
     assert sorted(schema["required"]) == ["cluster", "model", "name", "version"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
 def test_every_field_of_the_schema_has_a_description_and_examples_that_it_accepts(section):
     """By the schema, as an editor checks them, and by the spec itself, beside what else the section must have."""

@@ -57,6 +57,7 @@ def test_the_version_is_the_installed_one(capsys):
     assert (ended.value.code, capsys.readouterr().out) == (0, f"tidemill {metadata.version('tidemill')}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -15,6 +15,8 @@ from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
 from tests.templates.gpu_plans import validate
 
+pytestmark = pytest.mark.slow
+
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
 # spec -> phase -> (nodes of a unit, EP size, routed slots a GPU)
@@ -65,7 +67,7 @@ def test_it_renders_as_it_stands(name):
     documents = [plan.unit_document(unit) for unit in plan.units]
 
     validate(
-        [yaml.safe_load(text) for file, text in files.items() if file != KUSTOMIZATION],
+        [yaml.load(text, Loader=yaml.CSafeLoader) for file, text in files.items() if file != KUSTOMIZATION],
         units=[f"deepseek-r1-{phase}-0" for phase in LAYOUTS[name]],
     )
     assert sum(file.startswith("leaderworkerset-") for file in files) == len(plan.units)
@@ -77,7 +79,7 @@ def pods_without_requests(files):
     """Pods of which Kubernetes makes the class BestEffort, which a node that runs out of memory ends first."""
     for name, text in files.items():
         if name.startswith(("leaderworkerset-", "deployment-")):
-            spec = yaml.safe_load(text)["spec"]
+            spec = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]
             template = spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["workerTemplate"]
             requests = [each.get("resources", {}).get("requests", {}) for each in template["spec"]["containers"]]
             if not all({"cpu", "memory"} <= each.keys() for each in requests):

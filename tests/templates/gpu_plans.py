@@ -37,7 +37,7 @@ def rendered(plan, **kubernetes):
     """The objects of `plan` with these fields of `kubernetes`, but for kustomize's own."""
     spec = KubernetesSpec.model_validate(kubernetes)
     files = render_files(replace(plan, kubernetes=spec))
-    return [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
+    return [yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION]
 
 
 def of_kind(objects, kind):

@@ -32,7 +32,7 @@ def files(plan):
 @pytest.fixture(scope="module")
 def objects(files):
     """File name -> the one object in it."""
-    return {name: yaml.safe_load(text) for name, text in files.items()}
+    return {name: yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items()}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,10 @@ def rendered_demo(folder, change):
     """The objects of the demo's spec after a change of its text."""
     path = folder / "spec.yaml"
     path.write_text(change(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/")))
-    return [yaml.safe_load(text) for text in render_files(compile_plan(check_spec(path)).deployable).values()]
+    return [
+        yaml.load(text, Loader=yaml.CSafeLoader)
+        for text in render_files(compile_plan(check_spec(path)).deployable).values()
+    ]
 
 
 def test_every_object_has_its_file(objects):

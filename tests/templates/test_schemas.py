@@ -29,7 +29,7 @@ def rendered(folder, more):
     path = folder / "spec.yaml"
     path.write_text(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/") + more)
     files = render_files(compile_plan(check_spec(path)).deployable)
-    return {name: yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION}
+    return {name: yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION}
 
 
 @pytest.mark.parametrize("more", ["", EVERYTHING], ids=["the demo", "with volumes and resources"])

@@ -12,7 +12,7 @@ from planner.spec.yaml import parse_document
 __all__ = ["DEPLOYMENTS", "refusals_of", "spec_of"]
 
 TABLE = Path(__file__).parents[1] / "data/deployments.yaml"
-DEPLOYMENTS = yaml.safe_load(TABLE.read_text())
+DEPLOYMENTS = yaml.load(TABLE.read_text(), Loader=yaml.CSafeLoader)
 
 
 def spec_of(deployment):

@@ -50,7 +50,11 @@ def objects(plans):
     """Of each engine: the rendered objects, by kind and name."""
 
     def read(plan):
-        files = (yaml.safe_load(text) for name, text in render_files(plan.deployable).items() if "kustom" not in name)
+        files = (
+            yaml.load(text, Loader=yaml.CSafeLoader)
+            for name, text in render_files(plan.deployable).items()
+            if "kustom" not in name
+        )
         return {(each["kind"], each["metadata"]["name"]): each for each in files}
 
     return {engine: read(plan) for engine, plan in plans.items()}

@@ -9,7 +9,9 @@ import yaml
 from tests.planner.engines.sglang_kv import request_bytes
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 
-TABLE = yaml.safe_load((Path(__file__).parents[1] / "data/kv_bytes.yaml").read_text())
+pytestmark = pytest.mark.slow
+
+TABLE = yaml.load((Path(__file__).parents[1] / "data/kv_bytes.yaml").read_text(), Loader=yaml.CSafeLoader)
 
 
 @pytest.fixture(scope="module")

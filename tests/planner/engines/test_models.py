@@ -95,6 +95,7 @@ def built_by(model):
     return BUILT_BY.get(model.architecture) or BUILT_BY[model.file]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", SGLANG)
 def test_sglang_registers_the_architecture_and_reads_a_map_for_it(srt, model_type):
     """Under this name, in this file, with the hook that its expert-location reader asks: a row for every layer."""

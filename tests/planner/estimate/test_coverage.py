@@ -12,6 +12,8 @@ from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 
+pytestmark = pytest.mark.slow
+
 WHOLE = {
     "cluster": {"gpu": "h200", "nodes": 60, "gpus_per_node": 8, "rack_size": 4},
     "prefill": PAIR["prefill"] | {"redundant_experts": 256},

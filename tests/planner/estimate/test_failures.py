@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def test_a_larger_loss_darkens_no_fewer(case):
     assert (lost[0], lost[-1]) == (0, layout.num_logical_experts)
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_a_failure_stops(plan_of):
     """One GPU stops a unit, and half of the cluster darkens more experts than a node does."""
     spec = PAIR | {

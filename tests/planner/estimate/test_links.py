@@ -144,6 +144,7 @@ def units(draw):
     return shape, weights / weights.sum(), Gate(draw(st.integers(1, 8)), draw(st.integers(1, num_groups)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(case=units(), normal=st.booleans())
 def test_every_message_is_counted_where_it_arrives(case, normal):

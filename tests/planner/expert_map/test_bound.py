@@ -24,6 +24,7 @@ def small_problems(draw):
     return loads, num_slots, num_gpus
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(small_problems())
 @example(([2, 2, 2, 3], 6, 2))  # companions that are light because the heavy ones have replicas
@@ -37,6 +38,7 @@ def test_no_map_is_below_the_bound(problem):
     assert ours.bound[0] - 1e-6 <= best <= ours.max_over_mean[0] + 1e-6
 
 
+@pytest.mark.slow
 def test_small_maps_are_optimal():
     """Loads of every small size: at least 95 % of maps are optimal, the others within 1 %, and no bound is above."""
     generator = random.Random(0)

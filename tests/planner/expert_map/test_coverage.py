@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from planner.expert_map import balance, consecutive_domains, count_uncovered, fewest_slots_per_gpu
 from planner.facts.drawn import draw_loads
 
+pytestmark = pytest.mark.slow
+
 
 @st.composite
 def problems(draw):

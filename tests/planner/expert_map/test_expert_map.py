@@ -94,6 +94,7 @@ def test_hot_experts_get_the_redundant_slots():
     assert counts == [[1, 3, 1, 1], [2, 2, 1, 1]]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(problems())
 def test_packing_makes_room_rather_than_holding_an_expert_twice(problem):

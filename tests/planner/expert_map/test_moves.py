@@ -89,6 +89,7 @@ def reseated(loads, slots, enough):
     return native.improve(loads[None, None], slots[None], search)[0][0]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_seats_change_no_more_slots_than_the_steps_alone(problem, random):

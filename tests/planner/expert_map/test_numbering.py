@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, balance_windows, consecutive_domains
 
+pytestmark = pytest.mark.slow
+
 SIZES = Sizes(num_slots=32, num_gpus=8, num_nodes=2, num_groups=4)
 NUM_EXPERTS = 12
 RULES = {

@@ -15,6 +15,8 @@ from planner.expert_map.native import build as native_build
 from planner.expert_map.types import Sizes
 from tests.planner.expert_map.split_reference import carried_under
 
+pytestmark = pytest.mark.slow
+
 FREE = 0.2  # slots that a step without cost counts as
 
 

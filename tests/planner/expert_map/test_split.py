@@ -11,6 +11,8 @@ from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.split_reference import carried_under
 
+pytestmark = pytest.mark.slow
+
 RULES = ("local_first", "first_on_node")
 
 

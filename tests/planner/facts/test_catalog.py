@@ -71,6 +71,7 @@ def test_what_nobody_read_is_marked():
     assert assumed == [("gb200", "nominal_gb")]
 
 
+@pytest.mark.slow
 def test_no_model_and_no_gpu_is_named_outside_the_catalog():
     """Code that asks for a name would plan only what it knows. Prose in docstrings may name them."""
     named = [

@@ -11,6 +11,8 @@ from planner.families import model_of
 from planner.families.registry import FAMILIES, TOWERS
 from tests.planner.engines.test_kv_bytes import TABLE, config_of
 
+pytestmark = pytest.mark.slow
+
 BYTES_PER_VALUE = {"bf16": 2, "fp8": 1}
 LACKING = {"deepseek_v2": {"num_experts_per_tok": 6}}  # in transformers' defaults
 UNDER_ANOTHER_NAME = {"kimi_k2": "deepseek_v3"}  # whose class of transformers has the same keys

@@ -232,6 +232,7 @@ def test_plan_json_adds_up(compiled):
         assert sum(memory["weights"].values()) == memory["weights_bytes"]
 
 
+@pytest.mark.slow
 def test_a_request_takes_whole_pages(compiled):
     """One token beyond a page is a page more: what is left of it is nobody's."""
     pages = {tokens: compiled(decoding(max_request_tokens=tokens)).memory[1].full_requests for tokens in (64, 65, 128)}
@@ -265,6 +266,7 @@ def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "path"),
     [

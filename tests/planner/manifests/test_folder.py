@@ -133,6 +133,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_list_that_names_no_files_is_replaced(text, files, tmp_path):
     """Its first line says that the folder is ours; what follows may be anything."""

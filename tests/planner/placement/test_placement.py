@@ -80,6 +80,7 @@ def placed(case, previous=None):
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_units_have_whole_nodes_to_themselves(case):
@@ -96,6 +97,7 @@ def test_units_have_whole_nodes_to_themselves(case):
     assert set(nodes) <= {node.name for node in nodes_of(cluster)}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_no_count_is_below_its_bound(case):
@@ -105,6 +107,7 @@ def test_no_count_is_below_its_bound(case):
         assert objective.excess >= 0, objective
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_the_same_spec_moves_nothing(case):
@@ -116,6 +119,7 @@ def test_the_same_spec_moves_nothing(case):
         assert [unit.nodes for unit in again.units] == [unit.nodes for unit in first.units]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(case=cases(), nodes=st.integers(0, 3))
 def test_a_larger_cluster_is_used_as_well_as_a_new_one(case, nodes):

@@ -114,6 +114,7 @@ def test_the_exact_search_proves_nearly_all_counts_of_small_clusters(compared):
     assert proven[True] >= 0.99 * proven.total()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_both_are_the_same_every_time(seed):
     """Splits, not only counts: a plan has the same bytes on every run."""

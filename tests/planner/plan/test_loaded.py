@@ -136,6 +136,7 @@ def test_the_digest_covers_what_is_deployed_and_nothing_else(estimated):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_whatever_is_edited_is_refused(estimated, tmp_path):
     """Each leaf by itself, estimates too: they change nothing that runs, but a reviewer decides by them."""
     refusals = {keys: refusal(edited(estimated, keys, other), tmp_path / "plan.json") for keys in every_leaf(estimated)}
@@ -285,6 +286,7 @@ def test_parts_that_refer_to_nothing_are_refused(document, keys, change, where, 
     assert len(problem.message.split("; ")) == 3
 
 
+@pytest.mark.slow
 def test_nothing_that_ranks_are_told_can_be_changed(document, tmp_path):
     """Each value of each launch document by itself, with every digest computed again."""
     keys = [
@@ -475,6 +477,7 @@ def test_no_edit_is_a_traceback(document, data, tmp_path):
     assert problem is None or (problem.reason and str(problem.fix))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_torn_plan_is_a_traceback(document, data, tmp_path):

@@ -131,6 +131,7 @@ def test_a_map_of_other_sizes_is_no_start(plan, spec_text):
     assert maps_of(second)["prefill"]["moves"]["moved_slots"] == 0
 
 
+@pytest.mark.slow
 def test_a_map_that_splits_a_few_groups_stays_in_service(plan):
     """The published prefill unit: with its own map before it nothing moves, and the plan tells the same trade."""
     first = plan(json.dumps(PAIR))

@@ -15,7 +15,7 @@ from planner.spec.yaml import parse_document
 __all__ = ["LAYOUTS", "Verdict", "changes_hardware_or_weights", "compiled", "data_of", "fixed", "verdict_of"]
 
 FOLDER = Path(__file__).parent
-LAYOUTS = yaml.safe_load((FOLDER / "layouts.yaml").read_text())
+LAYOUTS = yaml.load((FOLDER / "layouts.yaml").read_text(), Loader=yaml.CSafeLoader)
 
 
 @dataclass(frozen=True)

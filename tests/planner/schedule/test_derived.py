@@ -56,6 +56,7 @@ def states_of(day):
     return states, {name: NODES[phase] for phase in names for name in names[phase]}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(profiles, st.integers(1, 6), st.integers(1, 3), constraints)
 def test_capacity_is_never_below_demand_and_nodes_are_counted_once(profile, prefill, decode, constraint):

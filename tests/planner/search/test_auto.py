@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from planner.problems.errors import InfeasibleError, SpecError
 from tests.planner.layout.test_memory import PAIR, applied
 
+pytestmark = pytest.mark.slow
+
 SMALL = applied(PAIR, {"prefill.redundant_experts": 0, "decode.max_requests": 1}) | {"model": "deepseek-v2-lite"}
 
 

@@ -24,6 +24,8 @@ from planner.spec.check import check_document
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 
+pytestmark = pytest.mark.slow
+
 PUBLISHED = read_document(SPECS / "deepseek-h800.yaml").data
 FREE = {"ep_size": "auto", "redundant_experts": "auto", "units": "auto"}
 SLO = {"tpot_ms": 60, "ttft_ms": 5000}

@@ -1,5 +1,6 @@
 """Several mistakes in one file are all reported, each on its line."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(lines=st.sets(st.sampled_from(sorted(MISTAKES)), min_size=5, max_size=5))
 def test_five_mistakes_give_five_problems_on_their_lines(lines, spec_text, with_line, problems_of):

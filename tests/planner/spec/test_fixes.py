@@ -123,6 +123,7 @@ def test_every_fix_of_a_section_mends_it(case, problems_of):
 NUMBERS = [path for path, kind in EVERYTHING if kind == "most" and "[]" not in path and path.partition(".")[0] in BASE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [10**17, 10**30, -(10**30), str(10**30), "9" * 5000], ids=lambda each: str(each)[:5])
 @pytest.mark.parametrize("path", NUMBERS)
 def test_the_fix_of_a_huge_number_mends_it(path, number, problems_of):

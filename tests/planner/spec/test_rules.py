@@ -89,6 +89,7 @@ def test_what_an_engine_does_not_do_with_a_model_says_so(index, case, spec_folde
     assert facts_of(problems_of_case(spec_folder, "engines", index)) == expected(case)
 
 
+@pytest.mark.slow
 @numbered("warned")
 def test_what_is_hardly_meant_is_said_and_planned(index, case, spec_folder, spec_file, capsys):
     """`validate` and `plan` exit with 0, and each has the warning; only `validate` knows where it stands."""
@@ -120,6 +121,7 @@ def test_a_wrong_call_says_what_is_wrong_with_it(index, case, spec_folder):
     assert found[0].status == OTHER_STATUS.get(case["rule"], 2)
 
 
+@pytest.mark.slow
 def test_the_page_of_messages_is_up_to_date(spec_folder):
     """Whoever rewords a message reads it among all others: `python -m tests.docs` writes the page again."""
     assert MESSAGES.read_text() == messages_page(spec_folder), "write it again with python -m tests.docs"

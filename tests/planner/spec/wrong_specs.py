@@ -12,7 +12,7 @@ from tests.planner.layout.test_memory import PAIR
 
 __all__ = ["CASES", "changed", "data_of", "with_load_file"]
 
-CASES = yaml.safe_load((Path(__file__).parent / "wrong_specs.yaml").read_text())
+CASES = yaml.load((Path(__file__).parent / "wrong_specs.yaml").read_text(), Loader=yaml.CSafeLoader)
 
 
 def data_of(text):

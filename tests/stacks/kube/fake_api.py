@@ -147,6 +147,7 @@ def running_fake_api() -> Iterator[tuple[FakeApi, Api]]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body leave together: apart, each answer waits 40 ms for an acknowledgement
 
         def _serve(self) -> None:
             url, length = urlsplit(self.path), int(self.headers.get("Content-Length") or 0)

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def test_equal_manifests_do_not_differ(manifest):
     assert list(differences(manifest, other)) == []
 
 
+@pytest.mark.slow
 @given(MANIFESTS, MANIFESTS)
 def test_differences_turn_the_old_manifest_into_the_new_one(old, new):
     """So nothing is left out, and nothing is named that stays."""

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def port(protocol, name, number=80):
     return {"port": number, "protocol": protocol, "name": name}
 
 
+@pytest.mark.slow
 @given(MANIFESTS, MANIFESTS)
 def test_where_live_and_applied_are_equal_the_manifest_stands(ours, live):
     """However differently it is spelt, and whatever others added."""

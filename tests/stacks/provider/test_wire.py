@@ -1,5 +1,6 @@
 """Values over Pulumi's wire and back."""
 
+import pytest
 from google.protobuf import json_format
 from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
@@ -32,6 +33,7 @@ def whole(value):
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+@pytest.mark.slow
 @given(MAPS)
 def test_what_goes_over_the_wire_comes_back(values):
     """Empty maps and lists too; a whole number is an integer again, which a server insists on."""

@@ -13,6 +13,8 @@ from planner.facts.drawn import draw_loads
 from tests.benchmarks.throughput_ablations import main as ablations
 from tests.benchmarks.throughput_rows import PROFILE_DECODE
 
+pytestmark = pytest.mark.slow
+
 LOADS = draw_loads(1.01, 0, 4, 256, 8)
 
 
