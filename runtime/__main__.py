@@ -26,6 +26,8 @@ from runtime.worker.cpus import usable_cpus
 __all__ = ["main"]
 
 DRAIN = "time for answers to be finished after SIGTERM (default: none)"
+DRAIN_S = 5.0  # assumed: a short answer's time, for who starts a gateway by hand
+DRAIN_OF_GATEWAY = f"time for answers to be finished after SIGTERM (default: {DRAIN_S:g})"
 MAX_DRAIN_S = 86_400.0
 BALANCERS = [policy.value for policy in Policy]
 TRACE_FOLDER = (
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway = _command(commands, "gateway", _gateway, "the HTTP front")
     gateway.add_argument("--launch", type=Path, required=True, help="the gateway's launch file")
     gateway.add_argument("--address", required=True, help="the IP to bind")
+    gateway.add_argument("--drain", type=_seconds, default=DRAIN_S, metavar="SECONDS", help=DRAIN_OF_GATEWAY)
     gateway.add_argument("--keys", type=Path, metavar="FILE", help="who may ask, as JSON (default: anybody)")
     gateway.add_argument("--balancer", choices=BALANCERS, default=BALANCERS[0], help="how ranks are chosen")
     stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
@@ -179,7 +182,7 @@ def _gateway(arguments: argparse.Namespace) -> None:
     from runtime.gateway.serve import run
 
     policy = Policy(arguments.balancer)
-    run(read_gateway_launch(arguments.launch), arguments.address, arguments.keys, policy)
+    run(read_gateway_launch(arguments.launch), arguments.address, arguments.drain, arguments.keys, policy)
 
 
 def _generate(arguments: argparse.Namespace) -> None:

@@ -165,7 +165,8 @@ class GatewayLaunch(_Part, kw_only=True):
     checkpoint: Checkpoint
     limits: Limits
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
-    stall_timeout_s: AtLeastOne  # for which a ready rank may say nothing
+    stall_timeout_s: AtLeastOne  # for which a ready rank's steps may stand still
+    resume_timeout_s: Annotated[int, msgspec.Meta(ge=0)]  # for which a request that lost a rank waits for others
     ports: GatewayPorts
 
 

@@ -193,14 +193,16 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 
 
 def _stay(folder: RunFolder) -> None:
-    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure once."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure."""
     _say("Ctrl-C stops it")
-    said: set[str] = set()
+    said: dict[str, str | None] = {}
     for record in follow(folder):
-        for unit in record.units:
-            if unit.reason is not None and unit.name not in said:
-                _say(f"{unit.name} {unit.state}: {unit.reason}")
-                said.add(unit.name)
+        down = {unit.name: f"{unit.state}: {unit.reason}" if unit.reason else None for unit in record.units}
+        down["gateway"] = f"failed: {record.gateway_failure}" if record.gateway_failure else None
+        for name, why in down.items():
+            if why is not None and said.get(name) != why:
+                _say(f"{name} {why}")
+        said = down
 
 
 def _say_ready(record: Record, planned: float, total: float) -> None:
@@ -271,6 +273,8 @@ def _status_now(arguments: argparse.Namespace) -> int:
         print(_nothing_runs())
     else:
         print(f"{record.name}: {record.endpoint}, plan {record.plan_digest}")
+        if record.gateway_failure is not None:
+            print("  gateway  failed" + _because(record.gateway_failure))
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
     if record is not None and record.switches_units:
@@ -354,9 +358,19 @@ def _record_json(record: Record) -> dict[str, Any]:
     units = [
         {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
         | ({"reason": unit.reason} if unit.reason else {})
+        | ({"restarts": unit.restarts} if unit.restarts else {})
         for unit in record.units
     ]
-    return {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units}
+    return {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units} | _gateway_json(record)
+
+
+def _gateway_json(record: Record) -> dict[str, Any]:
+    """Return what is to be said of the gateway; nothing of one that has always answered."""
+    if record.gateway_failure is None and not record.gateway_restarts:
+        return {}
+    state = {"state": "ready"} if record.gateway_failure is None else {"state": "failed"}
+    reason = {"reason": record.gateway_failure} if record.gateway_failure else {}
+    return {"gateway": state | reason | {"restarts": record.gateway_restarts}}
 
 
 def _curl(record: Record, *, with_key: bool) -> str:

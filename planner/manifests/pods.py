@@ -75,7 +75,13 @@ def gateway_pod(plan: Deployable) -> Variables:
         sub_path = posixpath.relpath(stage.source, kubernetes.volumes[index].mount_path)
         mount = {"name": f"volume-{index}", "mount_path": _checkpoint_path(plan), "read_only": True}
         mounts.append(mount if sub_path == "." else mount | {"sub_path": sub_path})
-    variables = {"image": kubernetes.image, "volumes": _volumes(kubernetes), "mounts": mounts}
+    variables: Variables = {
+        "image": kubernetes.image,
+        "drain_s": f"{kubernetes.drain:g}",
+        "grace_s": _grace_s(kubernetes),
+        "volumes": _volumes(kubernetes),
+        "mounts": mounts,
+    }
     resources = _requests(kubernetes.resources.gateway)
     return variables | ({"resources": resources} if resources else {})
 
@@ -228,6 +234,11 @@ def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | N
     }
 
 
+def _grace_s(kubernetes: KubernetesSpec) -> int:
+    """Return the seconds after which a pod that is told to end is killed."""
+    return math.ceil(kubernetes.drain) + KILLED_AFTER_S
+
+
 def _said(probe: Probe) -> Variables:
     """A probe as templates have it, without what the engine does not say."""
     return {key: value for key, value in asdict(probe).items() if value is not None}
@@ -260,7 +271,7 @@ def _scheduling(kubernetes: KubernetesSpec) -> Variables:
         "priority_class": kubernetes.priority_class,
         "scheduler": kubernetes.scheduler_name,
         "runtime_class": kubernetes.runtime_class,
-        "grace_s": math.ceil(kubernetes.drain) + KILLED_AFTER_S,
+        "grace_s": _grace_s(kubernetes),
     }
 
 

@@ -214,6 +214,7 @@ def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
             "limits": _limits(first, last, _kv_tokens(last, spec.phases[-1], known)),
             "max_queued_requests": spec.gateway.max_queued_requests,
             "stall_timeout_s": _stall_timeout_s(spec),
+            "resume_timeout_s": ceil(spec.gateway.resume_timeout),
             "ports": {"http": spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
         }
     )

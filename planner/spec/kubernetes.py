@@ -207,8 +207,8 @@ class KubernetesSpec(Section):
     drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
         default="30s",
         validate_default=True,
-        description="Time that a unit which is told to end gets for the answers that it has begun; an idle one ends at "
-        "once.",
+        description="Time that a unit or the gateway gets, once told to end, for the answers that it has begun; an "
+        "idle one ends at once.",
         examples=["2min"],
     )
     disruptions: int | None = Field(

@@ -16,6 +16,7 @@ from pydantic_core import PydanticKnownError
 
 from planner.facts.catalog import GPUS
 from planner.facts.engines import ENGINES, OURS
+from planner.facts.quantities import quantity
 from planner.facts.terms import PHASES, Coverage, Device, EngineName, Phase, SplitRule
 from planner.families import MODELS
 from planner.spec.cluster import A_GPU, ClusterSpec
@@ -84,6 +85,13 @@ class GatewaySpec(Section):
         description="Requests that may wait for one decode or mixed rank whose cache has no room for them, by count or"
         " by KV; more are answered with 429.",
         examples=[64],
+    )
+    resume_timeout: Annotated[float, *quantity("time", least="1s", most="1h")] = Field(
+        default="5min",
+        validate_default=True,
+        description="Time that a request whose rank was lost waits for ranks that can go on with it, such as those of "
+        "the unit that starts again; after it the request fails with 503.",
+        examples=["5min"],
     )
     keys: str | None = Field(
         default=None,

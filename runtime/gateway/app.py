@@ -29,12 +29,14 @@ from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.embeddings import EmbeddingCall, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation, check_room
 from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
+from runtime.gateway.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+from runtime.gateway.resumption import Resumptions
 from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
 from runtime.gateway.tracing import Traces
@@ -60,14 +62,20 @@ class Gateway:
 
     model: ServedModel
     schemas: Schemas
-    registry: Registry
+    resumptions: Resumptions
     metrics: GatewayMetrics
     started: int
     keys: KeyRing | None = None
     traces: Traces | None = None
     log: RequestLog = field(default_factory=RequestLog)
+    idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     bodies: Bodies = field(default_factory=Bodies)
     for_large: Executor = field(default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body"))
+
+    @property
+    def registry(self) -> Registry:
+        """The ranks."""
+        return self.resumptions.registry
 
 
 def create_app(gateway: Gateway) -> Starlette:
@@ -138,17 +146,19 @@ async def embeddings(request: Request) -> Response:
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
         check_room(1, gateway.registry.room_to_embed(), gateway.registry, gateway.metrics)
+        idempotent = _idempotent(request, raw)
         asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
-        begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic())
-        call = EmbeddingCall(asked.prompts, gateway.registry, gateway.metrics)
+        begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
+        call = EmbeddingCall(asked.prompts, gateway.resumptions, gateway.metrics)
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
-        spending.num_used = asked.num_tokens
+        used = idempotent.count(asked.num_tokens, 0)
+        spending.num_used = sum(used)
         gateway.metrics.prompt_tokens.inc(asked.num_tokens)
-        gateway.log.ended(begun, call.units, asked.num_tokens, 0, is_answered=True)
+        gateway.log.ended(begun, call.units, *used, is_answered=True)
         answer = embeddings_json(asked, found, gateway.model.name)
         return JSONResponse(answer, headers={REQUEST_ID: begun.request_id})
 
@@ -197,14 +207,18 @@ async def readyz(request: Request) -> Response:
 
 
 async def _answer(
-    request: Request, read: Callable[[bytes, ServedModel], AskedCall], dialect_of_route: type[Dialect], prefix: str
+    request: Request,
+    read: Callable[[bytes, ServedModel, int | None], AskedCall],
+    dialect_of_route: type[Dialect],
+    prefix: str,
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway)
-        asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model))
+        idempotent = _idempotent(request, raw)
+        asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
         _refuse_early(asked.num_choices, gateway)
         call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
     request_id = f"{prefix}-{uuid4().hex}"
@@ -214,8 +228,9 @@ async def _answer(
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
         await _check_schema(request, call)
-        generation = Generation(call, gateway.registry, gateway.model.tokenizer, gateway.metrics)
-        stack.callback(_close, generation, spending, Begun(request, request_id, time.monotonic()))
+        generation = Generation(call, gateway.resumptions, gateway.model.tokenizer, gateway.metrics)
+        begun = Begun(request, request_id, time.monotonic(), idempotent.digest)
+        stack.callback(_close, generation, spending, idempotent, begun)
         if not call.stream:
             choices = await while_connected(request, _read_all(generation, len(call.requests)))
             return JSONResponse(whole(dialect, choices, _usage(generation)), headers=headers)
@@ -233,14 +248,22 @@ async def _check_schema(request: Request, call: Call) -> None:
         raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 
-def _close(generation: Generation, spending: Spending, begun: Begun) -> None:
+def _idempotent(request: Request, raw: bytes) -> IdempotentCall:
+    """Return what is known of the call by its key. Raise ApiError."""
+    gateway: Gateway = request.app.state.gateway
+    key = request.headers.get(HEADER)
+    return gateway.idempotency.call(key, request.state.account.name, request.url.path, raw)
+
+
+def _close(generation: Generation, spending: Spending, idempotent: IdempotentCall, begun: Begun) -> None:
     generation.close()
-    spending.num_used = generation.num_prompt_tokens + generation.num_generated_tokens
-    used = generation.num_prompt_tokens, generation.num_generated_tokens
+    used = idempotent.count(generation.num_prompt_tokens, generation.num_generated_tokens)
+    spending.num_used = sum(used)
     gateway: Gateway = begun.request.app.state.gateway
     gateway.log.ended(begun, generation.units, *used, is_answered=generation.is_answered)
     if gateway.traces is not None:
-        request, told = begun.request, (begun.request_id, begun.began, generation.phases, used)
+        request, all_of_it = begun.request, (generation.num_prompt_tokens, generation.num_generated_tokens)
+        told = begun.request_id, begun.began, generation.phases, all_of_it
         gateway.traces.ended(request.url.path, request.headers, *told, is_answered=generation.is_answered)
 
 
@@ -264,7 +287,7 @@ def _refuse_early(num_choices: int, gateway: Gateway) -> None:
 
     While nobody is ready, a call of usual size is still told what is wrong with it.
     """
-    room = gateway.registry.room()
+    room = gateway.resumptions.room()
     if num_choices > (MAX_CHOICES if room is None else room):
         check_room(num_choices, room, gateway.registry, gateway.metrics)
 

@@ -1,7 +1,8 @@
 """The ranks' work that an HTTP body asks for: prompts as token ids, sampling, stop strings, all within the limits.
 
-Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, no logprobs, a random seed, 16 tokens
-for a completion (OpenAI's) and for a chat all that is left.
+Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, no logprobs, a random seed unless the
+call has one that follows from its Idempotency-Key, 16 tokens for a completion (OpenAI's) and for a chat all that is
+left.
 The invariant: len(prompt_ids) + sampling.max_tokens <= max_request_tokens.
 It does not know HTTP, and it does not choose ranks.
 """
@@ -86,17 +87,17 @@ class AskedCall:
     prepare: Callable[[], Call]
 
 
-def read_completion(raw: bytes, model: ServedModel) -> AskedCall:
-    """Read the body of /v1/completions. Raise ApiError."""
+def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Read the body of /v1/completions, which draws by `seed` unless it says its own. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of is not supported by this server; leave it out", "best_of")
-    return AskedCall(num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model))
+    return AskedCall(num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model, seed))
 
 
-def read_chat(raw: bytes, model: ServedModel) -> AskedCall:
-    """Read the body of /v1/chat/completions. Raise ApiError."""
+def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Read the body of /v1/chat/completions, which draws by `seed` unless it says its own. Raise ApiError."""
     body = parse_body(raw, ChatBody)
     check_model(body.model, model)
     asked = body.max_completion_tokens or body.max_tokens
@@ -104,7 +105,7 @@ def read_chat(raw: bytes, model: ServedModel) -> AskedCall:
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
-    return AskedCall(body.n or 1, partial(_chat_call, body, asked, model))
+    return AskedCall(body.n or 1, partial(_chat_call, body, asked, model, seed))
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -133,18 +134,18 @@ def num_prompts(prompt: str | list[Any]) -> int:
     return 1 if is_one else len(prompt)
 
 
-def _completion_call(body: CompletionBody, model: ServedModel) -> Call:
+def _completion_call(body: CompletionBody, model: ServedModel, seed: int | None) -> Call:
     prompts = prompts_of(body.prompt, model)
-    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model)
+    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model, seed)
 
 
-def _chat_call(body: ChatBody, asked: int | None, model: ServedModel) -> Call:
+def _chat_call(body: ChatBody, asked: int | None, model: ServedModel, seed: int | None) -> Call:
     check_num_messages(body.messages, model)
     prompt = _chat_prompt(body, model.tokenizer)
     _check_format(body, prompt.answer)
     check_length(prompt.text, model)
     prompt_ids = model.tokenizer.encode_whole(prompt.text)
-    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, prompt.answer)
+    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, seed, prompt.answer)
 
 
 def _encoded(text: str, model: ServedModel, param: str) -> list[int]:
@@ -229,14 +230,18 @@ def _call(
     asked: int | None,
     default: int,
     model: ServedModel,
+    seed: int | None,
     answer: AnswerForm | None = None,
 ) -> Call:
+    seed = seed if body.seed is None else body.seed
     limits = [_max_tokens(len(prompt_ids), asked, default, model) for prompt_ids in prompts]
     _check_ids_of_sampling(body, model.tokenizer)
     options = body.stream_options
     return Call(
         requests=tuple(
-            GenerationRequest(prompt_ids, _sampling(body, limit, choice, model.tokenizer), body.stop_strings(), answer)
+            GenerationRequest(
+                prompt_ids, _sampling(body, limit, _seed(seed, choice), model.tokenizer), body.stop_strings(), answer
+            )
             for prompt_ids, limit in zip(prompts, limits, strict=True)
             for choice in range(body.n or 1)
         ),
@@ -271,8 +276,7 @@ def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
     )
 
 
-def _sampling(body: CompletionBody | ChatBody, max_tokens: int, choice: int, tokenizer: Tokenizer) -> Sampling:
-    """Return the sampling of a prompt's `choice`-th answer, which draws otherwise than the others."""
+def _sampling(body: CompletionBody | ChatBody, max_tokens: int, seed: int, tokenizer: Tokenizer) -> Sampling:
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
@@ -281,7 +285,7 @@ def _sampling(body: CompletionBody | ChatBody, max_tokens: int, choice: int, tok
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        seed=secrets.randbits(63) if body.seed is None else _shifted(body.seed, choice),
+        seed=seed,
         stop_ids=[*end_of_text, *(body.stop_token_ids or ())],
         top_k=max(body.top_k or 0, 0),
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -294,6 +298,9 @@ def _sampling(body: CompletionBody | ChatBody, max_tokens: int, choice: int, tok
     )
 
 
-def _shifted(seed: int, choice: int) -> int:
-    """Return the seed of a prompt's `choice`-th answer; after the last one comes the first."""
-    return (seed + choice + 2**63) % 2**64 - 2**63
+def _seed(seed: int | None, choice: int) -> int:
+    """Return the seed of a prompt's `choice`-th answer, which draws otherwise than the others.
+
+    After the last seed comes the first; without any it is random.
+    """
+    return secrets.randbits(63) if seed is None else (seed + choice + 2**63) % 2**64 - 2**63

@@ -4,6 +4,7 @@
 
 Why the last token: a causal model has read the whole prompt only there. vLLM and SGLang pool generating models so by
 default, and normalise.
+A prompt whose rank is lost goes to another, as a request for tokens does (`resumption.py`).
 The invariant: all of a call's prompts are answered, or it fails and no rank works on one.
 
 Sources: OpenAI API reference, "Create embeddings"; vLLM docs, "Pooling models": embed, LAST, normalised.
@@ -13,6 +14,7 @@ import asyncio
 import base64
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -24,8 +26,8 @@ from runtime.gateway.http_errors import invalid, rank_failed
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Answer, Rank
 from runtime.gateway.rank_load import RequestSize
-from runtime.gateway.registry import Registry
-from runtime.protocol.messages import Abort, Embed, Embedding
+from runtime.gateway.resumption import MAX_RESUMPTIONS, Resumptions
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed
 
 __all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddings"]
 
@@ -75,50 +77,81 @@ def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name:
 class EmbeddingCall:
     """The prompts of one call at their ranks. Whoever makes one closes it."""
 
-    def __init__(self, prompts: list[list[int]], registry: Registry, metrics: GatewayMetrics) -> None:
+    def __init__(self, prompts: list[list[int]], resumptions: Resumptions, metrics: GatewayMetrics) -> None:
         """Send every prompt off. Raise ApiError when nobody can take them."""
+        registry = resumptions.registry
         check_room(len(prompts), registry.room_to_embed(), registry, metrics)
         self._metrics = metrics
-        self._answers: dict[str, asyncio.Future[bytes]] = {}  # in the order of the prompts
-        self._ranks: dict[str, Rank] = {}
-        for prompt_ids in prompts:
-            size = RequestSize(len(prompt_ids), 0)
-            rank = registry.choose_to_embed(size)
-            assert rank is not None  # there was room
-            request_id = uuid4().hex
-            self._ranks[request_id] = rank
-            self._answers[request_id] = asyncio.get_running_loop().create_future()
-            rank.subscribe(request_id, size, self._receive)
-            rank.send(Embed(request_id, prompt_ids))
+        self._prompts = [_Prompt(prompt_ids, resumptions) for prompt_ids in prompts]
+        for prompt in self._prompts:
+            is_sent = prompt.try_to_start()
+            assert is_sent  # there was room
         metrics.waiting.inc(len(prompts))
 
     @property
     def units(self) -> dict[str, str]:
         """The units that had the prompts, with their digests."""
-        return {rank.hello.unit: rank.hello.unit_digest for rank in self._ranks.values()}
+        return {unit: digest for prompt in self._prompts for unit, digest in prompt.units.items()}
 
     async def embeddings(self) -> list[bytes]:
         """Return each prompt's embedding. Raise ApiError when a rank gave one up."""
-        return list(await asyncio.gather(*self._answers.values()))
+        return list(await asyncio.gather(*(prompt.answer for prompt in self._prompts)))
 
     def close(self) -> None:
         """Abort what is not answered: nobody waits for it."""
-        for request_id, rank in self._ranks.items():
-            self._answers[request_id].cancel()
-            if rank.unsubscribe(request_id):
-                rank.send(Abort(request_id))
-        self._metrics.waiting.dec(len(self._ranks))
+        for prompt in self._prompts:
+            prompt.close()
+        self._metrics.waiting.dec(len(self._prompts))
+
+
+class _Prompt:
+    """One prompt at its rank, and at the next one when that is lost."""
+
+    def __init__(self, prompt_ids: list[int], resumptions: Resumptions) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.units: dict[str, str] = {}
+        self._prompt_ids, self._resumptions = prompt_ids, resumptions
+        self._request_id = ""
+        self._rank: Rank | None = None
+        self._num_resumptions = 0
+        self._leave_line: Callable[[], None] = lambda: None
+
+    def try_to_start(self) -> bool:
+        """Send the prompt to a rank that has room; return whether there was one."""
+        registry, size = self._resumptions.registry, RequestSize(len(self._prompt_ids), 0)
+        rank = registry.choose_to_embed(size) if registry.room_to_embed() else None
+        if rank is None:
+            return False
+        self._rank, self._request_id = rank, uuid4().hex
+        self.units[rank.hello.unit] = rank.hello.unit_digest
+        rank.subscribe(self._request_id, size, self._receive)
+        rank.send(Embed(self._request_id, self._prompt_ids))
+        return True
+
+    def close(self) -> None:
+        """Abort it if it is not answered."""
+        self.answer.cancel()
+        self._leave_line()
+        if self._rank is not None and self._rank.unsubscribe(self._request_id):
+            self._rank.send(Abort(self._request_id))
 
     def _receive(self, rank: Rank, message: Answer) -> None:
         rank.unsubscribe(message.request_id)
-        answer = self._answers[message.request_id]
-        if answer.done():
+        if self.answer.done():
             return
         if isinstance(message, Embedding) and _is_embedding(message.values):
-            answer.set_result(message.values)
+            self.answer.set_result(message.values)
+        elif isinstance(message, Failed) and message.may_retry and self._num_resumptions < MAX_RESUMPTIONS:
+            self._num_resumptions += 1
+            self._leave_line = self._resumptions.wait(
+                self.try_to_start, lambda why: self._fail(f"{message.reason}, and {why}"), self._num_resumptions - 1
+            )
         else:
-            reason = getattr(message, "reason", f"{rank} said no embedding")
-            answer.set_exception(rank_failed(reason))
+            self._fail(message.reason if isinstance(message, Failed) else f"{rank} said no embedding")
+
+    def _fail(self, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(rank_failed(reason))
 
 
 def _is_embedding(values: bytes) -> bool:

@@ -1,6 +1,6 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with fourteen ways to make it; each message is a sentence that the caller can act on.
+One exception with fifteen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 unsupported(...)      it asks for what this server, or its model, does not do
@@ -9,6 +9,7 @@ One exception with fourteen ways to make it; each message is a sentence that the
     408 too_slow(...)         the body took too long to come
     408 head_too_slow()       the request's head did
     413 too_large(...)        the body is too large
+    422 other_body(...)       another call had this Idempotency-Key
     431 head_too_large(...)   the head is too large
     429 overloaded(...)       every rank has as many requests as it may have
     429 over_limit(...)       the key's own limit is reached
@@ -26,6 +27,7 @@ __all__ = [
     "head_too_slow",
     "invalid",
     "no_such_key",
+    "other_body",
     "over_limit",
     "overloaded",
     "rank_failed",
@@ -111,6 +113,12 @@ def too_large(max_bytes: int) -> ApiError:
     The connection stays: if it were closed while the client sends the rest, the client would not see the answer.
     """
     return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large")
+
+
+def other_body(header: str) -> ApiError:
+    """Return the error for a call whose key, in the `header`, came with another body before."""
+    message = f"this {header} came with another body before; give each call a key of its own"
+    return ApiError(422, message, code="idempotency_key_reused")
 
 
 def too_slow(max_s: float) -> ApiError:

@@ -44,6 +44,7 @@ class GatewayMetrics:
         self.e2e = histogram("e2e_request_latency_seconds", "Time to the last token, if it came.", E2E_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
         self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
+        self.resumed = counter("num_requests_resumed_total", "Times a request went on at other ranks: it had lost one.")
         self.pace = Pace()
         self.tokens = TokenTally(model_name, ITL_BUCKETS_S)
         registry.register(self.tokens)

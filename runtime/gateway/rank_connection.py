@@ -21,6 +21,7 @@ from runtime.protocol.messages import (
     FromRank,
     Hello,
     Load,
+    Pong,
     RankState,
     State,
     Token,
@@ -40,6 +41,7 @@ class Rank:
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # of its tensors, of 1
+        self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
         self._writer = writer
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
@@ -71,6 +73,9 @@ class Rank:
 
     def take(self, message: FromRank) -> None:
         """Act on what the rank says. Raise WireError."""
+        self.looks_since_word = 0
+        if not isinstance(message, Pong):
+            self.looks_since_step = 0
         match message:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
@@ -82,11 +87,11 @@ class Rank:
             case Hello():
                 raise WireError(f"{self} said Hello twice")
 
-    def fail_all(self, reason: str) -> None:
-        """Fail every request that this rank had: nothing more comes from it."""
+    def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
+        """Fail every request that this rank had: nothing more comes from it. Others go on with them, if they may."""
         self.state = "lost"
         for request_id, listener in list(self._listeners.items()):
-            listener(self, Failed(request_id, reason))
+            listener(self, Failed(request_id, reason, may_retry))
 
     def hang_up(self, reason: str) -> None:
         """End the connection, which is of no more use, and fail every request that it had."""

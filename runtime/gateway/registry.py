@@ -6,8 +6,8 @@ The invariants: a unit is ready when all its `num_ranks` ranks are connected and
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
 connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
 connection broke first, takes its own place: it says the same Hello, digest and process id included.
-A rank that serves says something every few seconds. One that is silent for `stall_timeout_s` is given up, though its
-connection may stand: a process that hangs or is stopped closes nothing.
+A rank that serves and is silent is given up, though its connection may stand: a process that hangs or is stopped closes
+nothing (`silence.py`).
 It does not start, stop or reconnect ranks: they come by themselves.
 """
 
@@ -23,13 +23,14 @@ from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
 from runtime.gateway.router import Policy, choose_ranks, choose_to_embed, num_requests, room, room_to_embed
+from runtime.gateway.silence import watch
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Rejected
 from runtime.protocol.sockets import notice_a_vanished_peer
 
-__all__ = ["Registry", "Unit"]
+__all__ = ["LEAST", "Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
 MAX_STRANGERS = 16  # assumed: a rank says Hello with its first packet, and the gateway may have 64 descriptors
@@ -95,6 +96,10 @@ class Registry:
         """The strangers for whom no other need be ended."""
         return max(MAX_STRANGERS - len(self._strangers), 0)
 
+    async def watch(self) -> None:
+        """Give up ranks that are silent, for ever."""
+        await watch(self._ranks.values, self._stall_timeout_s, log.warning)
+
     def make_room(self) -> bool:
         """Return True, after ending the connection that has longest not said Hello when there are many."""
         if not self.num_free:
@@ -119,7 +124,7 @@ class Registry:
     def choose_ranks(self, size: RequestSize) -> tuple[Rank, Rank] | None:
         """Return the rank for the next request's prompt and the rank for its tokens: the same rank in a mixed unit.
 
-        It is None while no unit of a phase is ready.
+        It is None while no unit of a phase is ready, or no rank takes a request of this size.
         """
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
@@ -152,9 +157,9 @@ class Registry:
         return {"ready": is_ready, "pid": os.getpid(), "units": [_report_unit(unit) for unit in units]}
 
     def give_up(self, reason: str) -> None:
-        """Fail every request that is still running."""
+        """Fail every request that is still running, for good."""
         for rank in self._ranks.values():
-            rank.fail_all(reason)
+            rank.fail_all(reason, may_retry=False)
 
     async def close(self) -> None:
         """End every connection."""
@@ -173,27 +178,12 @@ class Registry:
         self._strangers.pop(writer, None)
         log.info("%s on %s joined", rank, _where(rank))
         try:
-            while (message := frames.whole_here() or await self._next_word(rank, frames)) is not None:
+            while (message := frames.whole_here() or await _next_word(frames)) is not None:
                 rank.take(message)
             if not self._is_closing and rank.state != "lost":
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         finally:
             rank.fail_all(f"{rank} was lost")
-
-    async def _next_word(self, rank: Rank, frames: FrameReader[FromRank]) -> FromRank | None:
-        """Return the rank's next message, or None at its end. Raise WireError for one that serves and says nothing."""
-        may_be_silent = rank.state in (
-            "loading",
-            "joining",
-        )  # it waits for its weights, or its peers, and has no requests
-        try:
-            async with asyncio.timeout(None if may_be_silent else self._stall_timeout_s):
-                frame = await frames.read()
-        except TimeoutError:
-            reason = f"{rank} has said nothing for {self._stall_timeout_s:g} s"
-            rank.hang_up(reason)
-            raise WireError(reason) from None
-        return None if frame is None else frame[0]
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         self._hang_up_before(hello)
@@ -219,6 +209,11 @@ class Registry:
         for key, rank in list(self._ranks.items()):
             if rank.hello.unit == hello.unit and rank.hello.unit_digest != hello.unit_digest:
                 del self._ranks[key]
+
+
+async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:
+    frame = await frames.read()
+    return None if frame is None else frame[0]
 
 
 async def _read_hello(frames: FrameReader[FromRank]) -> Hello:

@@ -42,11 +42,12 @@ class JsonLines(logging.Formatter):
 
 @dataclass(frozen=True)
 class Begun:
-    """A call that ranks work on. `began` is of time.monotonic."""
+    """A call that ranks work on. `began` is of time.monotonic; `idempotency` is the digest of its key, if any."""
 
     request: Request
     request_id: str
     began: float
+    idempotency: str | None = None
 
 
 class RequestLog:
@@ -58,7 +59,10 @@ class RequestLog:
     def ended(
         self, call: Begun, units: Mapping[str, str], num_prompt_tokens: int, num_tokens: int, *, is_answered: bool
     ) -> None:
-        """Say that a call is over. `units` are those that had it, with their digests."""
+        """Say that a call is over, and how many tokens are to be counted for it.
+
+        `units` are those that had it, with their digests.
+        """
         fields = {
             "request_id": call.request_id,
             "path": call.request.url.path,
@@ -69,6 +73,8 @@ class RequestLog:
             "seconds": round(time.monotonic() - call.began, 3),
             "units": dict(units),
         }
+        if call.idempotency is not None:
+            fields["idempotency"] = call.idempotency
         log.info("request", extra={FIELDS: fields})
 
     def refused(self, request: Request, error: ApiError) -> None:

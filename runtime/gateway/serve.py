@@ -1,7 +1,8 @@
 """The gateway's process: read the checkpoint's tokenizer, bind three ports on one address, serve until told to stop.
 
 All ports are bound before anything is served, so a taken one is a sentence and not half a gateway. SIGTERM or SIGINT
-stops accepting, gives running answers a few seconds, then closes the ranks' connections.
+stops accepting, gives running answers the time of the drain, then closes the ranks' connections. A second signal ends
+the drain.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import socket
 import time
 from contextlib import closing, nullcontext
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 import uvicorn
@@ -28,6 +30,7 @@ from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_load import RankLimits
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import JsonLines
+from runtime.gateway.resumption import Resumptions
 from runtime.gateway.router import Policy
 from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizer import load_tokenizer
@@ -38,14 +41,18 @@ from runtime.protocol.sockets import listen
 
 __all__ = ["run"]
 
-GRACE_S = 5
+UNREAD_S = 2  # after the drain, for clients that do not read their answer
 GARBAGE_THRESHOLD = 50_000  # assumed: new objects, of which the largest part is alive; some 10 MB
 
 log = logging.getLogger(__name__)
 
 
-def run(launch: GatewayLaunch, address: str, keys: Path | None = None, policy: Policy = Policy.BALANCED) -> None:
+def run(
+    launch: GatewayLaunch, address: str, drain_s: float, keys: Path | None = None, policy: Policy = Policy.BALANCED
+) -> None:
     """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody. `policy` chooses ranks.
+
+    Answers that run then get `drain_s`.
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
@@ -65,10 +72,11 @@ def run(launch: GatewayLaunch, address: str, keys: Path | None = None, policy: P
         registry = Registry(launch.kv_digest, _limits(launch), launch.stall_timeout_s, policy)
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
-        gateway = Gateway(model, schemas, registry, metrics, int(time.time()), ring, traces)
+        resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)
+        gateway = Gateway(model, schemas, resumptions, metrics, int(time.time()), ring, traces)
         _collect_garbage_seldom()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
-        asyncio.run(_serve(gateway, http, ranks))
+        asyncio.run(_serve(gateway, http, ranks, drain_s))
 
 
 def _collect_garbage_seldom() -> None:
@@ -97,7 +105,7 @@ def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
     return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
-async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) -> None:
+async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket, drain_s: float) -> None:
     config = uvicorn.Config(
         with_small_heads(create_app(gateway)),
         ws="none",
@@ -106,7 +114,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) ->
         log_level="error",  # of warnings there may be a flood; connections complain themselves
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_S + 2,  # for a client that does not read its answer
+        timeout_graceful_shutdown=ceil(drain_s) + UNREAD_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     server = uvicorn.Server(config)
@@ -117,10 +125,14 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket) ->
                 serve_clients(http, connections, lambda: Http1(config, server.server_state, connections, turns))
             )
             joining = group.create_task(take_connections(ranks, gateway.registry, partial(_rank, gateway.registry)))
+            watching = group.create_task(gateway.registry.watch())
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, _stop, server, taking, gateway.registry)
+                asyncio.get_running_loop().add_signal_handler(
+                    number, _stop, server, taking, gateway.resumptions, drain_s
+                )
             await server.serve(sockets=[])  # it serves the connections that we take
             joining.cancel()
+            watching.cancel()
     finally:
         gateway.schemas.close()
         await gateway.registry.close()
@@ -130,11 +142,17 @@ def _rank(registry: Registry) -> asyncio.StreamReaderProtocol:
     return asyncio.StreamReaderProtocol(asyncio.StreamReader(), registry.serve)
 
 
-def _stop(server: uvicorn.Server, taking: asyncio.Task[None], registry: Registry) -> None:
-    """Take no more connections. Give running answers a grace, then an error, so that uvicorn finds nothing to cancel.
+def _stop(server: uvicorn.Server, taking: asyncio.Task[None], resumptions: Resumptions, drain_s: float) -> None:
+    """Take no more connections. Give running answers `drain_s`, then an error, so that uvicorn finds nothing to cancel.
 
     uvicorn itself stops at these signals, but raises them again when it is done; without a handler that would kill us.
     """
+    is_second = server.should_exit
     taking.cancel()
     server.should_exit = True
-    asyncio.get_running_loop().call_later(GRACE_S, registry.give_up, "the gateway is stopping")
+    asyncio.get_running_loop().call_later(0 if is_second else drain_s, _give_up, resumptions)
+
+
+def _give_up(resumptions: Resumptions) -> None:
+    resumptions.close("the gateway is stopping")
+    resumptions.registry.give_up("the gateway is stopping")

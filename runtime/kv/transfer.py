@@ -1,6 +1,6 @@
 """Latent KV from a prefill rank to a decode rank, over TCP.
 
-One frame a request: a Handover message, then the latents as raw bytes, `[num_layers, prompt tokens, latent_dim]`. The
+One frame a request: a Handover message, then the latents as raw bytes, `[num_layers, num_cached, latent_dim]`. The
 receiver checks digest, ids, sampling, shape, type and size before it reads them, and answers Accepted or Refused; a
 refusal names nothing that only a unit of the same plan knows. A connection is kept for the next request to the same
 rank. No pickle; nothing is sent that the receiver did not expect.
@@ -167,19 +167,28 @@ def why_refused(
     Only a sender that knows the digest hears about anything else. A client of the gateway may read the reason.
     """
     num_layers, latent_dim = token_shape
-    num_tokens = len(handover.prompt_ids)
+    num_tokens = _num_cached(handover)
     expected_shape = [num_layers, num_tokens, latent_dim]
     if handover.kv_digest != launch.kv_digest:
         return "its KV is of another plan than this unit's, or of other weights than this unit loaded"
-    token_ids, limit = [*handover.prompt_ids, handover.first_token_id], launch.limits.max_request_tokens
-    reason = why_not_computable(token_ids, num_tokens, handover.sampling, vocab_size, limit)
+    limit = launch.limits.max_request_tokens
+    reason = why_not_computable(handover.prompt_ids, handover.generated, handover.sampling, vocab_size, limit)
     if reason is not None:
         return reason
+    if not handover.generated:
+        return "it comes without its first token"
     if handover.dtype != launch.kv_cache.dtype or handover.shape != expected_shape:
         return f"its KV is {handover.dtype} {handover.shape}, not {launch.kv_cache.dtype} {expected_shape}"
     if payload_bytes != num_tokens * launch.kv_cache.bytes_per_token:
         return f"its KV has {payload_bytes:,} bytes for {num_tokens:,} tokens"
     return None
+
+
+def _num_cached(handover: Handover) -> int:
+    """Return how many tokens' KV comes: what the shape says, within what the tokens allow."""
+    num_prompt_tokens, num_generated = len(handover.prompt_ids), len(handover.generated)
+    said = handover.shape[1] if len(handover.shape) > 1 else 0
+    return min(max(said, num_prompt_tokens), num_prompt_tokens + max(num_generated - 1, 0))
 
 
 class _Room:

@@ -60,12 +60,12 @@ class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def why_not_computable(
-    token_ids: list[int], num_prompt_tokens: int, sampling: Sampling, vocab_size: int, max_request_tokens: int
+    prompt_ids: list[int], generated: list[int], sampling: Sampling, vocab_size: int, max_request_tokens: int
 ) -> str | None:
-    """Return why a rank cannot compute this request, or None. `token_ids` are all that came with it."""
-    if num_prompt_tokens < 1:
+    """Return why a rank cannot compute what follows the prompt and the tokens `generated` after it, or None."""
+    if not prompt_ids:
         return "its prompt has 0 tokens"
-    if not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+    if not all(min(ids) >= 0 and max(ids) < vocab_size for ids in (prompt_ids, generated) if ids):
         return f"it has a token id outside the vocabulary of {vocab_size:,}"
     if not all(0 <= token_id < vocab_size for token_id in sampling.logit_bias):
         return f"its logit_bias has a token id outside the vocabulary of {vocab_size:,}"
@@ -73,7 +73,9 @@ def why_not_computable(
         msgspec.convert(msgspec.structs.asdict(sampling), _BoundedSampling)
     except msgspec.ValidationError as error:
         return f"its sampling is out of range: {error}"
-    num_tokens = num_prompt_tokens + sampling.max_tokens
+    if len(generated) >= sampling.max_tokens:
+        return f"it has {len(generated):,} tokens already of the {sampling.max_tokens:,} that it asks for"
+    num_tokens = len(prompt_ids) + sampling.max_tokens
     if num_tokens > max_request_tokens:  # it would wait for pages for ever, and everybody behind it
         return f"it could grow to {num_tokens:,} tokens, this unit takes {max_request_tokens:,}"
     return None

@@ -1,9 +1,9 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests; Load now and
-                          then, when what the rank has to do has changed
+                          then, when what the rank has to do has changed; Pong
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Abort ends one; Dismissed
-                          lets a draining rank end; Rejected ends it at once
+                          lets a draining rank end; Rejected ends it at once; Ping asks whether it lives
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
@@ -32,7 +32,9 @@ __all__ = [
     "Hello",
     "Load",
     "Logprobs",
+    "Ping",
     "Place",
+    "Pong",
     "Prefill",
     "RankState",
     "Refused",
@@ -127,25 +129,31 @@ class Load(_Message):
 
 
 class Token(_Message):
-    """One more token of a request. With `finish_reason` "stop", `token_id` is the stop id itself and not text."""
+    """Token number `index`, from 0, of a request's answer.
+
+    With `finish_reason` "stop", `token_id` is the stop id itself and not text.
+    """
 
     request_id: str
+    index: int
     token_id: int
     finish_reason: FinishReason | None
     logprobs: Logprobs | None = None
 
 
 class Failed(_Message):
-    """The request ended without an answer."""
+    """The request ended without an answer. Where it `may_retry`, the fault is a rank's, and others may answer it."""
 
     request_id: str
     reason: str
+    may_retry: bool = False
 
 
 class Prefill(_Message):
-    """Compute this prompt and draw the first token; hand the rest over to the decode rank at `kv_host:kv_port`.
+    """Compute this prompt and draw the next token; hand the rest over to the decode rank at `kv_host:kv_port`.
 
-    Both are None at a mixed rank, which goes on itself.
+    Both are None at a mixed rank, which goes on itself. A request that lost its ranks comes with the tokens that they
+    `generated`: what follows them is drawn next.
     """
 
     request_id: str
@@ -153,6 +161,7 @@ class Prefill(_Message):
     sampling: Sampling
     kv_host: str | None = None
     kv_port: int | None = None
+    generated: list[int] = []  # msgspec gives each its own
 
 
 class Embed(_Message):
@@ -175,6 +184,14 @@ class Abort(_Message):
     request_id: str
 
 
+class Ping(_Message):
+    """The gateway has heard nothing of the rank for a while."""
+
+
+class Pong(_Message):
+    """The answer to Ping: the rank's process runs, though a step may take it long."""
+
+
 class Dismissed(_Message):
     """The rank is draining, and no request that the gateway sent needs it any more."""
 
@@ -186,14 +203,18 @@ class Rejected(_Message):
 
 
 class Handover(_Message):
-    """A request moves to decode. The payload is `[num_layers, prompt tokens, latent_dim]` in `dtype`, C order."""
+    """A request moves to decode. The payload is `[num_layers, num_cached, latent_dim]` in `dtype`, C order.
+
+    Cached are the prompt's tokens at least, and never the last of those `generated`. The decode rank computes what is
+    missing before it draws.
+    """
 
     request_id: str
     kv_digest: str
     prompt_ids: list[int]
     shape: list[int]
     dtype: Literal["fp32", "bf16"]
-    first_token_id: int
+    generated: list[int]
     sampling: Sampling
 
 
@@ -230,7 +251,7 @@ class Wait(_Message):
     reason: str
 
 
-FromRank = Hello | State | Load | Token | Embedding | Failed
-FromGateway = Prefill | Embed | Abort | Dismissed | Rejected
+FromRank = Hello | State | Load | Token | Embedding | Failed | Pong
+FromGateway = Prefill | Embed | Abort | Dismissed | Rejected | Ping
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

@@ -22,7 +22,7 @@ MAX_REMEMBERED = 4096  # assumed: more than are aborted while a handover takes i
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request as it came from prefill; `latents` is `[num_layers, prompt tokens, latent_dim]`."""
+    """A request as it came from prefill; `latents` is `[num_layers, num_cached, latent_dim]`."""
 
     handover: Handover
     latents: Tensor
@@ -36,7 +36,7 @@ class DecodePhase(Phase[Arrival]):
         self._aborted_before_arrival: deque[str] = deque(maxlen=MAX_REMEMBERED)
 
     def arrive(self, message: Arrival) -> None:
-        """Take a prompt with its latents and its first token, unless nobody waits for it any more."""
+        """Take a prompt with its latents and its tokens so far, unless nobody waits for it any more."""
         handover = message.handover
         if handover.request_id in self._aborted_before_arrival:
             return
@@ -45,8 +45,8 @@ class DecodePhase(Phase[Arrival]):
                 handover.request_id,
                 handover.prompt_ids,
                 handover.sampling,
-                generated=[handover.first_token_id],
-                num_cached=len(handover.prompt_ids),
+                generated=list(handover.generated),
+                num_cached=handover.shape[1],
                 latents=message.latents,
             )
         )

@@ -35,7 +35,7 @@ def load_of(scheduler: Scheduler, arrived: list[str]) -> Load:
     """
     running = list(scheduler.running)
     requests = [*running, *scheduler.waiting]
-    left = [(request.num_cached, len(request.prompt_ids)) for request in requests if request.is_prefilling]
+    left = [(request.num_cached, request.num_to_prefill) for request in requests if request.is_prefilling]
     return Load(
         num_requests=len(requests),
         num_waiting=len(requests) - len(running),

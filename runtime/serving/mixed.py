@@ -1,7 +1,6 @@
 """The work of a rank in a mixed unit: requests stay from prompt to end, chunks of some beside the tokens of others."""
 
 from runtime.protocol.messages import Prefill
-from runtime.serving.request import Request
 from runtime.serving.step_loop import Phase
 
 __all__ = ["MixedPhase"]
@@ -12,4 +11,4 @@ class MixedPhase(Phase[Prefill]):
 
     def arrive(self, message: Prefill) -> None:
         """Take a prompt."""
-        self._add(Request(message.request_id, message.prompt_ids, message.sampling))
+        self._asked(message)

@@ -22,10 +22,10 @@ class PrefillPhase(Phase[Prefill]):
         assert message.kv_host is not None
         assert message.kv_port is not None
         kv_address = (message.kv_host, message.kv_port)
-        self._add(Request(message.request_id, message.prompt_ids, message.sampling, kv_address=kv_address))
+        self._asked(message, kv_address)
 
     def follow(self, request: Request) -> None:
-        """Hand the request over: its first token is said."""
+        """Hand the request over: its next token is said, or its decode rank replays those that it has."""
         assert request.kv_address is not None
         latents = self._scheduler.cache.swap_out(request.table, request.num_cached)
         self._scheduler.end(request)
@@ -38,6 +38,6 @@ class PrefillPhase(Phase[Prefill]):
             prompt_ids=request.prompt_ids,
             shape=list(latents.shape),
             dtype=self._launch.kv_cache.dtype,
-            first_token_id=request.generated[0],
+            generated=request.generated,
             sampling=request.sampling,
         )

@@ -2,8 +2,13 @@
 
     tokens        prompt_ids + generated
     num_cached    of the tokens, from the first, those whose latents exist
-    prefilling    num_cached < len(prompt_ids): the next chunk is of the prompt
-    decoding      num_cached == len(tokens) - 1: the next chunk is the last token
+    prefilling    num_cached < num_to_prefill: the next chunk is of the prompt
+    decoding      else: the next row is the token after the cached ones, which is the last one, unless it replays
+
+A request that lost its ranks comes back with the tokens that they generated. They are prefilled with its prompt or, in
+deterministic mode, replayed: computed as rows of decode, as they were the first time, because prefill's sums differ in
+the last bits. A step may take many rows of one request: every row's latent is written before any row attends, and each
+sees no further than itself.
 
 Latents lie in the pages of `table`, or in `latents` while the request waits outside the cache, or nowhere while none
 is computed.
@@ -33,6 +38,7 @@ class Constraint:
 class Request:
     """A request on this rank. `latents` is `[num_layers, num_cached, latent_dim]`.
 
+    `num_generated_to_prefill`: the generated tokens that are computed as if they were of the prompt.
     `kv_address` is the decode rank's, at a prefill rank. A request that `embeds` ends with its prompt, without a token.
     """
 
@@ -45,6 +51,7 @@ class Request:
     latents: Tensor | None = None
     kv_address: tuple[str, int] | None = None
     embeds: bool = False
+    num_generated_to_prefill: int = 0
     constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
 
     @property
@@ -53,14 +60,32 @@ class Request:
         return len(self.prompt_ids) + len(self.generated)
 
     @property
+    def num_to_prefill(self) -> int:
+        """The tokens that are computed in chunks: the prompt, and what is computed as if it were of it."""
+        return len(self.prompt_ids) + self.num_generated_to_prefill
+
+    @property
     def is_prefilling(self) -> bool:
         """True if a part of its prompt is still to be computed."""
-        return self.num_cached < len(self.prompt_ids)
+        return self.num_cached < self.num_to_prefill
+
+    @property
+    def is_computed(self) -> bool:
+        """True if every token has its latents, so that the next one can be drawn."""
+        return self.num_cached == self.num_tokens
 
     def next_of_prompt(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""
-        return Chunk(self.prompt_ids[self.num_cached : self.num_cached + max_tokens], self.num_cached, self.table)
+        end = min(self.num_cached + max_tokens, self.num_to_prefill)
+        return Chunk(self._tokens(self.num_cached, end), self.num_cached, self.table)
 
-    def last_token(self) -> Chunk:
-        """Return what decode computes next."""
-        return Chunk(self.generated[-1:], self.num_cached, self.table)
+    def next_rows(self, max_rows: int) -> list[Chunk]:
+        """Return what decode computes next: the last token, or up to `max_rows` of those that it replays."""
+        end = min(self.num_cached + max_rows, self.num_tokens)
+        rows = enumerate(self._tokens(self.num_cached, end), self.num_cached)
+        return [Chunk([token_id], position, self.table) for position, token_id in rows]
+
+    def _tokens(self, start: int, end: int) -> list[int]:
+        """Return the tokens at these positions."""
+        num_of_prompt = len(self.prompt_ids)
+        return self.prompt_ids[start:end] + self.generated[max(start - num_of_prompt, 0) : max(end - num_of_prompt, 0)]

@@ -9,6 +9,8 @@ A step, in this order:
        preempted: its latents go to host memory and it to the head of `waiting`.
     2. entry for whoever waits, in order, while there are pages for all its tokens so far.
     3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all.
+    4. a row for each request that decodes. The rows that `max_requests` leaves go to requests that replay tokens which
+       lost ranks had generated, the oldest first.
 
 No request is lost and none starves: the cache holds one request of full length, the oldest is preempted by nobody, and
 nobody overtakes. Prefill, decode and mixed units differ in which requests they get, not in this policy.
@@ -29,7 +31,10 @@ __all__ = ["Batch", "Scheduler"]
 
 @dataclass(frozen=True)
 class Batch:
-    """The work of a step: `requests[i]` is the one of chunk i, those in prefill before those in decode."""
+    """The work of a step: `requests[i]` is the one of chunk i, those in prefill before those in decode.
+
+    A request that replays has several chunks, in order.
+    """
 
     requests: list[Request]
     prefilling: list[Chunk]
@@ -66,9 +71,11 @@ class Scheduler:
         self._make_room()
         self._let_in()
         prefilling = self._chunks()
-        decoding = [request for request in self.running if not request.is_prefilling]
+        decoding = self._rows()
         return Batch(
-            [*prefilling, *decoding], list(prefilling.values()), [request.last_token() for request in decoding]
+            [*prefilling, *(request for request, _ in decoding)],
+            list(prefilling.values()),
+            [row for _, row in decoding],
         )
 
     def end(self, request: Request) -> None:
@@ -119,3 +126,13 @@ class Scheduler:
                 chunks[request] = request.next_of_prompt(room)
                 room -= len(chunks[request].token_ids)
         return chunks
+
+    def _rows(self) -> list[tuple[Request, Chunk]]:
+        decoding = [request for request in self.running if not request.is_prefilling]
+        to_spare = self._limits.max_requests - len(decoding)
+        rows = []
+        for request in decoding:
+            of_request = request.next_rows(1 + to_spare)
+            to_spare -= len(of_request) - 1
+            rows += [(request, row) for row in of_request]
+        return rows

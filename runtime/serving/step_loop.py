@@ -17,7 +17,7 @@ from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.counting import attention_pairs
-from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Handover, Load, Sampling, Token
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Handover, Load, Prefill, Sampling, Token
 from runtime.serving.constraint import Constraints
 from runtime.serving.load_report import LoadReport
 from runtime.serving.request import Request
@@ -105,11 +105,28 @@ class Phase(ABC, Generic[Arriving]):
                 assert state_D is not None
                 self._scheduler.end(request)
                 self._outbox.say(Embedding(request.id, embedding_bytes(state_D)))
-            else:
+            elif request.is_computed:
                 self._postprocess(request, logits_V)
+            else:
+                self.follow(request)
 
     def follow(self, request: Request) -> None:
-        """Act on a token that is not the request's last. By default do nothing: the next step goes on."""
+        """Act on a token that is not the request's last, drawn or replayed. By default do nothing: a step follows."""
+
+    def _asked(self, message: Prefill, kv_address: tuple[str, int] | None = None) -> None:
+        """Take a prompt, and the tokens that its request may have already.
+
+        In deterministic mode those are replayed, else prefilled.
+        """
+        request = Request(
+            message.request_id,
+            message.prompt_ids,
+            message.sampling,
+            generated=list(message.generated),
+            kv_address=kv_address,
+            num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
+        )
+        self._add(request)
 
     def _add(self, request: Request) -> None:
         """Take a request from the gateway.
@@ -117,7 +134,7 @@ class Phase(ABC, Generic[Arriving]):
         It may know other limits, because it serves units of an older launch as well.
         """
         vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
-        reason = why_not_computable(request.prompt_ids, len(request.prompt_ids), request.sampling, vocab_size, limit)
+        reason = why_not_computable(request.prompt_ids, request.generated, request.sampling, vocab_size, limit)
         if reason is None:
             self._scheduler.add(request)
         else:
@@ -162,4 +179,5 @@ def _next_token(request: Request, logits_V: Tensor, constraints: Constraints) ->
         said = logprobs(logits_V, token_id, request.sampling)
     except RuntimeError as error:  # torch's, for whatever it cannot draw from
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error
-    return Token(request.id, token_id, finish_reason(token_id, len(request.generated) + 1, request.sampling), said)
+    index = len(request.generated)
+    return Token(request.id, index, token_id, finish_reason(token_id, index + 1, request.sampling), said)

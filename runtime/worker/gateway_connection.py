@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Load, Rejected, State
+from runtime.protocol.messages import FromGateway, Hello, Load, Ping, Pong, Rejected, State
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 
 __all__ = ["GatewayLink"]
@@ -93,6 +93,9 @@ class GatewayLink:
             while (frame := await reader.read()) is not None:
                 if isinstance(frame[0], Rejected):
                     raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
-                self._receive(frame[0])
+                if isinstance(frame[0], Ping):
+                    self.send(Pong())  # from this thread, however long a step takes
+                else:
+                    self._receive(frame[0])
         finally:
             writer.close()

@@ -102,7 +102,7 @@ class Network:
             try:
                 await self._kv_sender.send(host, port, handover, latents)
             except RuntimeFailure as error:
-                self._link.send(Failed(handover.request_id, str(error)))
+                self._link.send(Failed(handover.request_id, str(error), may_retry=True))
 
         def start() -> None:
             self._handovers[handover.request_id] = task = self._start(send)

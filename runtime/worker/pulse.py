@@ -38,6 +38,7 @@ class Pulse:
         self._has_weights = False
         self._last_turn: float | None = None
         self._telling: list[_Telling] = []
+        self.num_turns = 0
 
     def tell_now_and_then(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
         """Call `tell` every `period_s`, from the thread of the loop, as long as it turns."""
@@ -50,6 +51,7 @@ class Pulse:
     def turn(self) -> None:
         """Note that the loop begins another turn."""
         self._last_turn = now = self._now()
+        self.num_turns += 1
         for each in self._telling:
             if now - each.last_at >= each.period_s:
                 each.last_at = now

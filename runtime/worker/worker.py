@@ -42,6 +42,7 @@ from runtime.worker.io_thread import Inbox, Network
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
+from runtime.worker.step_deadline import end_rank_after
 
 __all__ = ["Addresses", "run_rank"]
 
@@ -88,6 +89,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         ready.set()
         pulse.tell_now_and_then(network.say_still_here)
         pulse.tell_now_and_then(phase.tell_load, LOAD_S)
+        if device.type == "cpu":
+            end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
         step_until_left(phase, group, inbox, leaving, pulse)
 
 

@@ -96,8 +96,15 @@ def start(plan: Deployable, host: str, *, detached: bool, keys: Path | None = No
     except OSError as error:
         raise unusable(folder.path, error) from None
     units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
-    model = _model_name(plan)
-    record = Record(plan.name, plan.digest, layout.endpoint, model, units, switches_units=plan.switches_units)
+    record = Record(
+        plan.name,
+        plan.digest,
+        layout.endpoint,
+        _model_name(plan),
+        units,
+        switches_units=plan.switches_units,
+        drain_s=layout.drain_s,
+    )
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
 
     _fork(lambda started: supervise(folder, layout, record, started), log, detached)
@@ -123,15 +130,16 @@ def follow(folder: RunFolder) -> Iterator[Record]:
 
 
 def stop(folder: RunFolder) -> None:
-    """End the deployment and wait until it has ended. Raise LocalError when it does not end."""
+    """End the deployment and wait until it has ended: first its answers do. Raise LocalError when it does not end."""
     record = folder.read()
     assert record is not None  # the supervisor writes it before anything else
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    timeout_s = STOP_TIMEOUT_S + record.drain_s
+    deadline = time.monotonic() + timeout_s
     if folder.is_running():
         os.kill(record.supervisor, signal.SIGTERM)
     while folder.is_running():
         if time.monotonic() > deadline:
-            rule = f"R105 {folder.name} did not stop within {STOP_TIMEOUT_S:.0f} s"
+            rule = f"R105 {folder.name} did not stop within {timeout_s:.0f} s"
             raise LocalError(
                 rule, f"its supervisor is process {record.supervisor}", "kill it; its processes go with it"
             )

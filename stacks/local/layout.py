@@ -33,6 +33,7 @@ class Layout:
     http_port: int
     gateway: NodeProcess
     nodes: tuple[NodeProcess, ...]
+    drain_s: float  # for answers that run when their process is told to end
 
     @property
     def endpoint(self) -> str:
@@ -45,23 +46,24 @@ def lay_out_locally(plan: Deployable, folder: Path, host: str, keys: Path | None
 
     Raise CallError when `host` is not loopback.
     """
-    addresses = _node_addresses(plan, host)
+    addresses, drain = _node_addresses(plan, host), ("--drain", f"{plan.kubernetes.drain:g}")
     gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
     nodes = []
     for unit in plan.units:
         for node in unit.nodes:
             place = ("--node", node, "--address", addresses[node], "--leader", addresses[unit.nodes[0]])
             command = _runtime(
-                "node", "--launch", str(folder / names.launch_file(unit.name)), *place, "--gateway", host
+                "node", "--launch", str(folder / names.launch_file(unit.name)), *place, "--gateway", host, *drain
             )
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
-    gateway = ["gateway", "--launch", str(gateway_launch), "--address", host]
+    gateway = ["gateway", "--launch", str(gateway_launch), "--address", host, *drain]
     gateway += ["--keys", str(keys.absolute())] if keys is not None else []
     return Layout(
         gateway_host=host,
         http_port=plan.gateway.port,
         gateway=NodeProcess("gateway", None, _runtime(*gateway)),
         nodes=tuple(nodes),
+        drain_s=plan.kubernetes.drain,
     )
 
 

@@ -5,8 +5,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from stacks.local.record import Record, UnitRecord
-from stacks.local.supervisor import ORDER
+from stacks.local.record import ORDER, Record, UnitRecord
 
 __all__ = ["UpProgress"]
 

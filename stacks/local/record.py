@@ -21,10 +21,11 @@ from typing import Any, TextIO
 
 from stacks.local.errors import LocalError
 
-__all__ = ["Record", "RunFolder", "UnitRecord", "running_deployments", "state_root", "unusable"]
+__all__ = ["ORDER", "Record", "RunFolder", "UnitRecord", "running_deployments", "state_root", "unusable"]
 
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
+ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -41,6 +42,7 @@ class UnitRecord:
     ranks: int
     reason: str | None = None
     loaded: float = 0.0
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Record:
     supervisor: int = 0  # its process; 0 before there is one
     stages: dict[str, float] = field(default_factory=dict)
     failure: str | None = None  # why the whole deployment ended, once it has
+    gateway_failure: str | None = None  # why the gateway is down, while it is
+    gateway_restarts: int = 0
+    drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, and nothing does yet
 
     @property
@@ -64,8 +69,8 @@ class Record:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a unit has ended that nobody told to."""
-        return any(unit.state == "failed" for unit in self.units)
+        """Whether the gateway, or a unit that nobody told to end, is down."""
+        return self.gateway_failure is not None or any(unit.state == "failed" for unit in self.units)
 
     def with_unit(self, unit: UnitRecord) -> "Record":
         """Return the record with one unit replaced."""

@@ -3,12 +3,8 @@
 import importlib.util
 import itertools
 import json
-import os
 import re
-import signal
 import subprocess
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from openai import BadRequestError, OpenAI
 from tokenizers import Tokenizer
 
 from runtime.gateway.tokenizer import load_tokenizer
-from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, REPOSITORY, Tidemill, get_json, samples, total, wait_until
+from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, REPOSITORY, Tidemill, get_json, samples, total
 
 MODEL = "tidemill-demo"
 PROMPT = "The baker opened the shop at dawn and"
@@ -291,36 +287,6 @@ def test_readyz_says_ready(demo):
 
     assert report["ready"]
     assert sum(len(unit["ranks"]) for unit in report["units"]) == 6
-
-
-def test_a_rank_that_stands_still_fails_the_liveness_of_its_unit(demo):
-    """One process of prefill's two is stopped: the other says so too, decode does not; both go on when it does."""
-    prefix = demo.host.rpartition(".")[0]
-    units = {unit["phase"]: unit for unit in get_json(f"http://{demo.host}:8000/readyz")["units"]}
-    stopped, _ = units["prefill"]["ranks"]
-
-    def health(node: int, local: int) -> int:
-        return status_of(f"http://{prefix}.{node}:{9400 + local}/health")
-
-    before = [health(2, 1), health(3, 0)]
-    os.kill(stopped["pid"], signal.SIGSTOP)
-    try:
-        wait_until(lambda: health(2, 1) == 503, timeout_s=60)
-        meanwhile = health(3, 0)
-    finally:
-        os.kill(stopped["pid"], signal.SIGCONT)
-    wait_until(lambda: health(2, 1) == 200, timeout_s=60)
-
-    assert (before, meanwhile) == ([200, 200], 200)
-
-
-def status_of(url: str) -> int:
-    """The status of a GET."""
-    try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return response.status
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 ROWS = "tidemill_expert_rows_total"

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from stacks.local.supervisor import last_words
+from stacks.local.processes import last_words
 
 
 @pytest.mark.parametrize(

@@ -63,25 +63,8 @@ def test_a_plan_of_gpus_is_not_started_on_cpus(tidemill, write_spec):
     assert "tidemill render writes its manifests" in done.stderr
 
 
-def test_a_killed_rank_shows_in_status_within_five_seconds(tidemill):
-    """Its unit is failed, with the reason; the other unit is still ready; requests are refused, not hung."""
-    assert tidemill.up().returncode == 0
-    report = get_json(f"http://{tidemill.host}:8000/readyz")
-    (decode,) = [unit for unit in report["units"] if unit["phase"] == "decode"]
-
-    os.kill(decode["ranks"][2]["pid"], signal.SIGKILL)
-    seconds = wait_until(lambda: tidemill.status()["units"][1]["state"] == "failed")
-    wait_until(lambda: "SIGKILL" in tidemill.status()["units"][1]["reason"])
-
-    prefill, decode = tidemill.status()["units"]
-    assert seconds < 5
-    assert prefill["state"] == "ready"
-    assert decode["reason"] == "demo-decode-0 rank 2 was killed by SIGKILL"
-    assert not get_json(f"http://{tidemill.host}:8000/readyz")["ready"]
-
-
 def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill):
-    """SIGTERM to one of four ranks in the middle of an answer: it ends as without, then all four end by themselves."""
+    """SIGTERM to one of four ranks in the middle of an answer: it ends as without, then all leave and come back."""
     assert tidemill.up().returncode == 0
     report = get_json(f"http://{tidemill.host}:8000/readyz")
     (decode,) = [unit for unit in report["units"] if unit["phase"] == "decode"]
@@ -98,6 +81,7 @@ def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill):
     assert text == undisturbed
     assert tidemill.status()["units"][1]["state"] == "ended"
     assert "have drained and ended" in tidemill.status()["units"][1]["reason"]
+    wait_until(lambda: tidemill.status()["units"][1]["state"] == "ready", timeout_s=120)
 
 
 @pytest.mark.whole

@@ -1,0 +1,131 @@
+"""Processes that live and die together: the nodes of a unit, or the gateway alone.
+
+A group is started as a whole and ended as a whole: a unit cannot compute without one of its ranks, and ranks of two
+starts cannot join each other. The processes die with the supervisor, however it dies, because the runtime asks the
+kernel for that (`--parent`); a node's ranks die with their node in the same way, stopped ones too.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stacks.local.layout import NodeProcess
+
+__all__ = ["PEER_LOST", "ProcessGroup", "last_words", "state_of"]
+
+PEER_LOST = 75  # the runtime's exit status for "another rank went first"
+CAUSE_GRACE_S = 3.0  # how long the node that caused a failure may take to say so after one that only noticed
+GONE_WITHIN_S = 5.0  # assumed: freeing a rank's memory takes a while on a busy machine; zombies may stay for longer
+POLL_S = 0.05
+GONE, STOPPED = "", "T"  # of state_of
+
+
+class ProcessGroup:
+    """The processes of `members`, which write their logs into `folder`."""
+
+    def __init__(self, name: str, members: Sequence[NodeProcess], folder: Path) -> None:
+        self.name, self._members, self._folder = name, members, folder
+        self._handles: dict[NodeProcess, subprocess.Popen[bytes]] = {}
+        self._log_begins: dict[NodeProcess, int] = {}
+        self._first_died_at: float | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes, once they are started."""
+        return [handle.pid for handle in self._handles.values()]
+
+    def start(self) -> None:
+        """Start every process, in a process group of its own, so that Ctrl-C reaches only the supervisor."""
+        self._first_died_at = None
+        for member in self._members:
+            with self._log(member).open("ab" if member in self._log_begins else "wb") as log:
+                self._log_begins[member] = log.tell()
+                self._handles[member] = subprocess.Popen(
+                    [*member.command, "--parent", str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    process_group=0,
+                )
+
+    def end_if_known(self) -> tuple[int, str] | None:
+        """Return the status of the process whose end explains all others, and its reason; None while nobody ended.
+
+        For a moment only an echo of the cause may be here.
+        """
+        ended = {member: handle.returncode for member, handle in self._handles.items() if handle.poll() is not None}
+        if not ended:
+            return None
+        now = time.monotonic()
+        self._first_died_at = self._first_died_at or now
+        member, status = _cause(ended)
+        if status == PEER_LOST and now - self._first_died_at < CAUSE_GRACE_S:
+            return None
+        return status, last_words(member.name, status, self._log(member), self._log_begins[member])
+
+    def is_stopped(self) -> bool:
+        """Return whether one of the processes is stopped, as by SIGSTOP: it will not say so itself."""
+        return any(state_of(pid) == STOPPED for pid in self.pids)
+
+    def kill(self) -> None:
+        """End every process and its children, stopped ones too, and reap them.
+
+        Their ports are free then: a node's ranks are in its process group, and outlive it for a moment.
+        """
+        for handle in self._handles.values():
+            handle.kill()
+        for handle in self._handles.values():
+            handle.wait()
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while any(map(_has_members, self.pids)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def terminate(self) -> None:
+        """Ask every process to end."""
+        for handle in self._handles.values():
+            handle.terminate()
+
+    def is_running(self) -> bool:
+        """Return whether one of the processes has not ended."""
+        return any(handle.poll() is None for handle in self._handles.values())
+
+    def _log(self, member: NodeProcess) -> Path:
+        return self._folder / f"{member.name}.log"
+
+
+def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
+    """Say why a process ended: its own last sentence, unless a signal left it no time for one.
+
+    What it said begins at byte `begin` of its log.
+    """
+    if status < 0:
+        return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
+    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
+    return f"{name} ended with status {status}; see {log}" if said is None else said.removeprefix("tidemill: ")
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of the process's state (proc(5), `stat`); "" if it is gone, or only waits to be reaped."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return GONE
+    return GONE if letter in "ZX" else letter
+
+
+def _has_members(process_group: int) -> bool:
+    """Return whether a process of the group is there."""
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
+    """Return the death that explains the others: the first that is not itself an echo."""
+    return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

@@ -1,0 +1,35 @@
+"""When processes that ended are started again: with a wait that doubles, as Kubernetes' kubelet does.
+
+The first and the longest wait are those of Kubernetes' shortened back-off: 1 s and 60 s (Kubernetes docs, "Pod
+Lifecycle", reduced container restart delay, feature gate ReduceDefaultCrashLoopBackOffDecay; by default they are 10 s
+and 300 s, which is long for somebody who looks on). A group that served for a while begins anew.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["Backoff"]
+
+FIRST_S, MOST_S = 1.0, 60.0
+SOUND_S = 10.0  # assumed: what serves so long does not crash as it starts; the kubelet's 10 min is for what runs anyway
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """The waits of one group of processes. `serving_since` is None while it does not serve."""
+
+    num_failures: int = 0  # in a row
+    serving_since: float | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """The seconds between the last end and the next start."""
+        return min(FIRST_S * 2 ** (self.num_failures - 1), MOST_S) if self.num_failures else 0.0
+
+    def serves(self, now: float) -> "Backoff":
+        """Note that the group serves."""
+        return self if self.serving_since is not None else Backoff(self.num_failures, now)
+
+    def ended(self, now: float) -> "Backoff":
+        """Note that the group ended."""
+        was_sound = self.serving_since is not None and now - self.serving_since >= SOUND_S
+        return Backoff(1 if was_sound else self.num_failures + 1)
