@@ -29,14 +29,14 @@ async def serve(host, port, rank, num_ranks):
     reader, writer = await asyncio.open_connection(host, port)
     hello = Hello("stub", "mixed", rank, num_ranks, "node", 1, UNIT_DIGEST, KV_DIGEST, None, None)
     writer.write(encode_frame(hello) + encode_frame(State("ready")))
-    requests = {}  # id -> [tokens to go, ticks of a step, ticks to the next one]
+    requests = {}  # id -> [tokens to go, ticks of a step, ticks to the next one, tokens said]
     ticking = asyncio.ensure_future(tick(writer, requests))
     frames = FrameReader(reader, FromGateway)
     while (frame := await frames.read()) is not None:
         message = frame[0]
         if isinstance(message, Prefill):
             ticks = max(1, message.sampling.seed // TICK_MS)
-            requests[message.request_id] = [message.sampling.max_tokens, ticks, 1 + len(requests) % ticks]
+            requests[message.request_id] = [message.sampling.max_tokens, ticks, 1 + len(requests) % ticks, 0]
         elif isinstance(message, Abort):
             requests.pop(message.request_id, None)
     ticking.cancel()
@@ -59,7 +59,8 @@ def step(requests):
             request[0] -= 1
             request[2] = request[1]
             is_last = request[0] == 0
-            yield encode_frame(Token(request_id, TOKEN_ID, "length" if is_last else None))
+            yield encode_frame(Token(request_id, request[3], TOKEN_ID, "length" if is_last else None))
+            request[3] += 1
             if is_last:
                 del requests[request_id]
 

@@ -42,6 +42,7 @@ GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "
     "kind": "gateway",
     "max_queued_requests": 3,
     "stall_timeout_s": 150,
+    "resume_timeout_s": 1,
     "ports": {"http": 8000, "registry": 29700, "metrics": 29800},
 }
 

@@ -26,16 +26,18 @@ class Wish:
     id: str
     prompt_ids: list[int]
     sampling: Sampling
+    generated: tuple[int, ...] = ()  # by ranks that it lost
 
     def message(self):
-        return Prefill(self.id, self.prompt_ids, self.sampling, *DECODE)
+        return Prefill(self.id, self.prompt_ids, self.sampling, *DECODE, generated=list(self.generated))
 
 
 class Rank:
     """`kind`: "mixed" or "pair". `said`: request id -> its tokens so far; `done`: the ids of the finished."""
 
-    def __init__(self, engine, kind, limits):
-        launch = SimpleNamespace(limits=limits, kv_digest="", kv_cache=SimpleNamespace(dtype="fp32"))
+    def __init__(self, engine, kind, limits, *, deterministic=True):
+        kv_cache = SimpleNamespace(dtype="fp32")
+        launch = SimpleNamespace(limits=limits, kv_digest="", kv_cache=kv_cache, deterministic=deterministic)
         kinds = {"mixed": [MixedPhase], "pair": [PrefillPhase, DecodePhase]}[kind]
         self.phases = [phase(engine, launch, self, NO_METRICS) for phase in kinds]
         self.said: dict[str, list[Token]] = {}

@@ -63,7 +63,8 @@ def engine(tmp_path_factory):
 @pytest.fixture(scope="module")
 def launch(engine):
     bytes_per_token = 4 * engine.token_shape[0] * engine.token_shape[1]
-    return SimpleNamespace(limits=LIMITS, kv_digest="sha256:kv", kv_cache=KvLayout(1, "fp32", bytes_per_token))
+    kv_cache = KvLayout(1, "fp32", bytes_per_token)
+    return SimpleNamespace(limits=LIMITS, kv_digest="sha256:kv", kv_cache=kv_cache, deterministic=True)
 
 
 class Rank:
@@ -85,7 +86,7 @@ class Rank:
         """Nobody tells loads here."""
 
     def hand_over(self, host, port, handover, latents):
-        self.say(Token(handover.request_id, handover.first_token_id, None))
+        self.say(Token(handover.request_id, 0, handover.generated[0], None))
 
     def step(self):
         """Take what has arrived, and compute all of it."""
@@ -130,10 +131,10 @@ def in_time(coroutine):
 def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
     """Each frame is refused, or computed as what it says; a handover beside them gets the tokens it always gets."""
     latents = torch.randn(engine.token_shape[0], 3, engine.token_shape[1])
-    handover = Handover("mutated", "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", 4, SAMPLING)
+    handover = Handover("mutated", "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", [4], SAMPLING)
     rank = Rank(DecodePhase, engine, launch)
     bystander = Arrival(
-        Handover(BYSTANDER, "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", 4, Sampling(8, 1.0, 0.9, 3, [])),
+        Handover(BYSTANDER, "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", [4], Sampling(8, 1.0, 0.9, 3, [])),
         latents,
     )
     expected = rank.answer(bystander)
@@ -210,7 +211,7 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
         DECODE_HELLO,
         State("ready", 0.5),
         Load(2, 1, 300, 45150, 384, ["a", "b"]),
-        Token("mutated", 5, None, Logprobs(-0.5, [(1, -0.5)])),
+        Token("mutated", 0, 5, None, Logprobs(-0.5, [(1, -0.5)])),
         Failed("mutated", "no reason"),
     ]
 
@@ -230,7 +231,7 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
                 hello = b"" if number == 0 else encode_frame(DECODE_HELLO)
                 for data in mutated_frames(message, b"", NUM_FRAMES // len(messages), seed=number):
                     await send_alone(port, hello + data)
-            writer.write(encode_frame(Token(BYSTANDER, 5, None)))
+            writer.write(encode_frame(Token(BYSTANDER, 0, 5, None)))
             while not heard:
                 await asyncio.sleep(0.01)
             listener.unsubscribe(BYSTANDER)
@@ -241,7 +242,7 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
 
     in_time(run())
 
-    assert heard == [Token(BYSTANDER, 5, None)]
+    assert heard == [Token(BYSTANDER, 0, 5, None)]
     assert rank.escaped == []
 
 

@@ -283,7 +283,7 @@ class FakePair:
         prefill.on_prefill = self._answer
 
     async def _answer(self, prompt: Prefill):
-        for index, token_id in enumerate(self.reply or ()):
+        for index, token_id in list(enumerate(self.reply or ()))[len(prompt.generated) :]:
             is_last = index == len(self.reply) - 1
             if is_last:
                 await asyncio.to_thread(self.last_may_come.wait, PATIENCE_S)
@@ -291,7 +291,7 @@ class FakePair:
             best = [(other, LOGPROB - other) for other in range(prompt.sampling.num_logprobs or 0)]
             logprobs = None if prompt.sampling.num_logprobs is None else Logprobs(LOGPROB, best)
             speaker = self.prefill if index == 0 else self.decode
-            speaker.say(Token(prompt.request_id, token_id, finish_reason, logprobs))
+            speaker.say(Token(prompt.request_id, index, token_id, finish_reason, logprobs))
 
 
 unit_numbers = itertools.count()

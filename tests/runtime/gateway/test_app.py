@@ -176,10 +176,10 @@ def test_decode_tokens_that_overtake_the_first_wait_for_it(client, pair, tokeniz
     first, second = (tokenizer.token_bytes.index(letter) for letter in (b"a", b"b"))
 
     async def answer_out_of_order(prompt):
-        pair.decode.say(Token(prompt.request_id, second, None))
-        pair.decode.say(Token(prompt.request_id, EOS_ID, "stop"))
+        pair.decode.say(Token(prompt.request_id, 1, second, None))
+        pair.decode.say(Token(prompt.request_id, 2, EOS_ID, "stop"))
         await asyncio.sleep(0.1)
-        pair.prefill.say(Token(prompt.request_id, first, None))
+        pair.prefill.say(Token(prompt.request_id, 0, first, None))
 
     pair.prefill.on_prefill = answer_out_of_order
 
@@ -218,9 +218,9 @@ def test_a_stop_string_ends_its_own_prompt_only(client, pair, ids):
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(client.completions.create, model=MODEL, prompt=["mill", "tide"], stop="x")
         first, second = pair.prefill.hear(), pair.prefill.hear()
-        pair.prefill.say(Token(first.request_id, *ids("x"), None))
+        pair.prefill.say(Token(first.request_id, 0, *ids("x"), None))
         assert pair.decode.hear() == Abort(first.request_id)
-        pair.prefill.say(Token(second.request_id, *ids("y"), "length"))
+        pair.prefill.say(Token(second.request_id, 0, *ids("y"), "length"))
 
     choices = [(choice.text, choice.finish_reason) for choice in answer.result().choices]
     assert choices == [("", "stop"), ("y", "length")]
@@ -230,7 +230,7 @@ def test_a_client_that_leaves_its_stream_aborts_it_at_both_ranks(raw_stream, pai
     """The prompt is computed and nobody reads: both ranks are told, and the gauges go back."""
     connection = raw_stream()
     prefill = pair.prefill.hear()
-    pair.prefill.say(Token(prefill.request_id, 40, None))
+    pair.prefill.say(Token(prefill.request_id, 0, 40, None))
     connection.getresponse().read(10)
     until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the request runs")
 
@@ -256,7 +256,7 @@ def test_a_client_that_leaves_before_the_first_token_aborts_its_request(gateway,
 
 def test_a_token_that_nobody_waits_for_is_answered_with_abort(pair):
     """An Abort may come before the handover that it is about; the next token repeats it."""
-    pair.decode.say(Token("long-forgotten", 40, None))
+    pair.decode.say(Token("long-forgotten", 0, 40, None))
 
     assert pair.decode.hear() == Abort("long-forgotten")
 
@@ -319,7 +319,7 @@ def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
         with pytest.raises(openai.RateLimitError) as error:
             client.completions.create(model=MODEL, prompt=["mill", "tide"], stream=True)
         for prompt in flying:
-            pair.prefill.say(Token(prompt.request_id, EOS_ID, "stop"))
+            pair.prefill.say(Token(prompt.request_id, 0, EOS_ID, "stop"))
         answered = first.result()
     pair.reply, pair.prefill.on_prefill = [EOS_ID], answer_all
     again = client.completions.create(model=MODEL, prompt=["mill"] * most)
@@ -351,7 +351,7 @@ def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
         flying = [pair.prefill.hear() for _ in range(most)]
         status, _ = gateway.call("POST", "/v1/completions", '{"model": "org/tiny"}')
         for prompt in flying:
-            pair.prefill.say(Token(prompt.request_id, EOS_ID, "stop"))
+            pair.prefill.say(Token(prompt.request_id, 0, EOS_ID, "stop"))
 
     assert status == 429
     assert len(answer.result().choices) == most

@@ -35,7 +35,7 @@ class Pair:
     def answer_all(self):
         """Give every call its one token."""
         for call, number, prompt in self._calls:
-            self.prefill[number].say(Token(prompt.request_id, 70, "length"))
+            self.prefill[number].say(Token(prompt.request_id, 0, 70, "length"))
             assert call.result(10).usage.completion_tokens == 1
 
     def report(self, rank, load):

@@ -57,7 +57,7 @@ def test_each_prompt_has_its_embedding(client, pair, answers, tokenizer, encodin
     "answer",
     [
         lambda message: Failed(message.request_id, "no room"),
-        lambda message: Token(message.request_id, 4, "stop"),
+        lambda message: Token(message.request_id, 0, 4, "stop"),
         lambda message: Embedding(message.request_id, b"123"),
         lambda message: Embedding(message.request_id, packed([math.nan])),
     ],

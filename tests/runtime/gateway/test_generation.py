@@ -1,6 +1,7 @@
 """An answer between its rank and its reader, without sockets: what a reader that stalls costs, and how requests end."""
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from runtime.gateway.http_errors import ApiError
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits
+from runtime.gateway.resumption import Resumptions
 from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
 
 HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -28,17 +30,22 @@ class Unit:
         self.rank = Rank(HELLO, writer, RankLimits(16, 4096, 0))
         self.measured = CollectorRegistry()
         self._metrics = GatewayMetrics(self.measured, "tiny")
+        self._num_said = Counter()
         self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"], num_token_ids=2)
 
     def ask(self, *stops):
         registry = SimpleNamespace(room=lambda size: 1, choose_ranks=lambda size: (self.rank, self.rank))
+        resumptions = Resumptions(registry, self._metrics, wait_s=1)
         request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
-        return Generation(Call((request,), num_prompt_tokens=1, stream=True), registry, self._tokenizer, self._metrics)
+        call = Call((request,), num_prompt_tokens=1, stream=True)
+        return Generation(call, resumptions, self._tokenizer, self._metrics)
 
     def say(self, token_id, finish_reason=None, logprobs=None):
         """One token of every request that somebody still listens to."""
         for request_id in list(self.rank._listeners):
-            self.rank.take(Token(request_id, token_id, finish_reason, logprobs))
+            index = self._num_said[request_id]
+            self._num_said[request_id] += 1
+            self.rank.take(Token(request_id, index, token_id, finish_reason, logprobs))
 
     def measure(self, name):
         return self.measured.get_sample_value(f"tidemill_{name}", {"model_name": "tiny"})
@@ -99,7 +106,7 @@ def test_tokens_that_came_together_are_read_without_waiting():
         answer = unit.ask()
         unit.say(0)
         unit.say(1)
-        unit.rank.fail_all("gone")
+        unit.rank.fail_all("gone", may_retry=False)
         texts = [(await answer.next_delta()).text]
         while (delta := answer.delta_here()) is not None:
             texts.append(delta.text)

@@ -19,7 +19,7 @@ def answered(tokenizer, token_ids, last="stop", stops=(), num_logprobs=0):
     answer, deltas = Answer(0, GenerationRequest([0], sampling, stops), tokenizer), []
     for number, token_id in enumerate(token_ids):
         reason = last if number == len(token_ids) - 1 else None
-        deltas.append(answer.take(Token("a", token_id, reason, Logprobs(-number, [(token_id, -number)]))))
+        deltas.append(answer.take(Token("a", number, token_id, reason, Logprobs(-number, [(token_id, -number)]))))
         if answer.finish_reason is not None:
             break
     return deltas

@@ -204,7 +204,7 @@ def test_a_second_rank_must_be_another_of_the_same_launch(gateway, join, until, 
     [
         (b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n", "does not speak Tidemill's wire protocol"),
         (encode_frame(State("ready")), "its first message is State, not Hello"),
-        (encode_frame(Token("x", 1, None), payload_bytes=2**40), "payload of 1,099,511,627,776 bytes"),
+        (encode_frame(Token("x", 0, 1, None), payload_bytes=2**40), "payload of 1,099,511,627,776 bytes"),
         (b"TDML", "inside a frame"),
         (b"", "it closed before its Hello"),
     ],

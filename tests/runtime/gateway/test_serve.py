@@ -31,7 +31,7 @@ def test_a_taken_port_is_one_sentence(start_gateway, name):
 def test_only_one_address_is_bound(gateway, address, complaint):
     """A wildcard or a name is refused."""
     with pytest.raises(RuntimeFailure, match=complaint):
-        run(read_gateway_launch(gateway.launch_file), address)
+        run(read_gateway_launch(gateway.launch_file), address, drain_s=0)
 
 
 def test_another_checkpoint_than_planned_is_refused(gateway):
@@ -40,7 +40,7 @@ def test_another_checkpoint_than_planned_is_refused(gateway):
     other = SimpleNamespace(uri=launch["checkpoint"]["uri"], config_digest="sha256:other")
 
     with pytest.raises(RuntimeFailure, match="sha256:other"):
-        run(SimpleNamespace(checkpoint=other), "127.0.0.1")
+        run(SimpleNamespace(checkpoint=other), "127.0.0.1", drain_s=0)
 
 
 def test_sigterm_ends_the_process_cleanly(start_gateway):
@@ -69,7 +69,7 @@ def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, joi
     client = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"])
     client.request("POST", "/v1/completions", json.dumps({"model": "org/tiny", "prompt": "mill", "stream": True}))
     request_id = ranks[0].hear().request_id
-    ranks[0].say(Token(request_id, 40, None))
+    ranks[0].say(Token(request_id, 0, 40, None))
     stream = client.getresponse()
 
     assert gateway.stop() == 0

@@ -13,6 +13,7 @@ from opentelemetry.trace import StatusCode
 
 from runtime.errors import RuntimeFailure
 from runtime.gateway import app, tracing
+from runtime.gateway.idempotency import IdempotentCall
 from runtime.gateway.request_log import Begun
 from runtime.gateway.tracing import Phase, Traces, traces_from_environment
 
@@ -67,7 +68,7 @@ def test_a_call_that_ends_is_traced():
     generation = SimpleNamespace(
         close=list, num_prompt_tokens=2, num_generated_tokens=3, units={}, phases=["phase"], is_answered=True
     )
-    app._close(generation, SimpleNamespace(), Begun(request, "cmpl-1", 1.5))
+    app._close(generation, SimpleNamespace(), IdempotentCall(), Begun(request, "cmpl-1", 1.5))
 
     assert told == [(("/v1/x", CALLER, "cmpl-1", 1.5, ["phase"], (2, 3)), {"is_answered": True})]
 

@@ -50,7 +50,7 @@ def make_handover(launch, num_tokens, /, **changes):
         "prompt_ids": list(range(num_tokens)),
         "shape": [TOKEN_SHAPE[0], num_tokens, TOKEN_SHAPE[1]],
         "dtype": launch.kv_cache.dtype,
-        "first_token_id": 4,
+        "generated": [4],
         "sampling": Sampling(max_tokens=5, temperature=0.0, top_p=1.0, seed=0, stop_ids=[1]),
     }
     return Handover(**values | changes)
@@ -220,7 +220,9 @@ REFUSALS = {
     ),
     "an id outside the vocabulary": ({"prompt_ids": [1, 2, 3, 50]}, "a token id outside the vocabulary of 50"),
     "a negative id": ({"prompt_ids": [1, 2, 3, -1]}, "a token id outside the vocabulary of 50"),
-    "a first token outside it": ({"first_token_id": 2**40}, "a token id outside the vocabulary of 50"),
+    "a first token outside it": ({"generated": [2**40]}, "a token id outside the vocabulary of 50"),
+    "no first token": ({"generated": []}, "it comes without its first token"),
+    "more tokens than asked for": ({"generated": [4] * 5}, "it has 5 tokens already of the 5 that it asks for"),
     "a penalty that overflows": (
         {"sampling": Sampling(5, 1.0, 1.0, 0, [], repetition_penalty=1e-40)},
         "its sampling is out of range",

@@ -46,7 +46,7 @@ def answers(config, *arrivals, steps=3, aborted=()):
 def arrival(config, request_id, **sampling):
     latents = torch.zeros(config.num_hidden_layers, 2, config.latent_dim)
     wishes = {"max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop_ids": []} | sampling
-    handover = Handover(request_id, "", [5, 6], list(latents.shape), "fp32", 0, Sampling(**wishes))
+    handover = Handover(request_id, "", [5, 6], list(latents.shape), "fp32", [0], Sampling(**wishes))
     return Arrival(handover, latents)
 
 

@@ -14,7 +14,7 @@ from runtime.protocol.messages import Abort, Handover, Hello, Rejected, Sampling
 from runtime.worker.io_thread import Inbox, Network
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
-HANDOVER = Handover("a", "", [1], [1, 1, 1], "fp32", 2, Sampling(4, 0.0, 1.0, 0, []))
+HANDOVER = Handover("a", "", [1], [1, 1, 1], "fp32", [2], Sampling(4, 0.0, 1.0, 0, []))
 PATIENCE_S = 10
 
 

@@ -1,0 +1,227 @@
+"""A running demo under load while its processes are killed and stopped at random moments: who notices?
+
+    python -m tests.benchmarks.faults --faults 100 [--seed 0]
+
+Half of the faults hit the demo's prefill and decode units, half two mixed units. Each kills (SIGKILL) or freezes
+(SIGSTOP) a rank, a node or the gateway while answers are streamed, and waits until everything is ready again. Callers
+ask without a pause, greedy and drawn, and every answer must be the text of a day without faults. A call whose gateway
+died, or that finds no unit ready, is made again under the same `Idempotency-Key`, as a client does; no other is.
+
+Exits with 1 when an answer was wrong, or when a deployment did not recover. It prints times, and holds none to a limit.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from rich.progress import Progress
+
+from tests.stacks.deployments import HOSTS, Tidemill, get_json
+
+__all__ = ["Load", "expected_texts", "kinds_of", "restarts", "strike"]
+
+SPEC = Path(__file__).with_name("faults.yaml")
+CALLS = [
+    {"prompt": "Return a list of", "max_tokens": 120, "temperature": 0},
+    {"prompt": "Write a function that", "max_tokens": 120, "temperature": 1, "seed": 7},
+    {"prompt": "def mean(values):", "max_tokens": 160, "temperature": 0},
+    {"prompt": "Why is the sea salt?", "max_tokens": 90, "temperature": 0.7, "seed": 11},
+]
+RECOVERED_S = 240.0  # restarts wait up to a minute, and a busy machine loads slowly
+PAUSE_S = 0.2
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+
+
+@dataclass
+class Findings:
+    """What callers saw. `wrong` has a sentence for each answer that was not as expected."""
+
+    num_answers: int = 0
+    num_asked_again: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Load:
+    """Callers that ask one after another from `with` to its end, and compare every text with the expected one."""
+
+    def __init__(self, host: str, expected: list[str]) -> None:
+        self.findings = Findings()
+        self._url, self._expected = f"http://{host}:8000/v1/completions", expected
+        self._is_over = threading.Event()
+        self._said = threading.Semaphore(0)
+        self._callers = [threading.Thread(target=self._ask_on, args=(number,)) for number in range(len(expected))]
+
+    def __enter__(self) -> "Load":
+        for caller in self._callers:
+            caller.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for caller in self._callers:
+            caller.join()
+
+    def wait_for_tokens(self, number: int) -> None:
+        """Return once so many tokens have come from now on: answers are under way."""
+        while self._said.acquire(blocking=False):
+            pass
+        for _ in range(number):
+            if not self._said.acquire(timeout=RECOVERED_S):
+                raise TimeoutError("no token came")
+
+    def _ask_on(self, number: int) -> None:
+        while not self._is_over.is_set():
+            try:
+                text = self._answer(number)
+            except (ValueError, TimeoutError) as error:
+                self.findings.wrong.append(f"call {number}: {error}")
+                continue
+            self.findings.num_answers += 1
+            if text != self._expected[number]:
+                self.findings.wrong.append(f"call {number}: {text!r}, not {self._expected[number]!r}")
+
+    def _answer(self, number: int) -> str:
+        """The text of one call, made again while there is no gateway or no unit."""
+        headers, until = {"Idempotency-Key": uuid.uuid4().hex}, time.monotonic() + RECOVERED_S
+        while True:
+            with contextlib.suppress(httpx.TransportError, _NotReadyError):
+                return "".join(self._pieces(number, headers))
+            self.findings.num_asked_again += 1
+            if time.monotonic() > until:
+                raise TimeoutError("no answer, however often it was asked for")
+            time.sleep(PAUSE_S)
+
+    def _pieces(self, number: int, headers: dict[str, str]) -> Iterator[str]:
+        body = {"model": "tidemill-demo", "stream": True, **CALLS[number]}
+        with httpx.stream("POST", self._url, json=body, headers=headers, timeout=RECOVERED_S) as response:
+            if response.status_code == 503:
+                raise _NotReadyError
+            if response.status_code != 200:
+                raise ValueError(f"{response.status_code}: {response.read().decode()}")
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                if data == "[DONE]":
+                    return
+                if data:
+                    yield self._piece(json.loads(data))
+            raise httpx.ReadError("the stream ended without its end")
+
+    def _piece(self, event: dict) -> str:
+        if "error" in event:
+            raise ValueError(event["error"]["message"])
+        self._said.release()
+        return event["choices"][0]["text"]
+
+
+class _NotReadyError(Exception):
+    """No unit was ready, before the answer's first token."""
+
+
+def expected_texts(host: str, num_calls: int = len(CALLS)) -> list[str]:
+    """The text of each call, while nothing happens."""
+    url = f"http://{host}:8000/v1/completions"
+    bodies = [{"model": "tidemill-demo", **call} for call in CALLS[:num_calls]]
+    return [httpx.post(url, json=body, timeout=RECOVERED_S).json()["choices"][0]["text"] for body in bodies]
+
+
+def restarts(status: dict) -> int:
+    """How often units and the gateway were started again."""
+    return sum(part.get("restarts", 0) for part in (*status["units"], status.get("gateway") or {}))
+
+
+def kinds_of(tidemill: Tidemill) -> dict[str, list[int]]:
+    """Kind of process -> the process ids that are of it, as the gateway knows them."""
+    report = get_json(f"http://{tidemill.host}:8000/readyz")
+    kinds = {"gateway": [report["pid"]]}
+    for unit in report["units"]:
+        pids = [rank["pid"] for rank in unit["ranks"] if rank["state"] != "lost"]
+        kinds.setdefault(f"{unit['phase']} rank", []).extend(pids)
+        kinds.setdefault(f"{unit['phase']} node", []).extend(sorted({_parent(pid) for pid in pids}))
+    return kinds
+
+
+def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, draw: random.Random) -> float:
+    """Send the signal to a process of this kind while answers are under way. Return the seconds until all is ready."""
+    before = restarts(tidemill.status())
+    victim = draw.choice(kinds_of(tidemill)[kind])
+    load.wait_for_tokens(draw.randrange(1, 100))
+    struck = time.monotonic()
+    os.kill(victim, number)
+    while not _is_as_before(tidemill.status(), before):
+        if time.monotonic() - struck > RECOVERED_S:
+            raise TimeoutError(f"not ready within {RECOVERED_S:g} s after {number.name} of a {kind}")
+        time.sleep(PAUSE_S)
+    recovered = time.monotonic() - struck
+    load.wait_for_tokens(50)
+    return recovered
+
+
+def _is_as_before(status: dict, restarts_before: int) -> bool:
+    is_ready = all(unit["state"] == "ready" for unit in status["units"])
+    return is_ready and "reason" not in (status.get("gateway") or {}) and restarts(status) > restarts_before
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _faults_on(spec: list[Path], num_faults: int, draw: random.Random, progress: Progress) -> tuple[Findings, dict]:
+    """Strike one deployment so often. Return what callers saw, and (kind, signal) -> the seconds to recover."""
+    times = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        tidemill = Tidemill(next(HOSTS), Path(folder))
+        done = tidemill.up(*spec)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        try:
+            bar = progress.add_task(spec[0].stem if spec else "demo", total=num_faults)
+            kinds = sorted(kinds_of(tidemill))
+            with Load(tidemill.host, expected_texts(tidemill.host)) as load:
+                for index in range(num_faults):
+                    kind, number = kinds[index % len(kinds)], SIGNALS[index // len(kinds) % 2]
+                    times[kind, number].append(strike(tidemill, load, kind, number, draw))
+                    progress.advance(bar)
+        finally:
+            tidemill.run("down")
+    return load.findings, times
+
+
+def main() -> int:
+    """Print a table, and what was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    draw, num_wrong = random.Random(arguments.seed), 0
+    shares = ([], arguments.faults - arguments.faults // 2), ([SPEC], arguments.faults // 2)
+    with Progress() as progress:
+        for spec, num_faults in shares:
+            found, times = _faults_on(spec, num_faults, draw, progress)
+            num_wrong += len(found.wrong)
+            print(f"{num_faults} faults on {spec[0].stem if spec else 'demo'}: {found.num_answers} answers,", end=" ")
+            print(f"{len(found.wrong)} wrong, {found.num_asked_again} asked again")
+            print(f"{'killed or stopped':<28}{'times':>6}{'median s':>10}{'worst s':>10}")
+            for (kind, number), seconds in sorted(times.items()):
+                figures = f"{len(seconds):>6}{statistics.median(seconds):>10.1f}{max(seconds):>10.1f}"
+                print(f"{f'{kind} {number.name}':<28}{figures}")
+            for sentence in found.wrong[:10]:
+                print(sentence)
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
