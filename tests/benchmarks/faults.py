@@ -12,6 +12,7 @@ Exits with 1 when an answer was wrong, or when a deployment did not recover. It 
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -21,13 +22,13 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 from rich.progress import Progress
 
 from tests.stacks.deployments import HOSTS, Tidemill, get_json
@@ -60,7 +61,7 @@ class Load:
 
     def __init__(self, host: str, expected: list[str]) -> None:
         self.findings = Findings()
-        self._url, self._expected = f"http://{host}:8000/v1/completions", expected
+        self._host, self._expected = host, expected
         self._is_over = threading.Event()
         self._said = threading.Semaphore(0)
         self._callers = [threading.Thread(target=self._ask_on, args=(number,)) for number in range(len(expected))]
@@ -96,9 +97,10 @@ class Load:
 
     def _answer(self, number: int) -> str:
         """The text of one call, made again while there is no gateway or no unit."""
-        headers, until = {"Idempotency-Key": uuid.uuid4().hex}, time.monotonic() + RECOVERED_S
+        headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
+        until = time.monotonic() + RECOVERED_S
         while True:
-            with contextlib.suppress(httpx.TransportError, _NotReadyError):
+            with contextlib.suppress(OSError, http.client.HTTPException, _NotReadyError):
                 return "".join(self._pieces(number, headers))
             self.findings.num_asked_again += 1
             if time.monotonic() > until:
@@ -106,19 +108,21 @@ class Load:
             time.sleep(PAUSE_S)
 
     def _pieces(self, number: int, headers: dict[str, str]) -> Iterator[str]:
-        body = {"model": "tidemill-demo", "stream": True, **CALLS[number]}
-        with httpx.stream("POST", self._url, json=body, headers=headers, timeout=RECOVERED_S) as response:
-            if response.status_code == 503:
+        body = json.dumps({"model": "tidemill-demo", "stream": True, **CALLS[number]})
+        with contextlib.closing(http.client.HTTPConnection(self._host, 8000, timeout=RECOVERED_S)) as connection:
+            connection.request("POST", "/v1/completions", body, headers)
+            response = connection.getresponse()
+            if response.status == 503:
                 raise _NotReadyError
-            if response.status_code != 200:
-                raise ValueError(f"{response.status_code}: {response.read().decode()}")
-            for line in response.iter_lines():
-                data = line.removeprefix("data: ")
+            if response.status != 200:
+                raise ValueError(f"{response.status}: {response.read().decode()}")
+            for line in response:
+                data = line.decode().strip().removeprefix("data: ")
                 if data == "[DONE]":
                     return
                 if data:
                     yield self._piece(json.loads(data))
-            raise httpx.ReadError("the stream ended without its end")
+            raise http.client.IncompleteRead(b"")
 
     def _piece(self, event: dict) -> str:
         if "error" in event:
@@ -133,9 +137,14 @@ class _NotReadyError(Exception):
 
 def expected_texts(host: str, num_calls: int = len(CALLS)) -> list[str]:
     """The text of each call, while nothing happens."""
-    url = f"http://{host}:8000/v1/completions"
-    bodies = [{"model": "tidemill-demo", **call} for call in CALLS[:num_calls]]
-    return [httpx.post(url, json=body, timeout=RECOVERED_S).json()["choices"][0]["text"] for body in bodies]
+    return [_whole_text(host, {"model": "tidemill-demo", **call}) for call in CALLS[:num_calls]]
+
+
+def _whole_text(host: str, body: dict) -> str:
+    url, headers = f"http://{host}:8000/v1/completions", {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=RECOVERED_S) as response:
+        return json.load(response)["choices"][0]["text"]
 
 
 def restarts(status: dict) -> int:
