@@ -8,12 +8,8 @@ import pytest
 from tests.benchmarks.faults import Load, expected_texts, restarts, strike
 from tests.stacks.deployments import Tidemill
 
-FAULTS = [
-    ("decode rank", signal.SIGKILL),
-    ("prefill rank", signal.SIGSTOP),
-    ("decode node", signal.SIGKILL),
-    ("gateway", signal.SIGKILL),
-]
+KINDS = ("decode rank", "prefill rank", "decode node", "prefill node", "gateway")
+FAULTS = [(kind, number) for kind in KINDS for number in (signal.SIGKILL, signal.SIGSTOP)]
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +18,7 @@ def expected(demo: Tidemill) -> list[str]:
     return expected_texts(demo.host, 2)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("kind", "number"), FAULTS, ids=[f"{number.name} {kind}" for kind, number in FAULTS])
 def test_nobody_sees_that_a_process_is_gone(demo, expected, kind, number):
     """Streams pause, go on with the right text and show no error; the process, and its whole unit, is started again.
