@@ -296,7 +296,8 @@ class AllToAllDispatcher:
             rows = ContiguousRows(self.row_format.decode(bytes_RX), counts_M, counts)
             return Dispatched(rows, pairs_WM.sum(1), way_back)
 
-        return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, group_by_slot)
+        arrival = self.group.begin(self.traffic.dispatch.timed(exchange))
+        return Pending(self.traffic.waiting(arrival.result), group_by_slot)
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Send each pair's result to its token's rank."""
@@ -305,7 +306,8 @@ class AllToAllDispatcher:
         exchange = partial(self.group.all_to_all, rows, way.received, way.sent)
         arrival = self.group.begin(self.traffic.combine.timed(exchange))
         return Pending(
-            arrival.result, lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops)
+            self.traffic.waiting(arrival.result),
+            lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops),
         )
 
     def addressed(self, bytes_TX: Tensor, slots_TK: Tensor) -> Tensor:

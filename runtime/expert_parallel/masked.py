@@ -82,7 +82,8 @@ class MaskedDispatcher:
             rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=self._expected_rows(slots_TK))
             return Dispatched(rows, pairs_WM.sum(1), way_back)
 
-        return Pending(self.group.begin(self.traffic.dispatch.timed(exchange)).result, close_gaps)
+        arrival = self.group.begin(self.traffic.dispatch.timed(exchange))
+        return Pending(self.traffic.waiting(arrival.result), close_gaps)
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Send the results back the way the rows came."""
@@ -92,7 +93,8 @@ class MaskedDispatcher:
         exchange = partial(self.group.all_to_all, room, self._for_each, self._for_each)
         arrival = self.group.begin(self.traffic.combine.timed(exchange))
         return Pending(
-            arrival.result, lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops)
+            self.traffic.waiting(arrival.result),
+            lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops),
         )
 
     def _expected_rows(self, slots_TK: Tensor) -> int:

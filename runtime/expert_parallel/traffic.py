@@ -44,6 +44,15 @@ class Traffic:
     bytes_to_other_nodes: int = 0  # part of them
     dispatch: ExchangeTime = field(default_factory=ExchangeTime)
     combine: ExchangeTime = field(default_factory=ExchangeTime)
+    waits: ExchangeTime = field(default_factory=ExchangeTime)  # of the step's thread, for rows that were not here yet
+
+    def waiting(self, arrive: Callable[[], T]) -> Callable[[], T]:
+        """Return `arrive`, whose time counts as waiting."""
+
+        def timed() -> T:
+            return self.waits.timed(arrive)()
+
+        return timed
 
     def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
         """Add the rows that go to each rank of `group`, by the links that they take."""

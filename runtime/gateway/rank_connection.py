@@ -24,6 +24,7 @@ from runtime.protocol.messages import (
     Pong,
     RankState,
     State,
+    StepTime,
     Token,
 )
 from runtime.protocol.sockets import write_or_hang_up
@@ -42,6 +43,7 @@ class Rank:
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # of its tensors, of 1
         self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
+        self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
         self._writer = writer
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
@@ -82,6 +84,8 @@ class Rank:
                 self._dismiss_if_free()
             case Load():
                 self._ledger.take(message)
+            case StepTime(own_us=own_us):
+                self.own_step_us = own_us
             case Token() | Embedding() | Failed():
                 self._pass_on(message)
             case Hello():

@@ -24,6 +24,7 @@ from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
 from runtime.gateway.router import Policy, choose_ranks, choose_to_embed, num_requests, room, room_to_embed
 from runtime.gateway.silence import watch
+from runtime.gateway.stragglers import straggler
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
@@ -277,7 +278,11 @@ def _where(rank: Rank) -> str:
 
 
 def _report_unit(unit: Unit) -> dict[str, Any]:
-    return {"unit": unit.name, "phase": unit.phase, "ranks": [_report_rank(rank) for rank in unit.ranks]}
+    """Return the unit's part of the report. `straggler` is there when one of its ranks holds up the others."""
+    ranks = [_report_rank(rank) for rank in unit.ranks]
+    found = straggler([rank.own_step_us for rank in unit.ranks]) if unit.is_ready else None
+    slow = {} if found is None else {"straggler": {**ranks[found[0]], "times": round(found[1], 1)}}
+    return {"unit": unit.name, "phase": unit.phase, "ranks": ranks, **slow}
 
 
 def _report_rank(rank: Rank) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests; Load now and
-                          then, when what the rank has to do has changed; Pong
+                          then, when what the rank has to do has changed; StepTime now and then; Pong
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Abort ends one; Dismissed
                           lets a draining rank end; Rejected ends it at once; Ping asks whether it lives
     prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
@@ -41,6 +41,7 @@ __all__ = [
     "Rejected",
     "Sampling",
     "State",
+    "StepTime",
     "Token",
     "Wait",
 ]
@@ -126,6 +127,12 @@ class Load(_Message):
     attention_pairs: Amount
     kv_tokens: Amount
     arrived: list[str]
+
+
+class StepTime(_Message):
+    """How long the steps of a rank have taken lately by its own work, without its waiting for its peers."""
+
+    own_us: Amount
 
 
 class Token(_Message):
@@ -251,7 +258,7 @@ class Wait(_Message):
     reason: str
 
 
-FromRank = Hello | State | Load | Token | Embedding | Failed | Pong
+FromRank = Hello | State | Load | StepTime | Token | Embedding | Failed | Pong
 FromGateway = Prefill | Embed | Abort | Dismissed | Rejected | Ping
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

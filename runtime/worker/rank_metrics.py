@@ -13,6 +13,7 @@ from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
 from runtime.serving.load_report import load_of
 from runtime.serving.scheduler import Scheduler
+from runtime.worker.step_times import StepTimes
 
 __all__ = ["RankMetrics"]
 
@@ -58,6 +59,10 @@ class RankMetrics:
         """Show the rank's requests and its KV cache from now on."""
         self.registry.register(_SchedulerCounters(scheduler, self._labels))
 
+    def watch_steps(self, times: StepTimes) -> None:
+        """Show how long the rank's steps take from now on, and how much of that it waits for its peers."""
+        self.registry.register(_StepCounters(times, self._labels))
+
     def watch(self, model: DeepseekV3) -> None:
         """Show the model's own counters from now on."""
         self.registry.register(_ModelCounters(model, self._labels))
@@ -88,6 +93,22 @@ class _SchedulerCounters:
         preempted = CounterMetricFamily("tidemill_num_preemptions", "Times a request left the cache.", labels=LABELS)
         preempted.add_metric(self._labels, scheduler.num_preemptions)
         yield preempted
+
+
+class _StepCounters:
+    """Reads the times of steps at the moment of a scrape."""
+
+    def __init__(self, times: StepTimes, labels: tuple[str, ...]) -> None:
+        self._times, self._labels = times, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; the metrics server calls it."""
+        steps = SummaryMetricFamily("tidemill_rank_step_seconds", "Steps of the unit.", labels=LABELS)
+        steps.add_metric(self._labels, self._times.count, self._times.seconds)
+        yield steps
+        waits = CounterMetricFamily("tidemill_rank_wait_seconds", "Of steps, waiting for peers.", labels=LABELS)
+        waits.add_metric(self._labels, self._times.waited_s)
+        yield waits
 
 
 class _ModelCounters:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
 from runtime.worker.step_deadline import end_rank_after
+from runtime.worker.step_times import StepTimes
 
 __all__ = ["Addresses", "run_rank"]
 
 PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
 LOADING_PARTS = 50  # of a rank's tensors: a bar that moves, and no message for each of 10,000 tensors
+STEP_TIME_S = 1.0  # assumed: seldom, for it is smoothed, and often enough that a slow rank is named within seconds
 LOAD_S = 0.1  # vLLM's coordinator tells loads as often (vllm/v1/engine/coordinator.py)
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
 
@@ -89,9 +92,12 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         ready.set()
         pulse.tell_now_and_then(network.say_still_here)
         pulse.tell_now_and_then(phase.tell_load, LOAD_S)
+        times = StepTimes(engine.model.dispatcher.traffic.waits)
+        metrics.watch_steps(times)
+        pulse.tell_now_and_then(partial(times.tell, network.say), STEP_TIME_S)
         if device.type == "cpu":
             end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
-        step_until_left(phase, group, inbox, leaving, pulse)
+        step_until_left(phase, group, inbox, leaving, pulse, times)
 
 
 def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
@@ -105,7 +111,9 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
     return device
 
 
-def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse) -> None:
+def step_until_left(
+    phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse, times: StepTimes
+) -> None:
     """Run the lockstep loop until all ranks of a unit that leaves are free. Raise PeerLost when the unit breaks."""
     while True:
         pulse.turn()
@@ -114,7 +122,8 @@ def step_until_left(phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leav
         if leaving.is_asked:
             leaving.tell_gateway()
         if group.any(phase.has_work()):
-            phase.step()
+            with times.step():
+                phase.step()
         elif group.any(leaving.is_asked) and _may_leave(group, leaving):
             return
         else:

@@ -17,11 +17,15 @@ ASK_S = 2
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank as the gateway knows it. `loaded` is the part of its tensors, of 1."""
+    """One rank as the gateway knows it. `loaded` is the part of its tensors, of 1.
+
+    `slow` is a sentence about a rank that holds up its unit.
+    """
 
     state: str
     loaded: float
     pid: int
+    slow: str | None = None
 
 
 def ask_gateway(layout: Layout, pids: Sequence[int]) -> dict[str, list[RankReport]] | None:
@@ -39,10 +43,7 @@ def ask_gateway(layout: Layout, pids: Sequence[int]) -> dict[str, list[RankRepor
         connection.close()
     if report.get("pid") not in pids:
         return None
-    return {
-        unit["unit"]: [RankReport(rank["state"], rank["loaded"], rank["pid"]) for rank in unit["ranks"]]
-        for unit in report["units"]
-    }
+    return {unit["unit"]: _rank_reports(unit) for unit in report["units"]}
 
 
 def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
@@ -62,9 +63,22 @@ def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
         return replace(unit, state="draining")
     if len(states) < unit.ranks:
         return replace(unit, state="starting")
-    return replace(unit, state=min(states, key=ORDER.index), loaded=min(rank.loaded for rank in ranks))
+    slow = next((rank.slow for rank in ranks if rank.slow), None)
+    return replace(unit, state=min(states, key=ORDER.index), loaded=min(rank.loaded for rank in ranks), reason=slow)
 
 
 def has_living_lost(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
     """Return whether the gateway has lost a rank of the unit whose process is still there: it is stopped, or hangs."""
     return any(rank.state == "lost" and state_of(rank.pid) != GONE for rank in report.get(unit, ()))
+
+
+def _rank_reports(unit: Mapping[str, Any]) -> list[RankReport]:
+    slow = unit.get("straggler", {"pid": None})
+    return [
+        RankReport(rank["state"], rank["loaded"], rank["pid"], _slowness(slow) if rank["pid"] == slow["pid"] else None)
+        for rank in unit["ranks"]
+    ]
+
+
+def _slowness(rank: Mapping[str, Any]) -> str:
+    return f"rank {rank['rank']} on {rank['node']} takes {rank['times']:g} times as long a step as its peers"

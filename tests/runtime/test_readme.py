@@ -8,10 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import runtime
+from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
+from runtime.worker.step_times import StepTimes
 from tests.runtime.launch_documents import UNIT, sealed, write
 
 FOLDER = Path(runtime.__file__).parent
@@ -70,6 +72,7 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
     ranks.watch_requests(Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1), launch.limits))
+    ranks.watch_steps(StepTimes(ExchangeTime()))
     GatewayMetrics(gateway, launch.model.name)
     families = [*ranks.registry.collect(), *gateway.collect()]
     measured = {family.name + "_total" * (family.type == "counter"): family for family in families}

@@ -159,7 +159,7 @@ class SharedDispatcher:
             time.add((ended_ns - began_ns) / NS_PER_S)
             ended_on_link(began_ns, ended_ns)
 
-        return Pending(arrive, lambda _: finish())
+        return Pending(self.traffic.waiting(arrive), lambda _: finish())
 
     def _largest(self, num_pairs: int) -> int:
         """Ask each rank for its number, and return the largest."""

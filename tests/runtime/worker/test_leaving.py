@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runtime.expert_parallel.group import SoloGroup
+from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.protocol.messages import Dismissed
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
+from runtime.worker.step_times import StepTimes
 from runtime.worker.worker import step_until_left
 from tests.runtime.joined_groups import joined_groups
 
@@ -60,7 +62,8 @@ def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, b
 
     with ThreadPoolExecutor(NUM_RANKS) as ranks:
         groups, pulses = joined_groups(NUM_RANKS, free_port()), [Pulse() for _ in range(NUM_RANKS)]
-        list(ranks.map(step_until_left, phases, groups, inboxes, leaving, pulses))
+        times = [StepTimes(ExchangeTime()) for _ in range(NUM_RANKS)]
+        list(ranks.map(step_until_left, phases, groups, inboxes, leaving, pulses, times))
 
     assert [phase.left for phase in phases] == [0] * NUM_RANKS
     assert [line.said for line in lines] == [["draining"]] * NUM_RANKS
@@ -78,7 +81,7 @@ def test_a_busy_rank_says_at_once_that_it_drains():
             leaving.ask()
         said_after.append((left, list(line.said)))
 
-    step_until_left(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse())
+    step_until_left(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse(), StepTimes(ExchangeTime()))
 
     assert (4, ["draining"]) in said_after
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +139,15 @@ def test_a_unit_that_is_down_stays_so_until_every_rank_of_its_next_start_has_cal
 
     assert as_reported(down, [lost, lost]) == as_reported(down, [loading, lost]) == down
     assert as_reported(down, [loading, loading]) == UnitRecord(down.name, down.phase, "loading", 2, None, 0.5)
+
+
+def test_a_unit_with_a_slow_rank_is_ready_and_says_which():
+    """Nobody ends it: whether its machine is to be replaced is for people to decide."""
+    slow = "rank 1 on node-0 takes 3 times as long a step as its peers"
+    ranks = [RankReport("ready", 1.0, 1), RankReport("ready", 1.0, 2, slow)]
+
+    assert as_reported(UNIT, ranks) == replace(UNIT, loaded=1.0, reason=slow)
+    assert as_reported(replace(UNIT, reason=slow), ranks[:1] * 2).reason is None
 
 
 def test_a_unit_whose_rank_is_lost_has_failed_and_is_ready_when_the_rank_calls_again():

@@ -1,0 +1,45 @@
+"""How long a rank's steps take by its own work: all ranks of a unit step together, and the slowest holds up the rest.
+
+    a step = own work + waits for rows that peers have not sent yet
+
+The slow rank waits least. So the steps of all ranks are equally long, and only their own parts tell who is slow: the
+gateway compares them (`gateway/stragglers.py`). On a GPU the host waits for no rows, so there it tells nothing yet.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from runtime.expert_parallel.traffic import ExchangeTime
+from runtime.protocol.messages import StepTime
+
+__all__ = ["StepTimes"]
+
+SMOOTHING = 1 / 16  # assumed: one long step in many is none, and a slow rank shows after some ten
+US_PER_S = 1e6
+
+
+class StepTimes:
+    """The steps so far: `count`, `seconds` in all, and `waited_s` of them."""
+
+    def __init__(self, waits: ExchangeTime, now: Callable[[], float] = time.monotonic) -> None:
+        self.count, self.seconds, self.waited_s = 0, 0.0, 0.0
+        self._waits, self._now = waits, now
+        self._own_s = 0.0  # of a step, smoothed
+        self._num_told = 0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Measure one step."""
+        began, waited_before = self._now(), self._waits.seconds
+        yield
+        seconds, waited_s = self._now() - began, self._waits.seconds - waited_before
+        own_s = max(seconds - waited_s, 0.0)
+        self._own_s = own_s if self.count == 0 else self._own_s + SMOOTHING * (own_s - self._own_s)
+        self.count, self.seconds, self.waited_s = self.count + 1, self.seconds + seconds, self.waited_s + waited_s
+
+    def tell(self, say: Callable[[StepTime], None]) -> None:
+        """Tell what a step takes by this rank's own work, unless there was none since it was told."""
+        if self.count != self._num_told:
+            self._num_told = self.count
+            say(StepTime(round(self._own_s * US_PER_S)))

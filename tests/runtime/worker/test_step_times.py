@@ -1,0 +1,58 @@
+"""A rank's own part of its steps: without what it waits for its peers."""
+
+import pytest
+
+from runtime.expert_parallel.traffic import ExchangeTime
+from runtime.protocol.messages import StepTime
+from runtime.worker.step_times import StepTimes
+
+
+class Steps:
+    """Steps on a clock of the test's; `told` holds what was said of them."""
+
+    def __init__(self):
+        self.now, self.told = 0.0, []
+        self._waits = ExchangeTime()
+        self.times = StepTimes(self._waits, lambda: self.now)
+
+    def step(self, own_s, waited_s):
+        with self.times.step():
+            self.now += own_s + waited_s
+            self._waits.add(waited_s)
+
+    def tell(self):
+        self.times.tell(self.told.append)
+        return self.told
+
+
+def test_what_is_told_is_without_waiting():
+    """The first step counts whole."""
+    steps = Steps()
+    steps.step(0.02, 0.5)
+
+    assert steps.tell() == [StepTime(20_000)]
+    assert (steps.times.count, steps.times.seconds, steps.times.waited_s) == (1, pytest.approx(0.52), 0.5)
+
+
+def test_one_long_step_in_many_is_smoothed_and_slowness_that_stays_shows():
+    """Within some tens of steps."""
+    steps = Steps()
+    for _ in range(50):
+        steps.step(0.02, 0.0)
+    steps.step(0.1, 0.0)
+    (once,) = steps.tell()
+    for _ in range(50):
+        steps.step(0.1, 0.0)
+    _, always = steps.tell()
+
+    assert once.own_us == 25_000
+    assert always.own_us > 95_000
+
+
+def test_an_idle_rank_says_nothing():
+    """Neither before its first step nor after what it told."""
+    steps = Steps()
+    assert steps.tell() == []
+    steps.step(0.02, 0.0)
+
+    assert len(steps.tell()) == len(steps.tell()) == 1
