@@ -19,10 +19,10 @@ from planner.estimate.coverage import (
     require_covered,
     unknown_before_placement,
 )
+from planner.estimate.expert_loads import expert_loads
 from planner.estimate.points import require_points_fit
 from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, balance, slots_bind
-from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
@@ -121,7 +121,7 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
     try:
         layouts, memory = _fit(spec)
         placement = place_units(spec, layouts, previous.nodes if previous else None)
-        grounds = Grounds(_expert_loads(spec), failure_domains(spec, layouts, placement.units))
+        grounds = Grounds(expert_loads(spec), failure_domains(spec, layouts, placement.units))
         require_coverage(spec, layouts, grounds.places, _mean_of(grounds.loads))
     except InfeasibleError as error:
         raise with_changes(error, spec, _is_feasible, _memory_of) from None
@@ -228,11 +228,3 @@ def _mean_of(loads: Loads) -> MeanOf:
         return fmean(balance(loads, slots_per_gpu * layout.ep_size, layout.ep_size, domains=domains).max_over_mean)
 
     return mean_of
-
-
-def _expert_loads(spec: ResolvedSpec) -> Loads:
-    """Return the measured loads, or drawn ones where none are given."""
-    if spec.measured_loads is not None:
-        return spec.measured_loads
-    drawn, model = spec.written.expert_load, spec.model
-    return draw_loads(drawn.alpha, drawn.seed, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)

@@ -15,8 +15,7 @@ from itertools import chain
 from math import ceil
 
 from planner.cluster.inventory import nodes_for
-from planner.facts.drawn import draw_loads
-from planner.facts.loads import Loads
+from planner.estimate.expert_loads import expert_loads
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
@@ -92,7 +91,7 @@ def search_layouts(
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
-    trials, room = Trials(memory_of, layout_of, ReplicaBalance(_loads(spec))), _room(spec)
+    trials, room = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(spec))), _room(spec)
     found = {phase: _found(spec, phase, room, trials) for phase in spec.phases}
     _require_slo(spec, found)
     candidates = {phase: [each for each in all_ if isinstance(each, Candidate)] for phase, all_ in found.items()}
@@ -127,14 +126,6 @@ def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
     alike = dict.fromkeys(spec.phases, 1.0)
     fleet = fill({each.phase: [each] for each in offers}, written, alike, _room(spec))
     return dict(fleet.units) if fleet else {phase: number or 1 for phase, number in written.items()}
-
-
-def _loads(spec: ResolvedSpec) -> Loads:
-    """Return the measured loads, or drawn ones where none are given."""
-    if spec.measured_loads is not None:
-        return spec.measured_loads
-    drawn, model = spec.written.expert_load, spec.model
-    return draw_loads(drawn.alpha, drawn.seed, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
 
 
 def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:

@@ -22,7 +22,7 @@ NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "applied": "writes values into a spec",
     "with_changes": "tries passes anew, when one has said no",
-    "draw_loads": "stands for a file of loads",
+    "expert_loads": "stands for a file of loads",
     "gate_of": "reads the model",
     "groups_on_nodes": "reads a layout",
     "largest_step_tokens": "reads limits of the spec",

@@ -1,0 +1,15 @@
+"""What each expert is asked for: as measured, or drawn where nobody has measured it."""
+
+from planner.facts.drawn import draw_loads
+from planner.facts.loads import Loads
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["expert_loads"]
+
+
+def expert_loads(spec: ResolvedSpec) -> Loads:
+    """Return the loads of `expert_load.file`, or else those that its alpha and seed draw."""
+    if spec.measured_loads is not None:
+        return spec.measured_loads
+    drawn, model = spec.written.expert_load, spec.model
+    return draw_loads(drawn.alpha, drawn.seed, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
