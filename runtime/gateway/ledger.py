@@ -45,10 +45,16 @@ class Ledger:
         self._held = NO_WORK  # by those that have arrived
         self._waiting: dict[str, Work] = {}  # those that found no room, the oldest first
         self._unknown, self._num_unknown_waiting = NO_WORK, 0  # what the last report said beyond what was known here
+        self._load: RankLoad | None = None  # as it was asked for last, until something changes
 
     @property
     def load(self) -> RankLoad:
-        """What the rank has now."""
+        """What the rank has now. A gateway asks every rank for every request, and few have changed."""
+        if self._load is None:
+            self._load = self._sum()
+        return self._load
+
+    def _sum(self) -> RankLoad:
         num_waiting = max(len(self._waiting) + self._num_unknown_waiting, 0)
         work = _at_least_none(self._own + self._unknown)
         return RankLoad(self._unit, self._rank, self._phase, work, self._limits, num_waiting)
@@ -98,14 +104,17 @@ class Ledger:
         kv = 0 if self._phase == "prefill" else report.kv_tokens
         self._unknown = Work(report.num_requests, report.prompt_tokens, report.attention_pairs, kv) - self._held
         self._num_unknown_waiting = report.num_waiting - sum(self._given[each].has_arrived for each in self._waiting)
+        self._load = None
 
     def _add(self, request_id: str, given: _Given) -> None:
         self._given[request_id] = given
         self._own += given.work
+        self._load = None
         self._held += given.held if given.has_arrived else NO_WORK
 
     def _remove(self, given: _Given) -> None:
         self._own -= given.work
+        self._load = None
         self._held -= given.held if given.has_arrived else NO_WORK
 
     def _seat(self) -> None:
@@ -116,6 +125,7 @@ class Ledger:
                 return
             seated += work
             del self._waiting[request_id]
+            self._load = None
 
     def _kv(self, num_tokens: int) -> int:
         """Return the KV of a request with so many tokens; of prefill ranks none is counted."""

@@ -21,7 +21,7 @@ from typing import Literal
 
 from runtime.protocol.counting import attention_pairs, in_pages
 
-__all__ = ["NO_WORK", "Phase", "RankLimits", "RankLoad", "RequestSize", "Work", "largest"]
+__all__ = ["NO_WORK", "Phase", "RankLimits", "RankLoad", "RequestSize", "Work", "largest", "total"]
 
 Phase = Literal["prefill", "decode", "mixed"]
 
@@ -53,6 +53,17 @@ class Work:
 
 
 NO_WORK = Work(0, 0, 0, 0)
+
+
+def total(works: Iterable[Work]) -> Work:
+    """Return the sum of works, which is made once and not after each."""
+    all_of_them = list(works)
+    return Work(
+        sum([work.num_requests for work in all_of_them]),
+        sum([work.prompt_tokens for work in all_of_them]),
+        sum([work.attention_pairs for work in all_of_them]),
+        sum([work.kv_tokens for work in all_of_them]),
+    )
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,11 @@ class RankLoad:
 
     def fits(self, work: Work) -> bool:
         """Return whether a request of this work would be in the cache at once, along with all that the rank has."""
-        return self.limits.fit(self.work + work)
+        has, limits = self.work, self.limits  # not `limits.fit(has + work)`: every rank is asked, for every request
+        return (
+            has.num_requests + work.num_requests <= limits.max_requests
+            and has.kv_tokens + work.kv_tokens <= limits.kv_tokens
+        )
 
     def takes(self, work: Work) -> bool:
         """Return whether a request of this work may be given to the rank: it fits, or it may wait there."""

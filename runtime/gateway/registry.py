@@ -67,6 +67,7 @@ class Registry:
         self._limits, self._policy = limits, policy
         self._stall_timeout_s = stall_timeout_s
         self._ranks: dict[tuple[str, int], Rank] = {}
+        self._units: list[Unit] | None = None  # of them, until one comes or is dropped
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # that have not said Hello, the oldest first
@@ -115,6 +116,11 @@ class Registry:
 
     def units(self) -> list[Unit]:
         """Return every known unit, by name."""
+        if self._units is None:
+            self._units = self._grouped()
+        return self._units
+
+    def _grouped(self) -> list[Unit]:
         members: dict[str, list[Rank]] = {}
         for (name, _), rank in sorted(self._ranks.items()):
             members.setdefault(name, []).append(rank)
@@ -196,6 +202,7 @@ class Registry:
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits)
+        self._units = None
         return rank
 
     def _hang_up_before(self, hello: Hello) -> None:
@@ -210,6 +217,7 @@ class Registry:
         for key, rank in list(self._ranks.items()):
             if rank.hello.unit == hello.unit and rank.hello.unit_digest != hello.unit_digest:
                 del self._ranks[key]
+                self._units = None
 
 
 async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from runtime.gateway.rank_load import NO_WORK, RankLimits, RankLoad, RequestSize, Work
+from runtime.gateway.rank_load import NO_WORK, Phase, RankLimits, RankLoad, RequestSize, Work, total
 
 __all__ = [
     "NO_WORK",
@@ -77,7 +77,7 @@ def choose_ranks(
     to_stay = _with_room(rest, size)
     if not first or not to_stay:
         return None
-    chosen = pick(to_stay, size.at(to_stay[0].phase), turn, policy)
+    chosen = pick(to_stay, size.at(_phase_of(to_stay)), turn, policy)
     return Chosen(chosen if chosen.phase == "mixed" else pick(first, size.at("prefill"), turn, policy), chosen)
 
 
@@ -86,7 +86,7 @@ def choose_to_embed(
 ) -> RankLoad | None:
     """Return the rank for a prompt that only wants its embedding; None if no unit that computes prompts is ready."""
     first, _ = _roles(ranks)
-    return pick(first, size.at(first[0].phase), turn, policy) if first else None
+    return pick(first, size.at(_phase_of(first)), turn, policy) if first else None
 
 
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
@@ -95,7 +95,10 @@ def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
     The rank that a request stays with counts: it has its latents in memory while the request waits.
     """
     first, rest = _roles(ranks)
-    return sum(_room_of(load, size.at(load.phase)) for load in rest) if first and rest else None
+    if not first or not rest:
+        return None
+    work = size.at(_phase_of(rest))
+    return sum(_room_of(load, work) for load in rest)
 
 
 def room_to_embed(ranks: Sequence[RankLoad]) -> int | None:
@@ -133,8 +136,15 @@ def _roles(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
 
 def _with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
     """Return the ranks where the request need not wait or, if there are none, those where it may."""
-    fitting = [load for load in ranks if load.fits(size.at(load.phase))]
-    return fitting or [load for load in ranks if load.takes(size.at(load.phase))]
+    if not ranks:
+        return []
+    work = size.at(_phase_of(ranks))
+    return [load for load in ranks if load.fits(work)] or [load for load in ranks if load.takes(work)]
+
+
+def _phase_of(ranks: Sequence[RankLoad]) -> Phase:
+    """Return the phase of ranks that have one role: it is the same for all."""
+    return ranks[0].phase
 
 
 def _room_of(load: RankLoad, work: Work) -> int:
@@ -148,26 +158,26 @@ def _room_of(load: RankLoad, work: Work) -> int:
 def _cost_of(policy: Policy, ranks: Sequence[RankLoad], work: Work) -> Callable[[Work], float]:
     match policy:
         case Policy.BALANCED:
-            return _growth_of_spread(sum((load.work for load in ranks), NO_WORK), work)
+            return _growth_of_spread(total(load.work for load in ranks), work)
         case Policy.LEAST_REQUESTS:
             return lambda has: has.num_requests
         case Policy.ROUND_ROBIN:
             return lambda has: 0
 
 
-def _growth_of_spread(total: Work, work: Work) -> Callable[[Work], float]:
+def _growth_of_spread(of_all: Work, work: Work) -> Callable[[Work], float]:
     """Return what a request of `work` adds to the spread at a rank that has so much already, times a constant.
 
     The count of requests is no load of a prefill rank, which no KV tells from others.
     """
 
-    def weight(adds: int, of_all: int) -> float:
-        return adds / of_all**2 if of_all else 0.0
+    def weight(adds: int, there_is: int) -> float:
+        return adds / there_is**2 if there_is else 0.0
 
-    requests = weight(work.num_requests, total.num_requests) if work.kv_tokens else 0.0
-    tokens = weight(work.prompt_tokens, total.prompt_tokens)
-    pairs = weight(work.attention_pairs, total.attention_pairs)
-    kv = weight(work.kv_tokens, total.kv_tokens)
+    requests = weight(work.num_requests, of_all.num_requests) if work.kv_tokens else 0.0
+    tokens = weight(work.prompt_tokens, of_all.prompt_tokens)
+    pairs = weight(work.attention_pairs, of_all.attention_pairs)
+    kv = weight(work.kv_tokens, of_all.kv_tokens)
     return lambda has: (
         requests * has.num_requests + tokens * has.prompt_tokens + pairs * has.attention_pairs + kv * has.kv_tokens
     )
