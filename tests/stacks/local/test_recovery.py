@@ -1,34 +1,49 @@
-"""The demo under load while its processes are killed and stopped: all callers get the text of a day without faults."""
+"""A small deployment under load while processes are killed and stopped: all texts are those of a day without faults."""
 
 import random
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from tests.benchmarks.faults import Load, expected_texts, restarts, strike
-from tests.stacks.deployments import Tidemill
+from tests.stacks.deployments import HOSTS, Tidemill
 
 KINDS = ("decode rank", "prefill rank", "decode node", "prefill node", "gateway")
 FAULTS = [(kind, number) for kind in KINDS for number in (signal.SIGKILL, signal.SIGSTOP)]
 
 
+PHASE = {"ep_size": 1, "precision": "fp32", "max_requests": 4, "max_batch_tokens": 64, "max_request_tokens": 256}
+
+
 @pytest.fixture(scope="module")
-def expected(demo: Tidemill) -> list[str]:
+def pair(tmp_path_factory: pytest.TempPathFactory, spec_writer) -> Iterator[Tidemill]:
+    """A prefill and a decode unit of one rank each, which start again in seconds."""
+    folder = tmp_path_factory.mktemp("pair")
+    tidemill = Tidemill(next(HOSTS), folder / "state")
+    done = tidemill.up(spec_writer(folder, prefill=PHASE, decode=PHASE))
+    assert done.returncode == 0, done.stderr
+    yield tidemill
+    tidemill.run("down")
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Tidemill) -> list[str]:
     """The texts of a greedy and of a drawn answer, while nothing happens."""
-    return expected_texts(demo.host, 2)
+    return expected_texts(pair.host, 2)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize(("kind", "number"), FAULTS, ids=[f"{number.name} {kind}" for kind, number in FAULTS])
-def test_nobody_sees_that_a_process_is_gone(demo, expected, kind, number):
+def test_nobody_sees_that_a_process_is_gone(pair, expected, kind, number):
     """Streams pause, go on with the right text and show no error; the process, and its whole unit, is started again.
 
     A gateway's own streams break off: asked again with the same key, they have the right text.
     """
-    before = restarts(demo.status())
-    with Load(demo.host, expected) as load:
-        strike(demo, load, kind, number, random.Random(0))
+    before = restarts(pair.status())
+    with Load(pair.host, expected) as load:
+        strike(pair, load, kind, number, random.Random(0))
 
     assert load.findings.wrong == []
     assert load.findings.num_answers > 0
-    assert restarts(demo.status()) > before
+    assert restarts(pair.status()) > before
