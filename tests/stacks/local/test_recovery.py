@@ -21,7 +21,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, spec_writer) -> Iterator[Tide
     """A prefill and a decode unit of one rank each, which start again in seconds."""
     folder = tmp_path_factory.mktemp("pair")
     tidemill = Tidemill(next(HOSTS), folder / "state")
-    done = tidemill.up(spec_writer(folder, prefill=PHASE, decode=PHASE))
+    done = tidemill.up(spec_writer(folder, prefill=PHASE, decode=dict(PHASE)))
     assert done.returncode == 0, done.stderr
     yield tidemill
     tidemill.run("down")
