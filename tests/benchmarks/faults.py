@@ -4,8 +4,9 @@
 
 Half of the faults hit the demo's prefill and decode units, half two mixed units. Each kills (SIGKILL) or freezes
 (SIGSTOP) a rank, a node or the gateway while answers are streamed, and waits until everything is ready again. Callers
-ask without a pause, greedy and drawn, and every answer must be the text of a day without faults. A call whose gateway
-died, or that finds no unit ready, is made again under the same `Idempotency-Key`, as a client does; no other is.
+ask without a pause, greedy and drawn, and every answer must be the text of a day without faults. A call is made again
+under the same `Idempotency-Key`, as clients do, when it finds no gateway or no unit ready, or when its stream breaks
+off and it was the gateway that was struck. A stream that breaks off for any other reason is wrong.
 
 Exits with 1 when an answer was wrong, or when a deployment did not recover. It prints times, and holds none to a limit.
 """
@@ -23,7 +24,6 @@ import tempfile
 import threading
 import time
 import urllib.request
-import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,10 +38,11 @@ __all__ = ["Load", "expected_texts", "kinds_of", "restarts", "strike"]
 SPEC = Path(__file__).with_name("faults.yaml")
 CALLS = [
     {"prompt": "Return a list of", "max_tokens": 120, "temperature": 0},
-    {"prompt": "Write a function that", "max_tokens": 120, "temperature": 1, "seed": 7},
+    {"prompt": "Write a function that", "max_tokens": 120, "temperature": 1},  # drawn by its key
     {"prompt": "def mean(values):", "max_tokens": 160, "temperature": 0},
     {"prompt": "Why is the sea salt?", "max_tokens": 90, "temperature": 0.7, "seed": 11},
 ]
+KEYS = ["first", "second", "third", "fourth"]  # of the calls: the texts that are expected are those of these keys
 RECOVERED_S = 240.0  # restarts wait up to a minute, and a busy machine loads slowly
 PAUSE_S = 0.2
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
@@ -61,6 +62,7 @@ class Load:
 
     def __init__(self, host: str, expected: list[str]) -> None:
         self.findings = Findings()
+        self.is_gateway_struck = False
         self._host, self._expected = host, expected
         self._is_over = threading.Event()
         self._said = threading.Semaphore(0)
@@ -96,21 +98,25 @@ class Load:
                 self.findings.wrong.append(f"call {number}: {text!r}, not {self._expected[number]!r}")
 
     def _answer(self, number: int) -> str:
-        """The text of one call, made again while there is no gateway or no unit."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
+        """The text of one call, made again while there is no gateway or no unit. Raise ValueError if it is cut."""
         until = time.monotonic() + RECOVERED_S
         while True:
-            with contextlib.suppress(OSError, http.client.HTTPException, _NotReadyError):
-                return "".join(self._pieces(number, headers))
+            pieces: list[str] = []
+            try:
+                pieces.extend(self._pieces(number))  # as they come: what was read before it is cut stays
+                return "".join(pieces)
+            except (OSError, http.client.HTTPException, _NotReadyError) as error:
+                if pieces and not self.is_gateway_struck:
+                    raise ValueError(f"cut after {''.join(pieces)!r}: {error!r}") from None
             self.findings.num_asked_again += 1
             if time.monotonic() > until:
                 raise TimeoutError("no answer, however often it was asked for")
             time.sleep(PAUSE_S)
 
-    def _pieces(self, number: int, headers: dict[str, str]) -> Iterator[str]:
+    def _pieces(self, number: int) -> Iterator[str]:
         body = json.dumps({"model": "tidemill-demo", "stream": True, **CALLS[number]})
         with contextlib.closing(http.client.HTTPConnection(self._host, 8000, timeout=RECOVERED_S)) as connection:
-            connection.request("POST", "/v1/completions", body, headers)
+            connection.request("POST", "/v1/completions", body, _headers(number))
             response = connection.getresponse()
             if response.status == 503:
                 raise _NotReadyError
@@ -137,14 +143,19 @@ class _NotReadyError(Exception):
 
 def expected_texts(host: str, num_calls: int = len(CALLS)) -> list[str]:
     """The text of each call, while nothing happens."""
-    return [_whole_text(host, {"model": "tidemill-demo", **call}) for call in CALLS[:num_calls]]
+    return [_whole_text(host, number) for number in range(num_calls)]
 
 
-def _whole_text(host: str, body: dict) -> str:
-    url, headers = f"http://{host}:8000/v1/completions", {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+def _headers(number: int) -> dict[str, str]:
+    return {"Idempotency-Key": KEYS[number], "Content-Type": "application/json"}
+
+
+def _whole_text(host: str, number: int) -> str:
+    body = json.dumps({"model": "tidemill-demo", "stream": True, **CALLS[number]})
+    request = urllib.request.Request(f"http://{host}:8000/v1/completions", body.encode(), _headers(number))
     with urllib.request.urlopen(request, timeout=RECOVERED_S) as response:
-        return json.load(response)["choices"][0]["text"]
+        events = [line.decode().strip().removeprefix("data: ") for line in response]
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events if event not in ("", "[DONE]"))
 
 
 def restarts(status: dict) -> int:
@@ -168,6 +179,7 @@ def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, dr
     before = restarts(tidemill.status())
     victim = draw.choice(kinds_of(tidemill)[kind])
     load.wait_for_tokens(draw.randrange(1, 100))
+    load.is_gateway_struck = kind == "gateway"
     struck = time.monotonic()
     os.kill(victim, number)
     while not _is_as_before(tidemill.status(), before):
@@ -176,6 +188,7 @@ def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, dr
         time.sleep(PAUSE_S)
     recovered = time.monotonic() - struck
     load.wait_for_tokens(50)
+    load.is_gateway_struck = False
     return recovered
 
 

@@ -26,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Embed, FromGateway, Hello, Logprobs, Prefill, State, Token
+from runtime.protocol.messages import Embed, FromGateway, Hello, Logprobs, Ping, Pong, Prefill, State, Token
 from tests.ports import free_ports
 from tests.runtime.launch_documents import gateway_launch
 
@@ -258,6 +258,9 @@ class FakeRank:
     async def _listen(self):
         frames = FrameReader(self._reader, FromGateway)
         while (frame := await frames.read()) is not None:
+            if isinstance(frame[0], Ping):
+                self.say(Pong())
+                continue
             self.heard.put(frame[0])
             answer = {Prefill: self.on_prefill, Embed: self.on_embed}.get(type(frame[0]))
             if answer is not None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from runtime.protocol.messages import Abort, Failed, Prefill, Token
+from runtime.protocol.messages import Abort, Failed, Prefill, State, Token
 from tests.runtime.gateway.conftest import LOGPROB, MAX_QUEUED_REQUESTS, MAX_REQUESTS
 
 MODEL = "org/tiny"
@@ -35,6 +35,51 @@ def raw_stream(gateway):
 
     yield open_stream
     connection.close()
+
+
+def test_a_key_draws_alike_and_counts_once(client, gateway, pair, ids):
+    """The same call under its key reaches ranks with the same seed; the log counts its tokens the first time only."""
+    pair.reply = [*ids("tide"), EOS_ID]
+    call = {"model": MODEL, "prompt": "mill", "temperature": 1, "extra_headers": {"Idempotency-Key": "order-7"}}
+    for _ in range(2):
+        client.completions.create(**call)
+    seeds = [pair.prefill.hear().sampling.seed for _ in range(2)]
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.completions.create(**call | {"prompt": "tide"})
+    lines = [json.loads(line) for line in gateway.log().splitlines() if '"idempotency"' in line]
+
+    assert seeds[0] == seeds[1]
+    assert len({line["idempotency"] for line in lines}) == 1
+    assert [line["completion_tokens"] for line in lines] == [len(pair.reply), 0]
+
+
+def test_an_answer_goes_on_at_another_unit(raw_stream, gateway, join, pair, until, ids):
+    """Its decode rank is lost in the middle: the caller reads on, and the next unit gets the tokens so far."""
+    text = ids("the tide grinds")
+    pair.prefill.on_prefill = None
+    connection = raw_stream()
+    first = pair.prefill.hear()
+    pair.prefill.say(Token(first.request_id, 0, text[0], None))
+    pair.decode.say(Token(first.request_id, 1, text[1], None))
+    until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the answer has begun")
+    other = join(phase="decode")
+    other.say(State("ready"))
+    until(lambda: gateway.state_of(other.hello.unit) == ["ready"], "another decode unit is ready")
+
+    pair.decode.leave()
+    second = pair.prefill.hear()
+    while not isinstance(second, Prefill):  # it hears Abort before
+        second = pair.prefill.hear()
+    for index in range(len(second.generated), len(text)):
+        finish_reason = "length" if index == len(text) - 1 else None
+        other.say(Token(second.request_id, index, text[index], finish_reason))
+    lines = connection.getresponse().read().decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+    assert second.generated == text[: len(second.generated)]
+    assert second.generated
+    assert second.sampling == first.sampling
+    assert "".join(event["choices"][0]["text"] for event in events) == "the tide grinds"
 
 
 def test_the_served_model_is_listed(client):
