@@ -81,7 +81,8 @@ def run(job: Job) -> None:
         if job.ep == 1:
             _run_rank(replace(job, rank=0, scratch=Path(scratch)))
         else:
-            wait_together(_start_ranks(job, scratch))
+            with _reserved_port() as port:
+                wait_together(_start_ranks(job, scratch, port))
         outputs = _join(job, Path(scratch))
         if job.trace is not None:
             with _saying_what_cannot_be_written(job.trace):
@@ -189,9 +190,19 @@ def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
     return expert_map
 
 
-def _start_ranks(job: Job, scratch: str) -> list[Child]:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        port = probe.getsockname()[1]
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yield a port that rank 0 can listen on, and that the kernel gives to nobody else meanwhile.
+
+    It is bound but not listened on: another socket may bind it if it asks for it by number and reuses addresses.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]
+
+
+def _start_ranks(job: Job, scratch: str, port: int) -> list[Child]:
     flags = ["generate", job.checkpoint, "--prompt-ids", str(job.prompt_ids), "--max-tokens", str(job.max_tokens)]
     flags += ["--ep", str(job.ep), "--dtype", job.dtype]
     flags += ["--scratch", scratch, "--port", str(port)]
