@@ -62,7 +62,10 @@ class Group(Protocol):
         """Return each rank's part, on every rank; for small things, before the first step."""
 
     def any(self, flag: bool) -> bool:
-        """Return True on every rank if `flag` is true on one: the lockstep of a step."""
+        """Return True on every rank if `flag` is true on one."""
+
+    def vote(self, *flags: bool) -> list[bool]:
+        """Do so for each of several flags at once: the lockstep of a step."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
@@ -92,6 +95,10 @@ class SoloGroup:
     def any(self, flag: bool) -> bool:
         """Return the flag: nobody else can say yes."""
         return flag
+
+    def vote(self, *flags: bool) -> list[bool]:
+        """Return the flags, likewise."""
+        return list(flags)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Return the rows: all of them stay."""
@@ -155,10 +162,14 @@ class GlooGroup:
 
     def any(self, flag: bool) -> bool:
         """Do one all-reduce."""
-        votes = torch.tensor([int(flag)])
+        return self.vote(flag)[0]
+
+    def vote(self, *flags: bool) -> list[bool]:
+        """Do one all-reduce for all of them."""
+        votes = torch.tensor([int(flag) for flag in flags])
         with _peer_loss_named():
             self._backend.allreduce([votes]).wait()
-        return bool(votes.item())
+        return [num > 0 for num in votes.tolist()]
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Do one variable-size all-to-all. `rows` is contiguous [sum(send), ...]; the result [sum(receive), ...]."""

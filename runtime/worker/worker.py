@@ -53,6 +53,8 @@ LOADING_PARTS = 50  # of a rank's tensors: a bar that moves, and no message for 
 STEP_TIME_S = 1.0  # assumed: seldom, for it is smoothed, and often enough that a slow rank is named within seconds
 LOAD_S = 0.1  # vLLM's coordinator tells loads as often (vllm/v1/engine/coordinator.py)
 IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
+LONG_IDLE_WAIT_S = 0.1  # one that has been idle for longer: asking costs a CPU, and a request comes rarely
+LONG_IDLE_TURNS = 250  # five seconds of idle turns
 
 
 @dataclass(frozen=True)
@@ -115,19 +117,23 @@ def step_until_left(
     phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse, times: StepTimes
 ) -> None:
     """Run the lockstep loop until all ranks of a unit that leaves are free. Raise PeerLost when the unit breaks."""
+    idle_turns = 0  # the same on all ranks, as the votes are
     while True:
         pulse.turn()
         while not inbox.empty():
             _deliver(inbox.get(), phase, leaving)
         if leaving.is_asked:
             leaving.tell_gateway()
-        if group.any(phase.has_work()):
+        has_work, leaves = group.vote(phase.has_work(), leaving.is_asked)
+        idle_turns = 0 if has_work or leaves else idle_turns + 1
+        if has_work:
             with times.step():
                 phase.step()
-        elif group.any(leaving.is_asked) and _may_leave(group, leaving):
+        elif leaves and _may_leave(group, leaving):
             return
         else:
-            _wait_for_work(inbox, phase, leaving)
+            wait_s = IDLE_WAIT_S if idle_turns < LONG_IDLE_TURNS else LONG_IDLE_WAIT_S
+            _wait_for_work(inbox, phase, leaving, wait_s)
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
@@ -245,6 +251,6 @@ def _deliver(message: object, phase: Phase[Any], leaving: Leaving) -> None:
         phase.receive(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: Phase[Any], leaving: Leaving) -> None:
+def _wait_for_work(inbox: Inbox, phase: Phase[Any], leaving: Leaving, at_most_s: float) -> None:
     with suppress(queue.Empty):
-        _deliver(inbox.get(timeout=IDLE_WAIT_S), phase, leaving)
+        _deliver(inbox.get(timeout=at_most_s), phase, leaving)
