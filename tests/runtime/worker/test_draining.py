@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -83,7 +82,7 @@ class Rank:
 
 rank, told = Rank(), []
 draining.BROKEN_S = 0.2
-drain = draining.Drain([rank], 60, lambda: not told)
+drain = draining.Drain([rank], 600, lambda: not told)
 signal.signal(signal.SIGTERM, lambda *both: (drain.begin(*both), told.append(True)))
 print("up", flush=True)
 try:
@@ -94,15 +93,13 @@ except Exception as error:
 
 
 def test_a_rank_that_hears_no_signal_is_killed_when_its_unit_lost_a_node():
-    """Real processes: it goes soon after the last sign of the others, long before the drain's 60 s."""
+    """Real processes: it goes soon after the last sign of the others, long before the drain's 600 s."""
     node = subprocess.Popen([sys.executable, "-c", NODE], stdout=subprocess.PIPE, text=True)
     assert node.stdout.readline() == "up\n"
-    began = time.monotonic()
     node.terminate()
-    said, _ = node.communicate(timeout=60)
+    said, _ = node.communicate(timeout=300)
 
     assert said == "the unit has lost a node, so its requests cannot be answered; the drain ends here -9\n"
-    assert time.monotonic() - began < 30
 
 
 ENDING = """
