@@ -1,12 +1,13 @@
 """A running demo under load while its processes are killed and stopped at random moments: who notices?
 
-    python -m tests.benchmarks.faults --faults 100 [--seed 0]
+    python -m tests.benchmarks.faults --faults 100 [--drains 20] [--seed 0]
 
 Half of the faults hit the demo's prefill and decode units, half two mixed units. Each kills (SIGKILL) or freezes
-(SIGSTOP) a rank, a node or the gateway while answers are streamed, and waits until everything is ready again. Callers
-ask without a pause, greedy and drawn, and every answer must be the text of a day without faults. A call is made again
-under the same `Idempotency-Key`, as clients do, when it finds no gateway or no unit ready, or when its stream breaks
-off and it was the gateway that was struck. A stream that breaks off for any other reason is wrong.
+(SIGSTOP) a rank, a node or the gateway while answers are streamed, and waits until everything is ready again. A drain
+asks one to end (SIGTERM), as a rolling restart does. Callers ask without a pause, greedy and drawn, and every answer
+must be the text of a day without faults. A call is made again under the same `Idempotency-Key`, as clients do, when it
+finds no gateway or no unit ready, or when its stream breaks off and it was the gateway that was killed or frozen. A
+stream that breaks off for any other reason is wrong.
 
 Exits with 1 when an answer was wrong, or when a deployment did not recover. It prints times, and holds none to a limit.
 """
@@ -45,7 +46,7 @@ CALLS = [
 KEYS = ["first", "second", "third", "fourth"]  # of the calls: the texts that are expected are those of these keys
 RECOVERED_S = 240.0  # restarts wait up to a minute, and a busy machine loads slowly
 PAUSE_S = 0.2
-SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+FAULTS = (signal.SIGKILL, signal.SIGSTOP)
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Load:
 
     def __init__(self, host: str, expected: list[str]) -> None:
         self.findings = Findings()
-        self.is_gateway_struck = False
+        self.may_be_cut = False
         self._host, self._expected = host, expected
         self._is_over = threading.Event()
         self._said = threading.Semaphore(0)
@@ -106,7 +107,7 @@ class Load:
                 pieces.extend(self._pieces(number))  # as they come: what was read before it is cut stays
                 return "".join(pieces)
             except (OSError, http.client.HTTPException, _NotReadyError) as error:
-                if pieces and not self.is_gateway_struck:
+                if pieces and not self.may_be_cut:
                     raise ValueError(f"cut after {''.join(pieces)!r}: {error!r}") from None
             self.findings.num_asked_again += 1
             if time.monotonic() > until:
@@ -179,7 +180,7 @@ def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, dr
     before = restarts(tidemill.status())
     victim = draw.choice(kinds_of(tidemill)[kind])
     load.wait_for_tokens(draw.randrange(1, 100))
-    load.is_gateway_struck = kind == "gateway"
+    load.may_be_cut = kind == "gateway" and number != signal.SIGTERM
     struck = time.monotonic()
     os.kill(victim, number)
     while not _is_as_before(tidemill.status(), before):
@@ -188,7 +189,7 @@ def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, dr
         time.sleep(PAUSE_S)
     recovered = time.monotonic() - struck
     load.wait_for_tokens(50)
-    load.is_gateway_struck = False
+    load.may_be_cut = False
     return recovered
 
 
@@ -201,8 +202,19 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def _faults_on(spec: list[Path], num_faults: int, draw: random.Random, progress: Progress) -> tuple[Findings, dict]:
-    """Strike one deployment so often. Return what callers saw, and (kind, signal) -> the seconds to recover."""
+def _signals(num_faults: int, num_drains: int, num_kinds: int) -> list[signal.Signals]:
+    """The signal of each strike: kinds are struck in turn, so faults alternate after each round of them."""
+    faults = [FAULTS[index // num_kinds % len(FAULTS)] for index in range(num_faults)]
+    return faults + [signal.SIGTERM] * num_drains
+
+
+def _struck(
+    spec: list[Path], shares: tuple[int, int], draw: random.Random, progress: Progress
+) -> tuple[Findings, dict[tuple[str, signal.Signals], list[float]]]:
+    """Strike one deployment with its share of faults and of drains.
+
+    Return what callers saw, and (kind, signal) -> the seconds to recover.
+    """
     times = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         tidemill = Tidemill(next(HOSTS), Path(folder))
@@ -210,11 +222,11 @@ def _faults_on(spec: list[Path], num_faults: int, draw: random.Random, progress:
         if done.returncode:
             raise SystemExit(done.stderr)
         try:
-            bar = progress.add_task(spec[0].stem if spec else "demo", total=num_faults)
+            bar = progress.add_task(spec[0].stem if spec else "demo", total=sum(shares))
             kinds = sorted(kinds_of(tidemill))
             with Load(tidemill.host, expected_texts(tidemill.host)) as load:
-                for index in range(num_faults):
-                    kind, number = kinds[index % len(kinds)], SIGNALS[index // len(kinds) % 2]
+                for index, number in enumerate(_signals(*shares, len(kinds))):
+                    kind = kinds[index % len(kinds)]
                     times[kind, number].append(strike(tidemill, load, kind, number, draw))
                     progress.advance(bar)
         finally:
@@ -226,17 +238,19 @@ def main() -> int:
     """Print a table, and what was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--faults", type=int, default=10)
+    parser.add_argument("--drains", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw, num_wrong = random.Random(arguments.seed), 0
-    shares = ([], arguments.faults - arguments.faults // 2), ([SPEC], arguments.faults // 2)
+    mixed = arguments.faults // 2, arguments.drains // 2
+    pair = arguments.faults - mixed[0], arguments.drains - mixed[1]
     with Progress() as progress:
-        for spec, num_faults in shares:
-            found, times = _faults_on(spec, num_faults, draw, progress)
+        for name, spec, shares in (("demo", [], pair), ("two mixed units", [SPEC], mixed)):
+            found, times = _struck(spec, shares, draw, progress)
             num_wrong += len(found.wrong)
-            print(f"{num_faults} faults on {spec[0].stem if spec else 'demo'}: {found.num_answers} answers,", end=" ")
+            print(f"{name}, {shares[0]} faults and {shares[1]} drains: {found.num_answers} answers,", end=" ")
             print(f"{len(found.wrong)} wrong, {found.num_asked_again} asked again")
-            print(f"{'killed or stopped':<28}{'times':>6}{'median s':>10}{'worst s':>10}")
+            print(f"{'struck':<28}{'times':>6}{'median s':>10}{'worst s':>10}")
             for (kind, number), seconds in sorted(times.items()):
                 figures = f"{len(seconds):>6}{statistics.median(seconds):>10.1f}{max(seconds):>10.1f}"
                 print(f"{f'{kind} {number.name}':<28}{figures}")

@@ -48,6 +48,14 @@ def spec_writer():
 
 
 @pytest.fixture
+def few_ranks(write_spec) -> Path:
+    """A spec of one prefill and two decode ranks, which start in half of the demo's time."""
+    phases = yaml.safe_load(DEMO_SPEC.read_text())
+    prefill = {**phases["prefill"], "ep_size": 1, "redundant_experts": 0}
+    return write_spec(prefill=prefill, decode={**phases["decode"], "ep_size": 2})
+
+
+@pytest.fixture
 def write_spec(tmp_path: Path, spec_writer):
     """The same, in the test's own folder."""
     return partial(spec_writer, tmp_path)

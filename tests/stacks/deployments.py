@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,7 +23,8 @@ DEMO_SPEC = REPOSITORY / "stacks" / "specs" / "demo.yaml"
 CHECKPOINT = REPOSITORY / "runtime" / "demo"
 UP_TIMEOUT_S = 240
 LISTEN = "0A"  # linux/tcp_states.h
-HOSTS = (f"127.78.{number}.1" for number in count(1))
+RUN = random.SystemRandom().randrange(100, 250)  # so that runs side by side keep out of each other's way
+HOSTS = (f"127.{RUN}.{number}.1" for number in count(1))
 
 __all__ = ["CHECKPOINT", "DEMO_SPEC", "HOSTS", "Tidemill", "get_json", "listening", "samples", "total", "wait_until"]
 

@@ -44,7 +44,6 @@ def test_what_an_answer_can_be_held_to_is_told():
         '{"$ref":"#"}': "NoExtensionBias",
         '{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}': "NoExtensionBias",
         json.dumps({"type": "string", "pattern": ".*" * 2000}): "lexer precomputation failed",
-        json.dumps({"type": "string", "pattern": "a?" * 3000}): "too many expressions",
         json.dumps({"type": "object", "required": [f"k{number}" for number in range(5000)]}): TOO_DEAR,
         '{"not": {}}': "Unimplemented keys",
         json.dumps({"enum": ["日\n"]}): None,

@@ -38,15 +38,15 @@ def assert_nothing_is_left(tidemill: Tidemill) -> None:
 
 
 @pytest.mark.whole
-def test_down_stops_everything_it_started_and_nothing_else(tidemill):
+def test_down_stops_everything_it_started_and_nothing_else(tidemill, few_ranks):
     """All processes of the deployment end; a stranger's process goes on."""
     stranger = subprocess.Popen(["sleep", "600"], env=tidemill.environment)
-    assert tidemill.up().returncode == 0
+    assert tidemill.up(few_ranks).returncode == 0
     started = tidemill.processes()
 
     done = tidemill.run("down")
 
-    assert len(started) == 1 + 1 + 3 + 6  # supervisor, gateway, nodes, ranks
+    assert len(started) == 1 + 1 + 2 + 3  # supervisor, gateway, nodes, ranks
     assert done.stdout == "demo is stopped\n"
     assert_nothing_is_left(tidemill)
     assert stranger.poll() is None
@@ -63,9 +63,9 @@ def test_a_plan_of_gpus_is_not_started_on_cpus(tidemill, write_spec):
     assert "tidemill render writes its manifests" in done.stderr
 
 
-def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill):
-    """SIGTERM to one of four ranks in the middle of an answer: it ends as without, then all leave and come back."""
-    assert tidemill.up().returncode == 0
+def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill, few_ranks):
+    """SIGTERM to one of two ranks in the middle of an answer: it ends as without, then all leave and come back."""
+    assert tidemill.up(few_ranks).returncode == 0
     report = get_json(f"http://{tidemill.host}:8000/readyz")
     (decode,) = [unit for unit in report["units"] if unit["phase"] == "decode"]
     client = openai.OpenAI(base_url=f"http://{tidemill.host}:8000/v1", api_key="-", max_retries=0)
@@ -74,7 +74,7 @@ def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill):
 
     answer = client.completions.create(**call, stream=True)
     text = next(answer).choices[0].text
-    os.kill(decode["ranks"][2]["pid"], signal.SIGTERM)
+    os.kill(decode["ranks"][1]["pid"], signal.SIGTERM)
     text += "".join(delta.choices[0].text for delta in answer)
     wait_until(lambda: tidemill.status()["units"][1]["state"] not in ("ready", "draining"))
 
@@ -85,10 +85,12 @@ def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill):
 
 
 @pytest.mark.whole
-def test_everything_dies_with_a_killed_supervisor(tidemill):
+def test_everything_dies_with_a_killed_supervisor(tidemill, few_ranks):
     """Even SIGKILL of the supervisor leaves no process, and `status` does not pretend."""
-    assert tidemill.up().returncode == 0
-    supervisor = int((tidemill.run("up", "--host", tidemill.host).stderr).partition("process ")[2].split(")")[0])
+    assert tidemill.up(few_ranks).returncode == 0
+    supervisor = int(
+        (tidemill.run("up", few_ranks, "--host", tidemill.host).stderr).partition("process ")[2].split(")")[0]
+    )
 
     os.kill(supervisor, signal.SIGKILL)
 
@@ -96,9 +98,9 @@ def test_everything_dies_with_a_killed_supervisor(tidemill):
 
 
 @pytest.mark.whole
-def test_ctrl_c_stops_what_up_started(tidemill):
+def test_ctrl_c_stops_what_up_started(tidemill, few_ranks):
     """In the foreground, SIGINT after ready ends the deployment and the command, in order."""
-    process = tidemill.start("up", "--host", tidemill.host)
+    process = tidemill.start("up", few_ranks, "--host", tidemill.host)
     endpoint = process.stdout.readline()
 
     process.send_signal(signal.SIGINT)
