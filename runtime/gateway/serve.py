@@ -146,8 +146,9 @@ def _stop(server: uvicorn.Server, taking: asyncio.Task[None], resumptions: Resum
     """Take no more connections. Give running answers `drain_s`, then an error, so that uvicorn finds nothing to cancel.
 
     uvicorn itself stops at these signals, but raises them again when it is done; without a handler that would kill us.
+    It has seen this one already, so it cannot tell whether it is the second.
     """
-    is_second = server.should_exit
+    is_second = taking.done() or taking.cancelling() > 0
     taking.cancel()
     server.should_exit = True
     asyncio.get_running_loop().call_later(0 if is_second else drain_s, _give_up, resumptions)

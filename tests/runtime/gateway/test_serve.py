@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -58,10 +59,35 @@ def test_sigterm_ends_the_process_cleanly(start_gateway):
     idle.close()
 
 
+def test_an_answer_that_runs_at_sigterm_ends_as_without(start_gateway, join, until):
+    """New callers are refused meanwhile, and the process ends with status 0 after it."""
+    gateway = start_gateway()
+    request_id, ranks, stream = stream_of_a_pair(gateway, join, until)
+
+    gateway.process.send_signal(signal.SIGTERM)
+    until(lambda: not takes_connections(gateway), "nobody is let in")
+    ranks[1].say(Token(request_id, 1, 41, "length"))
+
+    said = stream.read().decode()
+    assert '"finish_reason":"length"' in said
+    assert said.endswith("data: [DONE]\n\n")
+    assert gateway.process.wait(60) == 0
+
+
 @pytest.mark.whole
 def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, join, until):
     """SIGTERM leaves a running stream a few seconds, then ends it in words; the ranks hear Abort and nothing is cut."""
     gateway = start_gateway()
+    request_id, ranks, stream = stream_of_a_pair(gateway, join, until)
+
+    assert gateway.stop() == 0
+    assert "the gateway is stopping" in stream.read().decode()
+    assert ranks[1].hear() == Abort(request_id)
+    assert "Traceback" not in gateway.log()
+
+
+def stream_of_a_pair(gateway, join, until):
+    """The id of a request that has its first token, the ranks of its two units, and its stream."""
     ranks = [join(at=gateway, phase=phase) for phase in ("prefill", "decode")]
     for rank in ranks:
         rank.say(State("ready"))
@@ -70,12 +96,15 @@ def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, joi
     client.request("POST", "/v1/completions", json.dumps({"model": "org/tiny", "prompt": "mill", "stream": True}))
     request_id = ranks[0].hear().request_id
     ranks[0].say(Token(request_id, 0, 40, None))
-    stream = client.getresponse()
+    return request_id, ranks, client.getresponse()
 
-    assert gateway.stop() == 0
-    assert "the gateway is stopping" in stream.read().decode()
-    assert ranks[1].hear() == Abort(request_id)
-    assert "Traceback" not in gateway.log()
+
+def takes_connections(gateway):
+    try:
+        socket.create_connection(("127.0.0.1", gateway.ports["http"]), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_the_gateway_imports_no_torch():
