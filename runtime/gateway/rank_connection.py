@@ -97,6 +97,11 @@ class Rank:
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
 
+    def shares_host(self, writer: asyncio.StreamWriter) -> bool:
+        """Return whether a connection comes from the address that this rank's came from."""
+        host, *_ = self._writer.get_extra_info("peername")
+        return bool(host == writer.get_extra_info("peername")[0])
+
     def hang_up(self, reason: str) -> None:
         """End the connection, which is of no more use, and fail every request that it had."""
         self.fail_all(reason)

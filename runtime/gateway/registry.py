@@ -5,7 +5,8 @@
 The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the connected ranks of a unit
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
 connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
-connection broke first, takes its own place: it says the same Hello, digest and process id included.
+connection broke first, takes its own place: it says the same Hello, digest and process id included, from the same
+address. Whoever has copied a Hello takes nothing from its rank.
 A rank that serves and is silent is given up, though its connection may stand: a process that hangs or is stopped closes
 nothing (`silence.py`).
 It does not start, stop or reconnect ranks: they come by themselves.
@@ -193,7 +194,7 @@ class Registry:
             rank.fail_all(f"{rank} was lost")
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
-        self._hang_up_before(hello)
+        self._hang_up_before(hello, writer)
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
@@ -205,10 +206,10 @@ class Registry:
         self._units = None
         return rank
 
-    def _hang_up_before(self, hello: Hello) -> None:
+    def _hang_up_before(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Hang up an earlier connection of the same process, which calls again before its breaking was noticed here."""
         known = self._ranks.get((hello.unit, hello.rank))
-        if known is not None and known.state != "lost" and known.hello == hello:
+        if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)
             known.hang_up(f"{known} lost its connection")
 

@@ -231,12 +231,12 @@ def loop():
 class FakeRank:
     """A rank that says what the test tells it to; `heard` holds what the gateway said."""
 
-    def __init__(self, loop, port, hello: Hello):
+    def __init__(self, loop, port, hello: Hello, source: str):
         self.hello = hello
         self.heard: queue.Queue[FromGateway] = queue.Queue()
         self.on_prefill = self.on_embed = None
         self._loop = loop
-        self._reader, self._writer = self._run(asyncio.open_connection(ADDRESS, port))
+        self._reader, self._writer = self._run(asyncio.open_connection(ADDRESS, port, local_addr=(source, 0)))
         self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
         self.say(hello)
 
@@ -302,10 +302,13 @@ unit_numbers = itertools.count()
 
 @pytest.fixture
 def join(gateway, loop):
-    """Makes fake ranks that join the gateway, or another one `at`; all leave when the test is over."""
+    """Makes fake ranks that join the gateway, or another one `at`; all leave when the test is over.
+
+    `source` is the address that one calls from.
+    """
     joined = []
 
-    def join(at=gateway, **hello) -> FakeRank:
+    def join(at=gateway, source=ADDRESS, **hello) -> FakeRank:
         phase = hello.get("phase", "prefill")
         kv = {"kv_host": "10.0.0.9", "kv_port": 29600} if phase == "decode" else {"kv_host": None, "kv_port": None}
         defaults = {
@@ -318,7 +321,7 @@ def join(gateway, loop):
             "unit_digest": UNIT_DIGEST,
             "kv_digest": KV_DIGEST,
         }
-        rank = FakeRank(loop, at.ports["registry"], Hello(**(defaults | kv | hello)))
+        rank = FakeRank(loop, at.ports["registry"], Hello(**(defaults | kv | hello)), source)
         joined.append(rank)
         return rank
 

@@ -122,6 +122,16 @@ def test_only_the_same_process_takes_its_place(gateway, join, until, other):
     assert gateway.state_of("held") == ["loading"]
 
 
+def test_a_copied_hello_takes_nothing_from_its_rank(gateway, join, until):
+    """The same words from another address are another's."""
+    first = join(unit="copied")
+    until(lambda: gateway.state_of("copied") == ["loading"], "the first rank joined")
+
+    assert isinstance(join(unit="copied", source="127.0.0.2").hear(), Rejected)
+    assert not first.is_closed_by_gateway()
+    assert gateway.state_of("copied") == ["loading"]
+
+
 def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
     """Once all its ranks are lost, a unit may return with another digest and size; the old ranks are gone."""
     ranks = [join(unit="relaunched", num_ranks=2, rank=rank) for rank in range(2)]
