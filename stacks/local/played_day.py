@@ -25,9 +25,9 @@ from planner.schedule.timetable import Timetable
 
 __all__ = ["DayRecord", "DueAct", "Room", "advance", "plan_play", "read_length", "room_here"]
 
-START_S = 10.0  # assumed; a rank of the demo takes 5 s on an idle core, and more beside streams
-START_S_OF_CORE = 10.0  # assumed; for each rank that starts at once on the same core
-DRAIN_S = 15.0  # assumed; the demo says 120 tokens in 5 s, and in 10 s when its cores are busy
+START_S = 15.0  # assumed, with the next: two ranks of the demo took 34 s to start on two cores that answered streams
+START_S_OF_CORE = 30.0  # assumed; for each rank that starts at once on the same core
+DRAIN_S = 30.0  # assumed; the demo's answers of 160 tokens took up to 19 s on these cores
 PATIENCE_S = 60.0  # assumed: what is not done so long after the day is not waited for
 SHORTEST_S = 1.0
 TOLERANCE_S = 0.5  # the supervisor looks every 0.2 s
@@ -161,7 +161,7 @@ def advance(
             acts[index] = replace(act, done_s=seconds, reason=reasons.get(act.unit))
     last = max([day.length_s, *(act.due_s for act in acts)])
     acts = list(_with_misses(acts, is_given_up=seconds > last + PATIENCE_S))
-    is_over = seconds >= last and all(act.done_s is not None or act.is_missed for act in acts)
+    is_over = seconds >= day.length_s and all(act.done_s is not None or act.is_missed for act in acts)
     return replace(day, acts=tuple(acts), is_over=is_over), tuple(starts), tuple(drains)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.compiler import deployable_from
 from planner.facts.day import hh_mm
 from planner.problems.errors import CallError, InfeasibleError
 from planner.schedule.schedule import Step
@@ -15,7 +16,9 @@ from stacks.local import supervisor
 from stacks.local.played_day import DayRecord, DueAct, advance, plan_play, read_length, room_here
 from stacks.local.record import Record, RunFolder, UnitRecord
 from stacks.local.reports import RankReport
+from tests.stacks.deployments import DEMO_SPEC
 
+DAY_SPEC = DEMO_SPEC.with_name("demo-day.yaml")
 RANKS = {f"u{index}": 1 for index in range(4)}
 MINUTES_5 = 300.0
 POLL_S = 0.5
@@ -43,11 +46,11 @@ def due(day):
 
 
 def test_five_minutes_have_the_times_of_the_day_and_room_for_this_machine():
-    """Eight o'clock is a third of it. A start needs 15 s here, and a drain as many: the plan's are 2 s and 1 s."""
+    """Eight o'clock is a third of it. A start needs 30 s here, and a drain as many: the plan's are 2 s and 1 s."""
     day = play(DAY_AND_NIGHT)
 
     assert day.first_units == ("u0",)
-    assert due(day) == [("start", "u1", 85.0), ("serve", "u1", 100.0), ("drain", "u1", 250.0), ("stop", "u1", 265.0)]
+    assert due(day) == [("start", "u1", 70.0), ("serve", "u1", 100.0), ("drain", "u1", 250.0), ("stop", "u1", 280.0)]
 
 
 def test_a_long_day_keeps_the_plans_own_times():
@@ -61,6 +64,17 @@ def test_the_clock_is_the_plans_wherever_it_stands():
     assert [play(DAY_AND_NIGHT).clock(seconds) for seconds in (0, 100, 299.9)] == ["00:00", "08:00", "23:59"]
 
 
+def test_the_day_that_ships_can_be_played_in_five_minutes():
+    """On two cores: both phases come and go together, in the morning and in the evening."""
+    plan = deployable_from(DAY_SPEC, None)
+    ranks = {unit.name: len(unit.ranks) for unit in plan.units}
+    day = plan_play(plan.timetable, MINUTES_5, ranks, num_cores=2)
+    last = [act.unit for act in day.acts if act.unit == "demo-day-decode-1"]
+
+    assert day.first_units == ("demo-day-prefill-0", "demo-day-decode-0")
+    assert len(last) == len(day.acts) / 2 == 8
+
+
 def test_a_unit_that_would_start_before_the_day_starts_with_the_first():
     """It serves when it is asked for all the same."""
     day = play(timetable({"00:30": 2, "20:00": 1}))
@@ -71,17 +85,17 @@ def test_a_unit_that_would_start_before_the_day_starts_with_the_first():
 
 
 def test_a_day_too_short_for_this_machine_names_the_shortest():
-    """Two hours of night are 25 s of five minutes, and a drain and a start need 30 s: six minutes would do."""
+    """Two hours at noon are 25 s of five minutes, and a drain and a start need 60 s: twelve minutes would do."""
     siesta = timetable({"00:00": 2, "12:00": 1, "14:00": 2})
 
     with pytest.raises(InfeasibleError, match="R117"):
-        play(siesta, 359)
+        play(siesta, 719)
     with pytest.raises(InfeasibleError) as error:
         play(siesta)
 
     assert error.value.exit_status == 3
-    assert str(error.value.problems[0].fix) == "nearest: --day 360s"
-    assert [kind for kind, *_ in due(play(siesta, 360))] == ["drain", "stop", "start", "serve"]
+    assert str(error.value.problems[0].fix) == "nearest: --day 720s"
+    assert [kind for kind, *_ in due(play(siesta, 720))] == ["drain", "stop", "start", "serve"]
 
 
 @given(
@@ -245,7 +259,7 @@ def played(monkeypatch, tmp_path):
 
 def test_the_supervisor_starts_and_drains_units_when_they_are_due(played):
     """It ends nothing that has not drained, calls nothing failed that goes as planned, and ends when the day does."""
-    day = play(timetable({"08:00": 3, "14:00": 1, "20:00": 2, "23:00": 1}), 144)
+    day = play(timetable({"08:00": 3, "14:00": 1, "20:00": 2, "23:00": 1}), 300)
     record, groups, seen = played(day, ["u0", "u1", "u2"])
     states = {name: list(dict.fromkeys(at_look[name] for _, at_look in seen)) for name in groups}
     began = record.day.began - 1e9
@@ -256,8 +270,8 @@ def test_the_supervisor_starts_and_drains_units_when_they_are_due(played):
     assert [act.done_s is not None for act in record.day.acts] == [True] * len(day.acts)
     assert states["u0"] == ["starting", "loading", "ready"]
     assert states["u1"] == states["u2"] == ["off", "starting", "loading", "ready", "draining"]
-    assert logs["u1"] == [("start", 28), ("terminate", 84), ("start", 100), ("terminate", 138)]
-    assert logs["u2"] == [("start", 28), ("terminate", 84)]
+    assert logs["u1"] == [("start", 55), ("terminate", 175), ("start", 205), ("terminate", 288)]
+    assert logs["u2"] == [("start", 55), ("terminate", 175)]
 
 
 def test_a_unit_that_does_not_end_is_ended_and_told_of(played, monkeypatch):
