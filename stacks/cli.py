@@ -42,22 +42,26 @@ from planner.plan.given import read_given
 from planner.problems.errors import CallError, SpecError, Violation
 from planner.problems.printable import printable
 from planner.problems.warned import warnings_json
-from planner.schedule.schedule import NOT_EXECUTED
+from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from planner.spec.check import ResolvedSpec
 from stacks.doctor.cli import add_doctor
 from stacks.live.cli import add_recorded, asks_ranks
 from stacks.local.api_key import new_key
+from stacks.local.cli import day_line, play_day, record_json, say_day, stay
 from stacks.local.deployment import (
     find_running,
     follow,
+    plan_day,
     require_cpu,
     require_keys,
+    require_no_day,
     require_runtime,
     running_names,
     start,
     stop,
 )
 from stacks.local.errors import LocalError
+from stacks.local.played_day import read_length
 from stacks.local.record import Record, RunFolder
 from stacks.simulator.cli import add_simulate
 
@@ -97,6 +101,11 @@ def _add_local_commands(commands: Any) -> None:
     add_previous(up)
     up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
     up.add_argument("--keys", type=Path, metavar="FILE", help="API keys that may ask, as JSON; default: anybody may")
+    up.add_argument(
+        "--day",
+        metavar="DURATION",
+        help="play the schedule's day in this time, such as 5min: units come and go; without it, all stay on",
+    )
     up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
     up.set_defaults(command=_up)
 
@@ -131,29 +140,43 @@ def _add_local_commands(commands: Any) -> None:
     commands.add_parser("checkpoint", help="compute the digests of a checkpoint", add_help=False)
 
 
-def _up(arguments: argparse.Namespace) -> None:
+def _up(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
+    length_s = read_length(arguments.day) if arguments.day is not None else None
     plan = deployable_from(arguments.given or DEMO, arguments.previous)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
     require_keys(plan, arguments.keys)
+    day = plan_day(plan, length_s) if length_s is not None else None
     warn(plan.warnings)
     running = _same_plan_running(plan)
     if running is not None:
+        require_no_day(day, running)
         _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")
         _say_up(running, plan, arguments)
-        return
+        return 0
     planned = time.monotonic() - began
-    folder = start(plan, arguments.host, detached=arguments.detach, keys=arguments.keys)
+    folder = start(plan, arguments.host, detached=arguments.detach, keys=arguments.keys, day=day)
     with suppress(KeyboardInterrupt):
         record = _wait_until_ready(folder)
         _say_ready(record, planned, time.monotonic() - began)
         _say_up(record, plan, arguments)
         if arguments.detach:
-            return
-        _stay(folder)
-    _say("stopping")
+            return 0
+        (stay if day is None else play_day)(folder)
+    return _end(folder, has_json=arguments.format == "json")
+
+
+def _end(folder: RunFolder, *, has_json: bool) -> int:
+    """Stop what still runs, and say how the day went, if one was played. Return the exit status."""
+    if folder.is_running():
+        _say("stopping")
     stop(folder)
+    record = folder.read()
+    if record is None or record.day is None or record.day.began is None:
+        return 0
+    with redirect_stdout(sys.stderr if has_json else sys.stdout):  # the document was printed when all was ready
+        return say_day(record.day)
 
 
 def _key(arguments: argparse.Namespace) -> None:
@@ -192,19 +215,6 @@ def _wait_until_ready(folder: RunFolder) -> Record:
     )
 
 
-def _stay(folder: RunFolder) -> None:
-    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure."""
-    _say("Ctrl-C stops it")
-    said: dict[str, str | None] = {}
-    for record in follow(folder):
-        down = {unit.name: f"{unit.state}: {unit.reason}" if unit.reason else None for unit in record.units}
-        down["gateway"] = f"failed: {record.gateway_failure}" if record.gateway_failure else None
-        for name, why in down.items():
-            if why is not None and said.get(name) != why:
-                _say(f"{name} {why}")
-        said = down
-
-
 def _say_ready(record: Record, planned: float, total: float) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
     _say(f"ready in {total:.1f} s ({stages})")
@@ -212,7 +222,7 @@ def _say_ready(record: Record, planned: float, total: float) -> None:
 
 def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
-        print_json(_record_json(record) | warnings_json(plan.warnings))
+        print_json(record_json(record) | warnings_json(plan.warnings))
         return
     print(f"endpoint: {record.endpoint}")
     print(f"plan: {record.plan_digest}")
@@ -268,17 +278,19 @@ def _status_now(arguments: argparse.Namespace) -> int:
     folder = _find(arguments.given)
     record = folder.read() if folder else None
     if arguments.format == "json":
-        print_json(_record_json(record) if record else NOTHING)
+        print_json(record_json(record) if record else NOTHING)
     elif record is None:
         print(_nothing_runs())
     else:
         print(f"{record.name}: {record.endpoint}, plan {record.plan_digest}")
+        if record.day is not None:
+            print(f"  {day_line(record.day)}")
         if record.gateway_failure is not None:
             print("  gateway  failed" + _because(record.gateway_failure))
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
     if record is not None and record.switches_units:
-        _say(NOT_EXECUTED)
+        _say(ALL_STAY_ON)
     return 1 if record is not None and record.has_failed else 0
 
 
@@ -352,25 +364,6 @@ def _raise_what_was_said(words: Sequence[str], stderr: str, status: int) -> NoRe
         reason = said.removeprefix("was called wrongly; ").removesuffix(f"; {fix} [S900]")
         raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
     raise LocalError(f"R109 {name} failed", said, "correct what is named, and call it again")
-
-
-def _record_json(record: Record) -> dict[str, Any]:
-    units = [
-        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
-        | ({"reason": unit.reason} if unit.reason else {})
-        | ({"restarts": unit.restarts} if unit.restarts else {})
-        for unit in record.units
-    ]
-    return {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units} | _gateway_json(record)
-
-
-def _gateway_json(record: Record) -> dict[str, Any]:
-    """Return what is to be said of the gateway; nothing of one that has always answered."""
-    if record.gateway_failure is None and not record.gateway_restarts:
-        return {}
-    state = {"state": "ready"} if record.gateway_failure is None else {"state": "failed"}
-    reason = {"reason": record.gateway_failure} if record.gateway_failure else {}
-    return {"gateway": state | reason | {"restarts": record.gateway_restarts}}
 
 
 def _curl(record: Record, *, with_key: bool) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "quantity",
     "read_bytes",
     "read_link",
+    "read_seconds",
 ]
 
 Kind = Literal["bytes", "link", "time"]
@@ -89,6 +90,11 @@ def read_bytes(written: str) -> int | None:
 def read_link(written: str) -> float | None:
     """Return a bandwidth in Gb/s, as text; None where it is none."""
     return _number("link", written)
+
+
+def read_seconds(written: str) -> float | None:
+    """Return a time outside of a spec, in seconds; None where it is none, or 0."""
+    return _number("time", written) or None
 
 
 def is_quantity_of(kind: Kind, written: Any) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from planner.plan.columns import filled, table
 from planner.plan.plan import Plan
-from planner.schedule.schedule import NOT_EXECUTED, DaySchedule
+from planner.schedule.schedule import NOT_EXECUTED, PLAYED, DaySchedule
 from planner.schedule.transitions import Transition
 
 __all__ = ["day_text"]
@@ -26,7 +26,7 @@ def day_text(plan: Plan) -> str:
     parts = [table(rows), *filled(f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip())]
     if schedule.transitions:
         parts += ["", *_transitions(plan, schedule)]
-    return "\n".join([*parts, *(filled(NOT_EXECUTED) if schedule.switches else [])])
+    return "\n".join([*parts, *(filled(f"{NOT_EXECUTED} {PLAYED}") if schedule.switches else [])])
 
 
 def _mean(schedule: DaySchedule) -> str:

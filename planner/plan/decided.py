@@ -24,6 +24,7 @@ from planner.plan.map_json import map_json
 from planner.plan.pods import pods_of
 from planner.problems.errors import Problem
 from planner.schedule.schedule import DaySchedule, Step
+from planner.schedule.timetable import timetable_of
 from planner.spec.schema import Spec
 
 __all__ = ["DecidedPlan", "Grounds"]
@@ -77,7 +78,7 @@ class DecidedPlan:
             gateway=self.spec.gateway,
             units=self.units,
             pods=pods_of(self.spec, {each.phase: each.weight_bytes for each in self.memory}),
-            switches_units=self.schedule is not None and self.schedule.switches,
+            timetable=timetable_of(self.spec, self.units),
             launch_documents=self.launch_documents,
             refusals=self.refusals,
             warnings=self.warnings,

@@ -22,6 +22,7 @@ from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument
 from planner.plan.pods import PhasePods, pods_of
 from planner.problems.errors import InfeasibleError, Problem, Violation
+from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.section import Section
@@ -42,7 +43,7 @@ class Deployable:
     gateway: GatewaySpec
     units: tuple[Unit, ...]
     pods: Mapping[Phase, PhasePods]
-    switches_units: bool  # its schedule turns some off at some time, which nothing does yet
+    timetable: Timetable | None  # none where all units are always on
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why its engine cannot run it
     warnings: tuple[Problem, ...]  # what is hardly meant, though it runs
@@ -51,6 +52,11 @@ class Deployable:
     def endpoint(self) -> str:
         """Return the URL at which clients inside the cluster reach the gateway, without `/v1`."""
         return names.cluster_endpoint(self.name, self.kubernetes.namespace, self.gateway.port)
+
+    @property
+    def switches_units(self) -> bool:
+        """True if its schedule turns some units off at some time."""
+        return self.timetable is not None and self.timetable.switches
 
     def launch_files(self) -> dict[str, str]:
         """Return file name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""

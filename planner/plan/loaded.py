@@ -37,8 +37,9 @@ from planner.plan.pods import pods_of
 from planner.plan.told import told_otherwise
 from planner.plan.warned import warning_from
 from planner.problems.errors import CallError, Problem, Violation
-from planner.schedule.schedule import switches_units
+from planner.schedule.timetable import timetable_of
 from planner.spec.check import mistakes_in
+from planner.spec.schedule import is_undecided_day
 from planner.spec.schema import Spec
 
 __all__ = ["LoadedPlan", "Rows", "load_plan", "read_plan"]
@@ -151,6 +152,7 @@ class _Warning(_Part):
 
 
 class _Step(_Part):
+    at: str
     units: list[str]
 
 
@@ -214,7 +216,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         gateway=spec.gateway,
         units=tuple(_units(plan)),
         pods=pods_of(spec, {phase: each.weights_bytes for phase, each in plan.memory.items()}),
-        switches_units=plan.schedule is not None and switches_units(step.units for step in plan.schedule.steps),
+        timetable=timetable_of(spec, tuple(_units(plan))),
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
         warnings=tuple(warning_from(each.model_dump(exclude_unset=True), path) for each in plan.warnings),
@@ -299,7 +301,7 @@ def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
 
 def _disagreeing(plan: _Plan, spec: Spec) -> Iterator[Violation]:
     """Parts that refer to what is not there, or is another's; each is looked at only when those before it agree."""
-    for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec)):
+    for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec), _of_day(plan, spec)):
         if not agrees:
             reason = "the parts of this plan contradict each other"
             yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
@@ -330,6 +332,15 @@ def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
         yield f"{path}.expert_map", unit.expert_map, f"phases.{unit.phase}", _holds(plan, unit)
         yield from _of_document(plan, unit, path)
+
+
+def _of_day(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
+    """What units do over the day is what the spec's schedule says."""
+    yield "spec.schedule", None, "schedule", spec.schedule is None or not is_undecided_day(spec.schedule)
+    timetable = timetable_of(spec, tuple(_units(plan)))
+    told = [(step.at, step.units) for step in plan.schedule.steps] if plan.schedule else []
+    planned = [(step.at, list(step.units)) for step in timetable.steps] if timetable else []
+    yield "schedule.steps", None, "spec.schedule", told == planned
 
 
 def _of_document(plan: _Plan, unit: _Unit, path: str) -> Iterator[_Reference]:

@@ -14,12 +14,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from typing import Protocol
 
 from planner.facts.day import DAY_S, minute_of
 from planner.facts.wall_clock import dates_between, instants_of, offset_at, wall_time
-from planner.schedule.schedule import DaySchedule, Step
+from planner.schedule.schedule import Step
 
-__all__ = ["Change", "changes_between", "units_at"]
+__all__ = ["Change", "Day", "changes_between", "units_at"]
+
+
+class Day(Protocol):
+    """A planned day, or its timetable."""
+
+    @property
+    def timezone(self) -> str:
+        """The IANA's name of the place whose clocks it goes by."""
+        ...
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Its states."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class Change:
     stops: tuple[str, ...]
 
 
-def units_at(day: DaySchedule, instant: int) -> tuple[str, ...]:
+def units_at(day: Day, instant: int) -> tuple[str, ...]:
     """Return the units that are on at an instant, in the order of the day's busiest steps."""
     wall = wall_time(instant, day.timezone)
     repeated = _repeated(wall.date, day.timezone)
@@ -44,7 +59,7 @@ def units_at(day: DaySchedule, instant: int) -> tuple[str, ...]:
     return tuple(unit for unit in _all_units(day.steps) if unit in on)
 
 
-def changes_between(day: DaySchedule, begin: int, end: int) -> tuple[Change, ...]:
+def changes_between(day: Day, begin: int, end: int) -> tuple[Change, ...]:
     """Return what changes after `begin` and until `end`, in order."""
     found, before = [], units_at(day, begin)
     for instant in _edges(day, begin, end):
@@ -57,7 +72,7 @@ def changes_between(day: DaySchedule, begin: int, end: int) -> tuple[Change, ...
     return tuple(found)
 
 
-def _edges(day: DaySchedule, begin: int, end: int) -> list[int]:
+def _edges(day: Day, begin: int, end: int) -> list[int]:
     """Return every instant at which a window begins or clocks change."""
     zone, edges = day.timezone, set()
     for each in dates_between(begin, end, zone):

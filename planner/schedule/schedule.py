@@ -25,9 +25,11 @@ from planner.spec.hours import window_minutes, window_starts
 from planner.spec.schedule import WindowSpec
 from planner.spec.schema import Spec
 
-__all__ = ["NOT_EXECUTED", "DaySchedule", "Step", "plan_schedule", "switches_units"]
+__all__ = ["ALL_STAY_ON", "NOT_EXECUTED", "PLAYED", "DaySchedule", "Step", "plan_schedule", "switches_units"]
 
-NOT_EXECUTED = "Nothing switches units yet: all of them stay on, whatever the schedule says."
+NOT_EXECUTED = "Nothing switches units in a cluster yet: all of them stay on, whatever the schedule says."
+ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day plays its day."
+PLAYED = "tidemill up --day plays the day on one machine."
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from planner.facts.terms import Phase
 from planner.spec.phase import MAX_UNITS
 from planner.spec.section import Section
 from planner.spec.start import StartSpec
-from planner.spec.undecided import AUTO, OR_AUTO
+from planner.spec.undecided import AUTO, OR_AUTO, is_undecided
 
-__all__ = ["ScheduleSpec", "UnitCounts", "WindowSpec"]
+__all__ = ["ScheduleSpec", "UnitCounts", "WindowSpec", "is_undecided_day"]
 
 
 class WindowSpec(Section):
@@ -141,3 +141,8 @@ class ScheduleSpec(Section):
     @classmethod
     def _short_form(cls, written: Any) -> Any:
         return {"windows": AUTO} if written == AUTO else written
+
+
+def is_undecided_day(schedule: ScheduleSpec) -> bool:
+    """Return whether the planner has something of the day still to decide."""
+    return any(map(is_undecided, (schedule.windows, schedule.warm_up, schedule.drain)))

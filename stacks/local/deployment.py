@@ -4,6 +4,7 @@ The supervisor is a process of its own from the first moment, so that `up` and `
 """
 
 import importlib.util
+import math
 import os
 import shutil
 import signal
@@ -17,13 +18,16 @@ from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
+from stacks.local.played_day import DayRecord, plan_play
 from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
     "find_running",
     "follow",
+    "plan_day",
     "require_cpu",
     "require_keys",
+    "require_no_day",
     "require_runtime",
     "run_folder",
     "running_names",
@@ -81,8 +85,23 @@ def require_keys(plan: Deployable, keys: Path | None) -> None:
         raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
 
 
-def start(plan: Deployable, host: str, *, detached: bool, keys: Path | None = None) -> RunFolder:
-    """Write the plan's files and start its supervisor, which ends with us unless `detached`.
+def plan_day(plan: Deployable, length_s: float) -> DayRecord:
+    """Return the day of `plan`, to be played here in `length_s`. Raise CallError and InfeasibleError."""
+    ranks = {unit.name: len(unit.ranks) for unit in plan.units}
+    return plan_play(plan.timetable, length_s, ranks, len(os.sched_getaffinity(0)))
+
+
+def require_no_day(day: DayRecord | None, running: Record) -> None:
+    """Raise LocalError when a day is to be played by a deployment that already runs."""
+    if day is not None:
+        rule, reason = f"R119 {running.name} already runs here", "a day is played from its begin"
+        raise LocalError(rule, reason, f"stop it first: tidemill down {running.name}")
+
+
+def start(
+    plan: Deployable, host: str, *, detached: bool, keys: Path | None = None, day: DayRecord | None = None
+) -> RunFolder:
+    """Write the plan's files and start its supervisor, which ends with us unless `detached`; it plays `day`, if any.
 
     Raise LocalError on failure.
     """
@@ -95,14 +114,19 @@ def start(plan: Deployable, host: str, *, detached: bool, keys: Path | None = No
         log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     except OSError as error:
         raise unusable(folder.path, error) from None
-    units = tuple(UnitRecord(unit.name, unit.phase, "starting", len(unit.ranks)) for unit in plan.units)
+    first = [unit.name for unit in plan.units] if day is None else day.first_units
+    units = tuple(
+        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
+        for unit in plan.units
+    )
     record = Record(
         plan.name,
         plan.digest,
         layout.endpoint,
         _model_name(plan),
         units,
-        switches_units=plan.switches_units,
+        switches_units=plan.switches_units and day is None,
+        day=day,
         drain_s=layout.drain_s,
     )
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
@@ -111,15 +135,18 @@ def start(plan: Deployable, host: str, *, detached: bool, keys: Path | None = No
     return folder
 
 
-def follow(folder: RunFolder) -> Iterator[Record]:
-    """Yield the record at every change, as long as the supervisor lives. Raise LocalError when the deployment fails."""
-    last = None
+def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
+    """Yield the record at every change, and every `refresh_s`, as long as the supervisor lives.
+
+    Raise LocalError when the deployment fails.
+    """
+    last, said_at = None, 0.0
     while True:
         is_running = folder.is_running()  # asked before reading, so that the last words are read
         record = folder.read()
-        if record is not None and record != last:
+        if record is not None and (record != last or time.monotonic() - said_at >= refresh_s):
             yield record
-            last = record
+            last, said_at = record, time.monotonic()
         if not is_running:
             break
         time.sleep(POLL_S)

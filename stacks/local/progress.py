@@ -1,13 +1,18 @@
-"""The progress of a deployment that comes up: a bar for each unit on a terminal, a line for each change elsewhere."""
+"""The progress of a deployment that comes up: a bar for each unit on a terminal, a line for each change elsewhere.
 
+A day that is played has one bar, and a line for each thing that is done.
+"""
+
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from stacks.local.played_day import DayRecord
 from stacks.local.record import ORDER, Record, UnitRecord
 
-__all__ = ["UpProgress"]
+__all__ = ["DayProgress", "UpProgress"]
 
 
 class UpProgress:
@@ -37,12 +42,44 @@ class UpProgress:
     def show(self, record: Record) -> None:
         """Set every unit's bar to its state."""
         for unit in record.units:
+            if unit.state == "off":
+                continue
             if unit.name not in self._tasks:
                 self._tasks[unit.name] = self._bars.add_task(f"{unit.name} ({unit.ranks} ranks)", total=3, state="")
             self._bars.update(self._tasks[unit.name], completed=_stages_done(unit), state=_in_words(unit))
             if not self._console.is_terminal and self._said.get(unit.name) != unit.state:
                 self._console.print(f"{unit.name}: {unit.state}", highlight=False)
                 self._said[unit.name] = unit.state
+
+
+class DayProgress:
+    """A context manager; `show` the day as it goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[clock]}"))
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task: TaskID | None = None
+        self._said: list[str] = []
+
+    def __enter__(self) -> "DayProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, day: DayRecord, seconds: float, done: Sequence[str]) -> None:
+        """Set the bar to the day's clock, and say those of `done` that are new."""
+        if self._task is None:
+            self._task = self._bar.add_task("the day", total=day.length_s, clock="")
+        self._bar.update(self._task, completed=min(seconds, day.length_s), clock=day.clock(seconds))
+        for sentence in done:
+            if sentence not in self._said:
+                self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+                self._said.append(sentence)
 
 
 def _stages_done(unit: UnitRecord) -> float:

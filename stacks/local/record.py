@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stacks.local.errors import LocalError
+from stacks.local.played_day import DayRecord, DueAct
 
 __all__ = ["ORDER", "Record", "RunFolder", "UnitRecord", "running_deployments", "state_root", "unusable"]
 
@@ -31,14 +32,14 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit as its supervisor last saw it.
+    """One unit as its supervisor last saw it. A unit is off while the day that is played does not want it.
 
     `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed.
     """
 
     name: str
     phase: str
-    state: str  # starting | loading | joining | ready | draining | ended | failed
+    state: str  # starting | loading | joining | ready | draining | ended | failed | off
     ranks: int
     reason: str | None = None
     loaded: float = 0.0
@@ -60,12 +61,13 @@ class Record:
     gateway_failure: str | None = None  # why the gateway is down, while it is
     gateway_restarts: int = 0
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
-    switches_units: bool = False  # as the plan's schedule says, and nothing does yet
+    switches_units: bool = False  # as the plan's schedule says, though no day of it is played
+    day: DayRecord | None = None  # that is played
 
     @property
     def is_ready(self) -> bool:
-        """True if every unit answers."""
-        return all(unit.state == "ready" for unit in self.units)
+        """True if every unit answers that is not off."""
+        return all(unit.state in ("ready", "off") for unit in self.units)
 
     @property
     def has_failed(self) -> bool:
@@ -158,7 +160,13 @@ def unusable(path: Path, error: OSError) -> LocalError:
 
 def _record(document: dict[str, Any]) -> Record:
     units = tuple(UnitRecord(**unit) for unit in document.pop("units"))
-    return Record(units=units, **document)
+    day = document.pop("day")
+    return Record(units=units, day=_day(day) if day is not None else None, **document)
+
+
+def _day(document: dict[str, Any]) -> DayRecord:
+    acts = tuple(DueAct(**act) for act in document.pop("acts"))
+    return DayRecord(acts=acts, first_units=tuple(document.pop("first_units")), **document)
 
 
 def _try_lock(file: TextIO) -> bool:

@@ -49,11 +49,12 @@ def ask_gateway(layout: Layout, pids: Sequence[int]) -> dict[str, list[RankRepor
 def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     """Return the unit at its slowest rank's stage. When a rank is lost or ends, so is the whole unit.
 
-    How a unit that drains has ended, its nodes tell. One that is down stays so until all ranks of its next start call.
+    How a unit that drains has ended, its nodes tell. One that is down, or starts again, stays so until all ranks of its
+    next start call.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:
-        if unit.state in ("draining", "ended", "failed"):
+        if unit.state in ("starting", "draining", "ended", "failed"):
             return unit
         return replace(
             unit, state="failed", reason=f"{unit.name} lost {states.count('lost')} of its {unit.ranks} ranks"

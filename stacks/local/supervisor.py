@@ -2,6 +2,9 @@
 
 A unit that fails before everything was ready ends the whole start, with the reason. One that ends or hangs later is
 recorded so, and started again as a whole (`restarts.py`), like the gateway; the rest goes on.
+
+When a day is played (`played_day.py`), units come and go: one that goes is told to drain, as in a cluster, and is off
+when its processes have ended. The play's last act ends the deployment.
 """
 
 import ctypes
@@ -12,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stacks.local.layout import Layout
+from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup
-from stacks.local.record import ORDER, Record, RunFolder
+from stacks.local.record import ORDER, Record, RunFolder, UnitRecord
 from stacks.local.reports import RankReport, as_reported, ask_gateway, has_living_lost
 from stacks.local.restarts import Backoff
 
@@ -46,13 +50,47 @@ def end_with(parent: int) -> None:
 
 @dataclass
 class _Watched:
-    """A group, and when it is started again: `due` is None while it runs. Times are of time.monotonic."""
+    """A group, and when it is started again: `due` is None while it runs. Times are of time.monotonic.
+
+    A group that nobody wants is off. Before, it leaves: `leaves_by` is when it is ended, if it has not ended by itself.
+    """
 
     group: ProcessGroup
     backoff: Backoff = field(default_factory=Backoff)
     due: float | None = None
     hangs_since: float | None = None
     num_restarts: int = 0
+    is_off: bool = False
+    leaves_by: float | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if it is neither off nor on its way there."""
+        return not self.is_off and self.leaves_by is None
+
+    def arrive(self) -> None:
+        """Start the group, which was off."""
+        self.is_off, self.backoff = False, Backoff()
+        self.group.start()
+
+    def leave(self, within_s: float) -> None:
+        """Ask the group to finish what it has and end, and plan no more starts."""
+        self.due = self.hangs_since = None
+        self.leaves_by = time.monotonic() + within_s
+        self.group.terminate()
+
+    def has_left(self) -> tuple[bool, str | None]:
+        """Return whether a group that leaves is gone, and if so, what was wrong with its end."""
+        assert self.leaves_by is not None
+        is_running = self.group.is_running()
+        if is_running and time.monotonic() < self.leaves_by:
+            return False, None
+        status, reason = self.group.end_if_known() or (0, "")
+        self.group.kill()
+        self.is_off, self.leaves_by = True, None
+        if is_running:
+            return True, f"{self.group.name} did not end by itself"
+        return True, reason if status else None
 
     def why_ended(self, *, hangs: bool) -> tuple[int, str] | None:
         """Return the status and the reason of a group that ended, or that has hung for a while; None if it goes on."""
@@ -90,6 +128,9 @@ class _Supervisor:
             )
             for unit in record.units
         }
+        for unit in record.units:
+            self._units[unit.name].is_off = unit.state == "off"
+        self._day_began = 0.0
         self._num_stops = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
@@ -98,12 +139,17 @@ class _Supervisor:
     def run(self) -> None:
         try:
             for watched in (self._gateway, *self._units.values()):
-                watched.group.start()
-            while not self._num_stops and self._record.failure is None:
+                if watched.is_wanted:
+                    watched.group.start()
+            while not self._num_stops and not self._is_over():
                 self._watch()
                 time.sleep(POLL_S)
         finally:
             self._stop()
+
+    def _is_over(self) -> bool:
+        """Whether the deployment cannot go on, or the day that it plays is over."""
+        return self._record.failure is not None or (self._record.day is not None and self._record.day.is_over)
 
     def _request_stop(self, number: int, frame: object) -> None:
         self._num_stops += 1
@@ -138,8 +184,9 @@ class _Supervisor:
         for unit in record.units:
             record = self._with_end(record, unit.name, report or {})
         for reached in ORDER[1:]:
-            if all(unit.state in ORDER and ORDER.index(unit.state) >= ORDER.index(reached) for unit in record.units):
+            if all(_has_reached(unit, reached) for unit in record.units):
                 record = self._with_stage(record, reached)
+        record = self._with_day(record)
         if record != self._record:
             self._folder.write(record)
             self._record = record
@@ -153,7 +200,7 @@ class _Supervisor:
         """Record what the gateway says of the units that run."""
         for unit in record.units:
             watched = self._units[unit.name]
-            if watched.due is None:
+            if watched.due is None and watched.is_wanted:
                 unit = as_reported(unit, report.get(unit.name, ()))
                 record = record.with_unit(unit)
             if unit.state == "ready":
@@ -181,6 +228,8 @@ class _Supervisor:
     def _with_end(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
         """Record whether a unit is down. One that never became ready ends the deployment."""
         watched, (unit,) = self._units[name], [unit for unit in record.units if unit.name == name]
+        if not watched.is_wanted:
+            return self._with_departure(record, unit)
         watched.start_if_due()
         if watched.due is not None:
             return record
@@ -192,3 +241,36 @@ class _Supervisor:
             return replace(record.with_unit(replace(unit, state="failed", reason=reason)), failure=reason)
         watched.end()
         return record.with_unit(replace(unit, state="failed" if status else "ended", reason=reason))  # after a drain
+
+    def _with_departure(self, record: Record, unit: UnitRecord) -> Record:
+        """Record that a unit which leaves is gone, once it is."""
+        watched = self._units[unit.name]
+        has_left, reason = (False, None) if watched.is_off else watched.has_left()
+        return record.with_unit(replace(unit, state="off", loaded=0.0, reason=reason)) if has_left else record
+
+    def _with_day(self, record: Record) -> Record:
+        """Let units come and go as the day has it, once the first ones are ready. Nothing where no day is played."""
+        day, now = record.day, time.monotonic()
+        if day is None or "ready" not in record.stages:
+            return record
+        if day.began is None:
+            day, self._day_began = replace(day, began=time.time()), now
+        units = {unit.name: unit for unit in record.units}
+        day, starts, drains = advance(
+            day,
+            round(now - self._day_began, 2),
+            {name: unit.state for name, unit in units.items()},
+            {name: unit.reason for name, unit in units.items()},
+        )
+        for name in starts:
+            self._units[name].arrive()
+            record = record.with_unit(replace(units[name], state="starting", reason=None))
+        for name in drains:
+            self._units[name].leave(self._layout.drain_s + STOP_GRACE_S)
+            record = record.with_unit(replace(units[name], state="draining", reason=None))
+        return replace(record, day=day)
+
+
+def _has_reached(unit: UnitRecord, stage: str) -> bool:
+    """Whether a unit is as far as that on its way up. One that is off has nowhere to go."""
+    return unit.state == "off" or (unit.state in ORDER and ORDER.index(unit.state) >= ORDER.index(stage))

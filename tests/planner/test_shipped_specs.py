@@ -145,8 +145,8 @@ def test_its_text_fits_a_terminal(name):
 
 
 def test_no_spec_ships_untested():
-    """Every file has its layout above, or a test of its own: the demo runs in tests/stacks."""
-    assert {path.name for path in SPECS.glob("*.yaml")} == LAYOUTS.keys() | {"demo.yaml"}
+    """Every file has its layout above, or a test of its own: the demo and its day run in tests/stacks."""
+    assert {path.name for path in SPECS.glob("*.yaml")} == LAYOUTS.keys() | {"demo.yaml", "demo-day.yaml"}
 
 
 def test_two_phases_do_not_fit_one_node(spec_file):

@@ -12,12 +12,15 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from planner.problems.errors import TidemillError
+from planner.schedule.schedule import Step
+from planner.schedule.timetable import Timetable
 from stacks import cli
 from stacks.doctor import needs
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
 from stacks.local import deployment, layout, record
+from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import Record, RunFolder
 from stacks.program.config import configured_plan
 from stacks.simulator import plot
@@ -150,6 +153,15 @@ def _nothing_recorded(_):
     _recorded([], [])
 
 
+def _too_short_a_day(_):
+    both = ("demo-mixed-0", "demo-mixed-1")
+    steps = tuple(
+        Step(at, 0, {"mixed": len(units)}, units, len(units), None)
+        for at, units in (("00:00", both), ("12:00", both[:1]), ("14:00", both))
+    )
+    plan_play(Timetable("UTC", steps, 600.0, 300.0), 300.0, dict.fromkeys(both, 1), 2)
+
+
 def _fails(error):
     raise error
 
@@ -170,6 +182,10 @@ BROUGHT_ABOUT = {
     "R113": _nothing_recorded,
     "R114": lambda _: _recorded(["a", "b"], [0]),
     "R115": lambda _: _recorded(["a"], [0, 2]),
+    "R116": lambda _: plan_play(None, 300.0, {}, 2),
+    "R117": _too_short_a_day,
+    "R118": lambda _: read_length("5"),
+    "R119": lambda _: deployment.require_no_day(DayRecord(300.0, (), ()), DEMO),
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),

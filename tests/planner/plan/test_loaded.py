@@ -274,6 +274,10 @@ REFERENCES = [
     (("units", 1, "ranks"), lambda _: 10**18, "units.1.ranks"),
     (("units", 1, "phase"), lambda _: "mixed", "units.1.phase"),
     (("schedule", "steps", 0, "units"), lambda _: ["nobody"], "schedule.steps.0.units"),
+    (("schedule", "steps", 0, "units"), lambda _: [], "schedule.steps"),
+    (("schedule", "steps", 0, "at"), lambda _: "09:00", "schedule.steps"),
+    (("spec", "schedule", "windows"), lambda _: "auto", "spec.schedule"),
+    (("spec", "schedule", "windows", 0, "at"), lambda _: "09:00", "schedule.steps"),
 ]
 
 
@@ -350,6 +354,14 @@ def test_a_loaded_plan_deploys_what_was_planned(spec_file, tmp_path):
     )
 
     assert first == second == third
+
+
+def test_a_loaded_plan_has_the_day_that_was_planned(plan_of, spec_text, tmp_path):
+    """Units, times, and what ways in and out take: whoever follows it does the same with either."""
+    plan = plan_of(spec_text.replace("  units: 1\n", "") + SCHEDULE)
+
+    assert plan.deployable.timetable is not None
+    assert loaded(plan.as_json(), tmp_path / "plan.json").deployable.timetable == plan.deployable.timetable
 
 
 def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):

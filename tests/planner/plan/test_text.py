@@ -109,14 +109,15 @@ def test_spares_are_named(with_line, plan_of):
 
 @pytest.mark.parametrize(("night_units", "is_said"), [(0, True), (1, False)])
 def test_a_schedule_is_not_taken_for_one_that_is_executed(night_units, is_said, plan_of):
-    """A plan that would switch units says that nothing does."""
+    """A plan that would switch units says that nothing does in a cluster, and what plays its day."""
     day = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
     night = {"at": "20:00", "prefill_units": night_units, "decode_units": night_units}
     plan = plan_of(json.dumps(PAIR | {"schedule": {"timezone": "UTC", "windows": [day, night]}}, indent=1))
 
     text = " ".join(plan_text(plan).split())
 
-    assert ("Nothing switches units yet: all of them stay on, whatever the schedule says." in text) is is_said
+    assert ("Nothing switches units in a cluster yet: all of them stay on" in text) is is_said
+    assert ("tidemill up --day plays the day on one machine." in text) is is_said
     assert plan.deployable.switches_units is is_said
 
 

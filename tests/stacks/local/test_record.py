@@ -60,7 +60,7 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
         assert cli.main(["status"]) == 0
         said.append(capsys.readouterr().err)
 
-    assert said == ["Nothing switches units yet: all of them stay on, whatever the schedule says.\n", ""]
+    assert said == ["All units stay on, whatever the schedule says: tidemill up --day plays its day.\n", ""]
 
 
 @pytest.mark.parametrize(("state", "status"), [("failed", 1), ("ready", 0), ("ended", 0), ("starting", 0)])

@@ -1,0 +1,151 @@
+"""What `tidemill up` and `status` say of a deployment: its record, its failures, and the day that is played.
+
+`stacks/cli.py` has the commands. This file prints; `played_day.py` knows what is due.
+"""
+
+import sys
+import time
+from typing import Any
+
+from planner.problems.printable import printable
+from planner.schedule.runs import Kind
+from stacks.local.deployment import follow
+from stacks.local.played_day import DayRecord, DueAct
+from stacks.local.record import Record, RunFolder
+
+__all__ = ["day_line", "play_day", "record_json", "say_day", "stay"]
+
+REFRESH_S = 0.5
+DONE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains", "stop": "has stopped"}
+DUE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains", "stop": "is to have stopped"}
+
+
+class Failures:
+    """Says each failure once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str | None] = {}
+
+    def say(self, record: Record) -> None:
+        """Say on stderr what has failed since the last record."""
+        down = {unit.name: f"{unit.state}: {unit.reason}" if unit.reason else None for unit in record.units}
+        down["gateway"] = f"failed: {record.gateway_failure}" if record.gateway_failure else None
+        for name, why in down.items():
+            if why is not None and self._said.get(name) != why:
+                _say(f"{name} {why}")
+        self._said = down
+
+
+def stay(folder: RunFolder) -> None:
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure."""
+    _say("Ctrl-C stops it")
+    failures = Failures()
+    for record in follow(folder):
+        failures.say(record)
+
+
+def play_day(folder: RunFolder) -> None:
+    """Stay in the foreground until the day is over, or until someone stops it; say what is done, and each failure."""
+    from rich.console import Console  # 20 ms, which every command would wait
+
+    from stacks.local.progress import DayProgress
+
+    _say("Ctrl-C stops it")
+    failures = Failures()
+    with DayProgress(Console(stderr=True)) as progress:
+        for record in follow(folder, REFRESH_S):
+            failures.say(record)
+            if record.day is not None:
+                progress.show(record.day, _elapsed_s(record.day), [_in_words(act) for act in _done(record.day)])
+
+
+def say_day(day: DayRecord) -> int:
+    """Print what was done and when. Return the exit status: 1 when something was late."""
+    width = max([len("unit"), *(len(act.unit) for act in day.acts)])
+    print(f"{'at':<8}  {'unit':<{width}}  {'act':<5}  {'due s':>7}  {'done s':>7}")
+    for act in day.acts:
+        done = "never" if act.done_s is None else f"{act.done_s:.1f}"
+        wrong = f"  {'late' if act.is_late else ''} {printable(act.reason or '')}".rstrip()
+        print(f"{act.clock}  {act.unit:<{width}}  {act.kind:<5}  {act.due_s:7.1f}  {done:>7}{wrong}")
+    until = "" if day.is_over else f"; it was stopped at {day.clock(_elapsed_s(day))}"
+    print(f"{len(day.acts)} acts in a day of {day.length_s:g} s, {day.num_late} late or wrong{until}", flush=True)
+    return 1 if day.num_late else 0
+
+
+def day_line(day: DayRecord) -> str:
+    """Return where the day is, which units it wants, and what comes next."""
+    if day.began is None:
+        return f"a day in {day.length_s:g} s, which begins when the first units are ready"
+    seconds, following = _elapsed_s(day), day.next_act()
+    done = sum(act.done_s is not None for act in day.acts)
+    then = f"; next: {following.clock[:5]} {following.unit} {DUE[following.kind]}" if following else ""
+    wanted = f"{len(day.wanted(seconds))} units wanted"
+    return f"{day.clock(seconds)} of a day in {day.length_s:g} s, {wanted}, {done} of {len(day.acts)} acts done{then}"
+
+
+def record_json(record: Record) -> dict[str, Any]:
+    """Return the document of `status`."""
+    units = [
+        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
+        | ({"reason": unit.reason} if unit.reason else {})
+        | ({"restarts": unit.restarts} if unit.restarts else {})
+        for unit in record.units
+    ]
+    head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units}
+    return head | _gateway_json(record) | _day_json(record)
+
+
+def _gateway_json(record: Record) -> dict[str, Any]:
+    """Return what is to be said of the gateway; nothing of one that has always answered."""
+    if record.gateway_failure is None and not record.gateway_restarts:
+        return {}
+    state = {"state": "ready"} if record.gateway_failure is None else {"state": "failed"}
+    reason = {"reason": record.gateway_failure} if record.gateway_failure else {}
+    return {"gateway": state | reason | {"restarts": record.gateway_restarts}}
+
+
+def _day_json(record: Record) -> dict[str, Any]:
+    """Return what is to be said of the day that is played; nothing where none is."""
+    day = record.day
+    if day is None:
+        return {}
+    seconds, following = _elapsed_s(day), day.next_act()
+    return {
+        "day": {
+            "seconds": day.length_s,
+            "clock": day.clock(seconds) if day.began is not None else None,
+            "is_over": day.is_over,
+            "wanted": list(day.wanted(seconds)),
+            "running": [unit.name for unit in record.units if unit.state != "off"],
+            "late": day.num_late,
+            "next": None if following is None else _act_json(following),
+            "acts": [_act_json(act) for act in day.acts],
+        }
+    }
+
+
+def _act_json(act: DueAct) -> dict[str, Any]:
+    wrong = {"reason": act.reason} if act.reason else {}
+    timing = {"due_s": act.due_s, "done_s": act.done_s, "late": act.is_late}
+    return {"at": act.clock, "unit": act.unit, "act": act.kind} | timing | wrong
+
+
+def _done(day: DayRecord) -> list[DueAct]:
+    done = [act for act in day.acts if act.done_s is not None or act.is_missed]
+    return sorted(done, key=lambda act: act.due_s if act.done_s is None else act.done_s)
+
+
+def _in_words(act: DueAct) -> str:
+    if act.done_s is None:
+        return f"{act.clock} {act.unit} {DUE[act.kind]}: never"
+    late_s = act.done_s - act.due_s
+    when = f": {late_s:.1f} s late" if act.is_late else f", {-late_s:.1f} s ahead" if late_s < -REFRESH_S else ""
+    return f"{act.clock} {act.unit} {DONE[act.kind]}{when}" + (f" ({act.reason})" if act.reason else "")
+
+
+def _elapsed_s(day: DayRecord) -> float:
+    return 0.0 if day.began is None else max(time.time() - day.began, 0.0)
+
+
+def _say(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr, flush=True)

@@ -1,0 +1,235 @@
+"""A plan's day in minutes: when each unit has to start and stop on this machine, and what of it has been done.
+
+    plan_play   timetable -> acts with their seconds since the play began; refuses a day that is too short
+    advance     acts, seconds and states of the units -> which units to start and which to drain, now
+
+The day begins at midnight of the plan's clocks, when the units that serve then are ready, and lasts for 24 hours of
+these clocks. Its hours shrink; processes still need seconds to start, and answers to end. So a unit starts ahead of its
+time by the plan's warm-up or by what this machine needs, whichever is longer, and the same goes for the drain. A day so
+short that a unit would start before it has ended is refused with the shortest that can be played. A unit whose start
+would come before the day begins starts with the first ones.
+
+It starts and ends nothing itself (`supervisor.py`), and asks for no time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+
+from planner.facts.day import DAY_S, hh_mm, hh_mm_ss
+from planner.facts.quantities import read_seconds
+from planner.problems.errors import CallError, InfeasibleError, Violation
+from planner.schedule.runs import Act, Kind, Run, acts_of, runs_between
+from planner.schedule.timetable import Timetable
+
+__all__ = ["DayRecord", "DueAct", "Room", "advance", "plan_play", "read_length", "room_here"]
+
+START_S = 15.0  # assumed, with the next: two ranks of the demo took 34 s to start on two cores that answered streams
+START_S_OF_CORE = 30.0  # assumed; for each rank that starts at once on the same core
+DRAIN_S = 30.0  # assumed; the demo's answers of 160 tokens took up to 19 s on these cores
+PATIENCE_S = 60.0  # assumed: what is not done so long after the day is not waited for
+SHORTEST_S = 1.0
+TOLERANCE_S = 0.5  # the supervisor looks every 0.2 s
+AS_DAYS = "UTC"  # the zone in which a day has neither change of clocks nor offset: the play shows the plan's own clocks
+
+
+@dataclass(frozen=True)
+class Room:
+    """The seconds that this machine needs for a start and for a drain."""
+
+    start_s: float
+    drain_s: float
+
+
+@dataclass(frozen=True)
+class DueAct:
+    """Something to be done about a unit. Seconds count from the play's begin; `done_s` is None until it is done."""
+
+    unit: str
+    kind: Kind
+    clock: str  # HH:MM:SS of the plan's clocks
+    due_s: float
+    done_s: float | None = None
+    is_missed: bool = False  # it was not done before the next one of this unit, or before the end
+    reason: str | None = None  # why it ended otherwise than well
+
+    @property
+    def is_late(self) -> bool:
+        """True if a unit was not ready, or not gone, in time."""
+        if self.kind not in ("serve", "stop"):
+            return self.is_missed
+        return self.is_missed or (self.done_s is not None and self.done_s > self.due_s + TOLERANCE_S)
+
+
+@dataclass(frozen=True)
+class DayRecord:
+    """The play of one day, which takes `length_s`. `began` is a time of time.time(), once every first unit is ready."""
+
+    length_s: float
+    first_units: tuple[str, ...]
+    acts: tuple[DueAct, ...]
+    began: float | None = None
+    is_over: bool = False
+
+    @property
+    def num_late(self) -> int:
+        """The acts that were late, or never done, or ended badly."""
+        return sum(act.is_late or act.reason is not None for act in self.acts)
+
+    def clock(self, seconds: float) -> str:
+        """Return what the plan's clocks show so long after the begin, as HH:MM."""
+        return hh_mm(int(seconds * DAY_S / self.length_s) // 60)
+
+    def next_act(self) -> DueAct | None:
+        """Return what is to be done next."""
+        return next((act for act in self.acts if act.done_s is None and not act.is_missed), None)
+
+    def wanted(self, seconds: float) -> tuple[str, ...]:
+        """Return the units that are to serve so long after the begin: by plan, whatever has been done."""
+        on = dict.fromkeys(unit for unit in self.first_units if self._serves_from_the_begin(unit))
+        for act in self.acts:
+            if act.due_s <= seconds and act.kind == "serve":
+                on[act.unit] = None
+            elif act.due_s <= seconds and act.kind == "drain":
+                on.pop(act.unit, None)
+        return tuple(on)
+
+    def _serves_from_the_begin(self, unit: str) -> bool:
+        return next((act.kind != "serve" for act in self.acts if act.unit == unit), True)
+
+
+def read_length(written: str) -> float:
+    """Return the seconds that --day asks for. Raise CallError."""
+    length_s = read_seconds(written)
+    if length_s is None or not SHORTEST_S <= length_s <= DAY_S:
+        rule = f"R118 --day ({written}) must be a time from {SHORTEST_S:g}s to 24h"
+        reason = "a day is played no slower than it is, and units need seconds to start"
+        raise CallError([Violation("", None, rule, reason, "for example --day 5min").at("tidemill up")])
+    return length_s
+
+
+def room_here(num_cores: int, largest_start: int) -> Room:
+    """Return what a machine of so many cores needs, where so many ranks start at once at most."""
+    return Room(START_S + START_S_OF_CORE * largest_start / num_cores, DRAIN_S)
+
+
+def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
+    """Return the day of `timetable` played in `length_s`; `ranks` are those of each unit.
+
+    Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
+    """
+    if timetable is None or not timetable.switches:
+        rule, reason = "R116 --day must be given for a plan that switches units", "its units are always on"
+        fix = "give the spec a schedule, or leave out --day"
+        raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
+    runs = [run for run in runs_between(replace(timetable, timezone=AS_DAYS), 0, DAY_S) if _is_played(run)]
+    room = room_here(num_cores, _largest_start(runs, ranks))
+    _require_length(runs, timetable, length_s, room)
+    pace = DAY_S / length_s
+    played = [_with_room(run, room, pace) for run in runs]
+    acts = [act for act in acts_of(played) if act.instant > 0]
+    first = {run.unit for run in played if run.starts is None or run.starts <= 0}
+    return DayRecord(
+        length_s,
+        first_units=tuple(unit for unit in ranks if unit in first),
+        acts=tuple(_due(act, pace) for act in acts),
+    )
+
+
+def advance(
+    day: DayRecord, seconds: float, states: Mapping[str, str], reasons: Mapping[str, str | None]
+) -> tuple[DayRecord, tuple[str, ...], tuple[str, ...]]:
+    """Return the day with what is done by now, the units to start, and those to drain.
+
+    `states` are those of the units' records, and `reasons` say what is wrong with a unit that is off.
+    """
+    acts = list(day.acts)
+    starts, drains = [], []
+    for index, act in enumerate(acts):
+        if act.done_s is not None or act.is_missed or not _is_next(acts, index):
+            continue
+        if act.kind == "start" and act.due_s <= seconds:
+            acts[index] = replace(act, done_s=seconds)
+            starts.append(act.unit)
+        elif act.kind == "serve" and states[act.unit] == "ready":
+            acts[index] = replace(act, done_s=seconds)
+        elif act.kind == "drain" and act.due_s <= seconds:
+            acts[index] = replace(act, done_s=seconds)
+            drains.append(act.unit)
+        elif act.kind == "stop" and states[act.unit] == "off":
+            acts[index] = replace(act, done_s=seconds, reason=reasons.get(act.unit))
+    last = max([day.length_s, *(act.due_s for act in acts)])
+    acts = list(_with_misses(acts, is_given_up=seconds > last + PATIENCE_S))
+    is_over = seconds >= day.length_s and all(act.done_s is not None or act.is_missed for act in acts)
+    return replace(day, acts=tuple(acts), is_over=is_over), tuple(starts), tuple(drains)
+
+
+def _is_played(run: Run) -> bool:
+    """Whether a run has a part in the day: one that drains into it is over, one that serves after it is tomorrow's."""
+    return (run.drains is None or run.drains > 0) and (run.serves is None or run.serves <= DAY_S)
+
+
+def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
+    """Return how many ranks start at once at most, after the first units."""
+    at: dict[float, int] = {}
+    for run in runs:
+        if run.serves is not None:
+            at[run.serves] = at.get(run.serves, 0) + ranks[run.unit]
+    return max(at.values(), default=0)
+
+
+def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, room: Room) -> None:
+    """Raise InfeasibleError when a unit that goes off would have to start again before it has ended."""
+    paces = []
+    for before, after in _returns(runs):
+        assert before.drains is not None
+        assert after.serves is not None  # both are there, since there is a time between them
+        off = after.serves - before.drains  # never below warm-up and drain: shorter ones are one run
+        paces += [
+            (off - timetable.drain_s) / room.start_s,
+            (off - timetable.warm_up_s) / room.drain_s,
+            off / (room.start_s + room.drain_s),
+        ]
+    shortest = ceil(DAY_S / min(paces, default=DAY_S))
+    if length_s < shortest:
+        rule = f"R117 --day ({length_s:g}s) must be {shortest}s or more for this plan on this machine"
+        reason = (
+            f"a start here takes up to {room.start_s:.0f} s and a drain {room.drain_s:.0f} s, in which"
+            f" {DAY_S / length_s:.0f} times as much of the day goes by, and units would be back sooner"
+        )
+        raise InfeasibleError([Violation("", None, rule, reason, f"nearest: --day {shortest}s").at("tidemill up")])
+
+
+def _returns(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    """Yield each run with the same unit's next one."""
+    for unit in dict.fromkeys(run.unit for run in runs):
+        yield from pairwise(run for run in runs if run.unit == unit)
+
+
+def _with_room(run: Run, room: Room, pace: float) -> Run:
+    """Return the run with a warm-up and a drain that are long enough at `pace`, the clock's seconds in a real one."""
+    return replace(
+        run, warm_up_s=max(run.warm_up_s, room.start_s * pace), drain_s=max(run.drain_s, room.drain_s * pace)
+    )
+
+
+def _due(act: Act, pace: float) -> DueAct:
+    return DueAct(act.unit, act.kind, hh_mm_ss(act.instant), round(act.instant / pace, 2))
+
+
+def _is_next(acts: Sequence[DueAct], index: int) -> bool:
+    """Whether what comes before it for its unit is done. A unit drains at its time, whether it was ready or not."""
+    act = acts[index]
+    before = [each for each in acts[:index] if each.unit == act.unit]
+    return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)
+
+
+def _with_misses(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
+    """Yield the acts; what is not done when the unit's next act is, or when the play is given up, is missed."""
+    for index, act in enumerate(acts):
+        is_overtaken = any(each.unit == act.unit and each.done_s is not None for each in acts[index + 1 :])
+        if act.done_s is None and (is_overtaken or is_given_up):
+            yield replace(act, is_missed=True)
+        else:
+            yield act
