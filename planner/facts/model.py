@@ -85,8 +85,12 @@ class Model:
     tower_weights: int = 0  # of encoders for images and sound
 
     def __hash__(self) -> int:
-        """Leave out the layers, which are many: searches ask for the same model's weights again and again."""
-        return hash((self.source, self.hidden_size, self.vocab_size, self.drafts))
+        """Return what is computed once: searches ask for the same model's weights again and again."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.source, self.hidden_size, self.vocab_size, self.layers, self.drafts))
 
     @property
     def num_layers(self) -> int:
@@ -190,7 +194,7 @@ class Model:
 
         Rounded up where layers keep one entry for several tokens.
         """
-        return ceil(sum(count * each.kv(bytes_per_value).bytes_per_token for each, count in self.attentions.items()))
+        return _kv_bytes_per_token(self, bytes_per_value)
 
     def kv_bytes_per_request(self, num_tokens: int, bytes_per_value: int) -> int:
         """Return what a request of `num_tokens` keeps besides, over all layers: windows and states."""
@@ -206,8 +210,7 @@ class Model:
         The module is a layer like the main model's, and a projection of a state and an embedding to one state. It has
         the main model's embedding and head. Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md.
         """
-        assert self.draft_layer is not None
-        return replace(self, layers=(*self.layers, self.draft_layer), drafts=True)
+        return _with_drafts(self)
 
     def with_layers(self, change: Callable[[Layer], Layer]) -> "Model":
         """Return the model with another layer for each kind of them."""
@@ -226,6 +229,19 @@ class Model:
         wide = streams * self.hidden_size
         yield Matrix("attention", mixed * wide + mixed + 3, "fp32"), 2 * self.num_layers
         yield Matrix("attention", streams * wide + streams + 1, "fp32"), 1
+
+
+@lru_cache(maxsize=64)
+def _kv_bytes_per_token(model: Model, bytes_per_value: int) -> int:
+    """Return `Model.kv_bytes_per_token`: searches ask for the same model's again and again."""
+    return ceil(sum(count * each.kv(bytes_per_value).bytes_per_token for each, count in model.attentions.items()))
+
+
+@lru_cache(maxsize=64)
+def _with_drafts(model: Model) -> Model:
+    """Return `Model.with_drafts`: the same one each time, whose own caches are then used."""
+    assert model.draft_layer is not None
+    return replace(model, layers=(*model.layers, model.draft_layer), drafts=True)
 
 
 @lru_cache(maxsize=64)

@@ -12,15 +12,20 @@ Each is tried with each, and three kinds of branches are cut, since none of them
                                                as many as now, with the best balance that memory has slots for, would
                                                be no better than what was found for as many nodes
     more requests where one limit is broken    TPOT and KV grow with them, so the most is found by halving
+
+Where the halving begins is bounded too: room for KV only shrinks as requests or slots are added, and a layout with the
+best balance takes no fewer requests than it takes with its own.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
+from planner.layout.memory import MemoryPlan
 from planner.search.asked import is_auto
 from planner.search.replicas import BestBalance
 from planner.search.speed import Speed, Trials, speed_of
@@ -136,6 +141,8 @@ def _with_slots(
         return
     most = _most_that_fit(spec, phase, start, all_redundant, trials)
     ideal = replace(trials, best=BestBalance(trials.balance, num_logical + most))
+    fewest_requests, most_requests = _requests(spec, phase, spec.phase(phase))
+    are_free = fewest_requests < most_requests
     for redundant in all_redundant:
         numbers = {**start, "redundant_experts": redundant}
         if dark := _dark(spec, phase, ep_size, (num_logical + redundant) // ep_size):
@@ -144,7 +151,9 @@ def _with_slots(
         found = _tried(spec, phase, numbers, nodes, trials)
         yield found
         best[nodes] = max(best.get(nodes, 0.0), _rate(found))
-        if redundant >= most or _rate(_tried(spec, phase, numbers, nodes, ideal)) <= best[nodes]:
+        if redundant >= most or _bound(found, are_free=are_free) <= best[nodes]:
+            return
+        if _rate(_tried(spec, phase, numbers, nodes, ideal, beyond=found)) <= best[nodes]:
             return
 
 
@@ -154,15 +163,29 @@ def _most_that_fit(
     """Return the most redundant experts that leave memory for one request, else the fewest that there are."""
     least, _ = _requests(spec, phase, spec.phase(phase))
 
-    def fits(redundant: int) -> bool:
+    def memory_with(redundant: int) -> MemoryPlan:
         memory = trials.memory_of(tried_at(spec, phase, {**start, "redundant_experts": redundant}, least), phase)
-        return memory is not None and memory.short <= 0
+        assert memory is not None
+        return memory
 
-    return all_redundant[max(bisect_left(all_redundant, True, key=lambda each: not fits(each)) - 1, 0)]
+    fewest = memory_with(all_redundant[0])
+    more_slots = max(-fewest.short, 0) // fewest.weights.slot  # besides, activations and buffers never shrink with them
+    bounded = all_redundant[: 1 + more_slots]
+    if len(bounded) == 1 or memory_with(bounded[-1]).short <= 0:
+        return bounded[-1]
+    return bounded[bisect_left(bounded, True, key=lambda each: memory_with(each).short > 0) - 1]
 
 
 def _rate(found: Candidate | Lost) -> float:
     return found.tokens_per_s_per_node if isinstance(found, Candidate) else 0.0
+
+
+def _bound(found: Candidate | Lost, *, are_free: bool) -> float:
+    """Return a rate that no balance exceeds; infinity where nobody knows one, as with `are_free` requests.
+
+    Where all GPUs were like the mean, no part of a step would take less than by as much as the fullest is above it.
+    """
+    return inf if are_free or isinstance(found, Lost) else found.tokens_per_s_per_node * found.speed.max_over_mean
 
 
 def _dark(spec: ResolvedSpec, phase: Phase, ep_size: int, slots: int) -> str | None:
@@ -178,8 +201,18 @@ def _dark(spec: ResolvedSpec, phase: Phase, ep_size: int, slots: int) -> str | N
     return f"two {coverage}s for each expert take {fewest} slots a GPU, not {slots}" if slots < fewest else None
 
 
-def _tried(spec: ResolvedSpec, phase: Phase, numbers: Numbers, nodes: int, trials: Trials) -> Candidate | Lost:
-    """Return the layout with as many requests as it takes, or why it takes none."""
+def _tried(
+    spec: ResolvedSpec,
+    phase: Phase,
+    numbers: Numbers,
+    nodes: int,
+    trials: Trials,
+    beyond: Candidate | Lost | None = None,
+) -> Candidate | Lost:
+    """Return the layout with as many requests as it takes, or why it takes none.
+
+    It takes as many as `beyond` at least, which is the same layout with a balance that is no better.
+    """
     section = spec.phase(phase)
     looks: dict[int, _Look] = {}
 
@@ -190,15 +223,28 @@ def _tried(spec: ResolvedSpec, phase: Phase, numbers: Numbers, nodes: int, trial
         return looks[requests]
 
     least, most = _requests(spec, phase, section)
+    least = beyond.numbers["max_requests"] if isinstance(beyond, Candidate) else least
     if (first := look(least)).broken is not None:
         return Lost({**numbers, "max_requests": least}, first.broken[0], first.broken[1], first.reached)
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if look(middle).broken is None else (least, middle - 1)
-    speed = look(least).speed
+    requests = _most_requests(look, least, most, _kv_tokens(spec, phase, 1)) if least < most else least
+    speed = look(requests).speed
     assert speed is not None
     per_node = numbers["ep_size"] / nodes
-    return Candidate({**numbers, "max_requests": least}, nodes, speed, speed.tokens_per_s_per_gpu * per_node)
+    return Candidate({**numbers, "max_requests": requests}, nodes, speed, speed.tokens_per_s_per_gpu * per_node)
+
+
+def _most_requests(look: "Callable[[int], _Look]", least: int, most: int, kv_tokens: int) -> int:
+    """Return the most requests, each with `kv_tokens`, that break no limit; `least` breaks none.
+
+    The first guess is as many as there is room for beside the buffers of more: fewer leave no less room.
+    """
+    most = max(min(most, look(least).kv_room // max(kv_tokens, 1)), least)
+    guess = look(most).kv_room // max(kv_tokens, 1)
+    while least < most:
+        middle = min(max(guess, least + 1), most)
+        least, most = (middle, most) if look(middle).broken is None else (least, middle - 1)
+        guess = (least + most + 1) // 2
+    return least
 
 
 def _requests(spec: ResolvedSpec, phase: Phase, section: PhaseSpec) -> tuple[int, int]:
@@ -215,6 +261,7 @@ def _requests(spec: ResolvedSpec, phase: Phase, section: PhaseSpec) -> tuple[int
 class _Look:
     """One layout at one number of requests."""
 
+    kv_room: int  # tokens
     speed: Speed | None
     broken: tuple[Why, str] | None
     reached: Mapping[str, float]
@@ -224,9 +271,10 @@ def _look(tried: ResolvedSpec, phase: Phase, trials: Trials, kv_tokens: int) -> 
     memory = trials.memory_of(tried, phase)
     assert memory is not None
     if memory.short > 0:
-        return _Look(None, ("memory", f"{memory.short / 1e9:.1f} GB short of one request"), {})
+        return _Look(0, None, ("memory", f"{memory.short / 1e9:.1f} GB short of one request"), {})
     if kv_tokens > memory.kv_tokens:
-        return _Look(None, ("memory", f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens"), {})
+        room = memory.kv_tokens
+        return _Look(room, None, ("memory", f"KV has room for {room:,} of {kv_tokens:,} tokens"), {})
     speed, slo = speed_of(tried, phase, memory, trials), tried.written.slo
     reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
     known = {field: value for field, value in reached.items() if value is not None}
@@ -235,7 +283,7 @@ def _look(tried: ResolvedSpec, phase: Phase, trials: Trials, kv_tokens: int) -> 
         for field, value in known.items()
         if (most := getattr(slo, field)) is not None and value > KEPT * most
     ]
-    return _Look(speed, ("slo", " and ".join(broken)) if broken else None, known)
+    return _Look(memory.kv_tokens, speed, ("slo", " and ".join(broken)) if broken else None, known)
 
 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:

@@ -256,7 +256,7 @@ def _ranked(candidates: Sequence[Candidate], chosen: Candidate) -> tuple[Ranked,
     first = {_size(chosen): chosen}
     for each in order:
         first.setdefault(_size(each), each)
-    best = sorted(first.values(), key=order.index)
+    best = [each for each in order if first[_size(each)] is each]
     told = best[:MAX_RANKED] if chosen in best[:MAX_RANKED] else [*best[: MAX_RANKED - 1], chosen]
     return tuple(Ranked(each, None if each == chosen else _why_not(each, chosen)) for each in told)
 

@@ -46,8 +46,7 @@ class BestBalance:
     def of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
         """Return a lower bound of `ReplicaBalance.of`, whatever `num_slots` and `num_nodes` are."""
         del num_slots, num_nodes
-        drifts = self.balance.drifts(self.most_slots)
-        return _imbalance([1.0] * len(drifts), drifts, num_gpus, 1, pairs_per_gpu, None)
+        return self.balance.best(self.most_slots, num_gpus, pairs_per_gpu)
 
 
 class ReplicaBalance:
@@ -55,15 +54,22 @@ class ReplicaBalance:
 
     def __init__(self, loads: Sequence[Sequence[float]]) -> None:
         self.loads = loads
+        self.of = lru_cache(maxsize=None)(self._of)
+        self.best = lru_cache(maxsize=None)(self._best)
         self.counts = lru_cache(maxsize=None)(self._counts)
         self.drifts = lru_cache(maxsize=None)(self._drifts)
         self.hottest = lru_cache(maxsize=None)(self._hottest_gpus)
 
-    def of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
+    def _of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
         """Return the fullest over the mean in a step in which a GPU receives `pairs_per_gpu` on average."""
         hottest, drifts = self.hottest(num_slots, num_gpus), self.drifts(num_slots)
         alike = self._num_hot(num_slots, num_gpus, pairs_per_gpu) if self.bound(num_slots, num_gpus) > EVEN else None
         return _imbalance(hottest, drifts, num_gpus, num_nodes, pairs_per_gpu, alike)
+
+    def _best(self, most_slots: int, num_gpus: int, pairs_per_gpu: float) -> Imbalance:
+        """Return what of so many slots would be the balance, if replicas did not bind."""
+        drifts = self.drifts(most_slots)
+        return _imbalance([1.0] * len(drifts), drifts, num_gpus, 1, pairs_per_gpu, None)
 
     def bound(self, num_slots: int, num_gpus: int) -> float:
         """Return the mean over layers of what no map of so many slots on so many GPUs is below."""
@@ -146,8 +152,10 @@ def _imbalance(
     deviations = [sqrt(variance * num_gpus + luck) for variance in drifts]
     lifted = [fullest_of(min(max(number, 1), num_gpus)) for number in num_hot or [1] * len(drifts)]
     gpus = fmean(
-        _larger(hot + lift * deviation, deviation, fullest)
-        for hot, lift, deviation in zip(hottest, lifted, deviations, strict=True)
+        [
+            _larger(hot + lift * deviation, deviation, fullest)
+            for hot, lift, deviation in zip(hottest, lifted, deviations, strict=True)
+        ]
     )
     return Imbalance(gpus, fmean(hottest) if num_nodes > 1 else 1.0)
 

@@ -13,6 +13,7 @@ The model runs a few equal layers and takes what one more layer adds: `LayerTime
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from planner.estimate.throughput.dimensions import Seconds
 from planner.facts.terms import Overlap
@@ -67,14 +68,12 @@ def one_layer(
     overlap there is one.
     """
     run = _Run(micro_batches, with_spans=with_spans)
-    stages, lead = STAGES[overlap]
-    order = _order(stages, lead if len(micro_batches) > 1 else 0, len(micro_batches), WARM + MEASURED + 1)
+    first = STAGES[overlap][0][0]
     marks = {}
-    for micro_batch, layer, spans in order:
-        if micro_batch == 0 and spans is stages[0] and layer not in marks:
+    for micro_batch, layer, spans in _order(overlap, len(micro_batches)):
+        if micro_batch == 0 and spans is first and layer not in marks:
             marks[layer] = (run.now, run.waited)
-        for name in spans:
-            run.do(micro_batch, layer, name)
+        run.do(micro_batch, layer, spans)
     (began, waited), (ended, waited_then) = marks[WARM], marks[WARM + MEASURED]
     shown = tuple(
         Span(each.name, each.track, each.micro_batch, Seconds(each.begins - marks[WARM][0]), each.lasts)
@@ -84,19 +83,20 @@ def one_layer(
     return LayerTimeline(Seconds((ended - began) / MEASURED), Seconds((waited_then - waited) / MEASURED), shown)
 
 
-def _order(
-    stages: Sequence[tuple[SpanName, ...]], lead: int, num_micro_batches: int, num_layers: int
-) -> list[tuple[int, int, tuple[SpanName, ...]]]:
-    """Return (micro-batch, layer, spans) as they follow each other: turn by turn, the first ahead by `lead` stages."""
+@cache
+def _order(overlap: Overlap, num_micro_batches: int) -> tuple[tuple[int, int, tuple[SpanName, ...]], ...]:
+    """Return (micro-batch, layer, spans) as they follow each other: turn by turn, the first ahead by some stages."""
+    stages, lead = STAGES[overlap]
+    lead = lead if num_micro_batches > 1 else 0
     flows = [
-        [(number, layer, spans) for layer in range(num_layers) for spans in stages]
+        [(number, layer, spans) for layer in range(WARM + MEASURED + 1) for spans in stages]
         for number in range(num_micro_batches)
     ]
     order = flows[0][:lead]
     rest = [flows[0][lead:], *flows[1:]]
     for turn in range(len(flows[-1])):
         order += [flow[turn] for flow in rest if turn < len(flow)]
-    return order
+    return tuple(order)
 
 
 class _Run:
@@ -109,22 +109,25 @@ class _Run:
         self._link_free = 0.0
         self._over: dict[tuple[int, str], float] = {}
 
-    def do(self, micro_batch: int, layer: int, name: SpanName) -> None:
-        """Run one span, and begin the exchange that it issues."""
-        began = self.now
-        if name in WAITS:
-            self.now = max(self.now, self._over.get((micro_batch, WAITS[name]), 0.0))
-            self.waited += self.now - began
-        self.now += self._times[micro_batch].get(name, 0.0)
-        if self._with_spans:
-            self._note(name, "compute", micro_batch, layer, began, self.now - began)
-        if name in LINKS:
-            exchange = LINKS[name]
-            lasts = self._times[micro_batch].get(exchange, 0.0)
-            begins = max(self.now, self._link_free)
-            self._link_free = self._over[micro_batch, exchange] = begins + lasts
+    def do(self, micro_batch: int, layer: int, spans: Sequence[SpanName]) -> None:
+        """Run one stage, and begin the exchanges that its spans issue."""
+        times, over, now = self._times[micro_batch], self._over, self.now  # a search runs millions of spans
+        for name in spans:
+            began = now
+            if name in WAITS and (ended := over.get((micro_batch, WAITS[name]), 0.0)) > now:
+                self.waited += ended - now
+                now = ended
+            now += times.get(name, 0.0)
             if self._with_spans:
-                self._note(exchange, "link", micro_batch, layer, begins, lasts)
+                self._note(name, "compute", micro_batch, layer, began, now - began)
+            if name in LINKS:
+                exchange = LINKS[name]
+                lasts = times.get(exchange, 0.0)
+                begins = max(now, self._link_free)
+                self._link_free = over[micro_batch, exchange] = begins + lasts
+                if self._with_spans:
+                    self._note(exchange, "link", micro_batch, layer, begins, lasts)
+        self.now = now
 
     def _note(self, name: str, track: str, micro_batch: int, layer: int, begins: float, lasts: float) -> None:
         self.spans.append((layer, Span(name, track, micro_batch, Seconds(begins), Seconds(lasts))))
