@@ -35,7 +35,7 @@ NUM_CLIENTS = 10
 NUM_STEADY = 4
 END = 1  # the checkpoint's end-of-text token
 ROWS = "tidemill_expert_rows_total"
-HEALED_S = 180
+HEALED_S = 400  # on two busy cores it took 160
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,7 @@ def test_a_spare_takes_the_place_of_a_destroyed_node(up):
     began = time.monotonic()
     up.cluster.crash_node("node-2")
     try:
-        seen = up.states_until(DECODE, "failed", NODE_GRACE_S + 20)
+        seen = up.states_until(DECODE, "failed", NODE_GRACE_S + 60)
         client.CoreV1Api(up.cluster.api).delete_node("node-2")
         up.states_until(DECODE, "ready", HEALED_S)
         wait_until_serving(up)
