@@ -7,15 +7,18 @@ The invariant: however it ends, its ranks forget it; whoever still works on it g
 It does not go on at other ranks: `resumption.py` does.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from runtime.gateway.calls import GenerationRequest
 from runtime.gateway.rank_connection import Answer, Rank
 from runtime.gateway.rank_load import RequestSize
-from runtime.protocol.messages import Abort, Embedding, Failed, Prefill, Token
+from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill, Token
 
 __all__ = ["InFlightRequest"]
+
+TICKET_BYTES = 16  # nobody guesses 128 bits
 
 
 class InFlightRequest:
@@ -44,9 +47,8 @@ class InFlightRequest:
         self._next_index = len(generated)
         self._prefill.subscribe(self.request_id, size, self._receive)
         self._decode.subscribe(self.request_id, size, self._receive)
-        kv_address = self._decode.hello.kv_host, self._decode.hello.kv_port  # None where it is a mixed rank
         self._prefill.send(
-            Prefill(self.request_id, request.prompt_ids, request.sampling, *kv_address, generated=list(generated))
+            Prefill(self.request_id, request.prompt_ids, request.sampling, *self._kv_way(), generated=list(generated))
         )
 
     def end(self) -> None:
@@ -54,6 +56,15 @@ class InFlightRequest:
         for rank in (self._prefill, self._decode):
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))
+
+    def _kv_way(self) -> tuple[str | None, int | None, str | None]:
+        """Return where KV goes and for which ticket, which the decode rank is told; None at a mixed rank."""
+        hello = self._decode.hello
+        if hello.kv_host is None:
+            return None, None, None
+        ticket = secrets.token_hex(TICKET_BYTES)
+        self._decode.send(Expect(self.request_id, ticket))
+        return hello.kv_host, hello.kv_port, ticket
 
     def _receive(self, rank: Rank, message: Answer) -> None:
         if isinstance(message, Embedding):

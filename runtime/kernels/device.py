@@ -12,7 +12,7 @@ Sources: CUDA C++ Programming Guide, "Page-Locked Host Memory" and "Streams"; to
 buffers" and "CUDA streams" (`record_stream`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -75,6 +75,10 @@ class HostLink:
         self.finish(x.device)
         return host
 
+    def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
+        """Begin to copy `x` to host memory. Return the copy, and what waits until it is there; None if it is."""
+        return self.to_host(x), None
+
     def finish(self, device: torch.device) -> None:
         """Wait until the copies that were begun from `device` have arrived."""
 
@@ -93,6 +97,14 @@ class PinnedLink(HostLink):
         """Return pinned memory."""
         with torch.cuda.device(self._device):
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
+        """Copy on the stream that computes. It goes on: any thread may wait for the event behind the copy."""
+        host = self.empty(x.shape, x.dtype)
+        host.copy_(x, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(x.device))
+        return host, event.synchronize
 
     def finish(self, device: torch.device) -> None:
         """Wait for the stream that computes, on which the copies were begun."""

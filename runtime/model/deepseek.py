@@ -200,7 +200,9 @@ class Layer(nn.Module):
         """
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)
-            pages.write(step.slot_mapping_T, self.self_attn.latent(normed_TD, cos, sin))
+            latent_TC = self.self_attn.latent(normed_TD, cos, sin)
+            pages.write(step.slot_mapping_T, latent_TC)
+            step.give_latents(self.index, latent_TC)
             if answering is not step:
                 x_TD, normed_TD, cos, sin = (rows[step.answering_A] for rows in (x_TD, normed_TD, cos, sin))
             queries = self.self_attn.begin(normed_TD, cos, sin, answering)

@@ -9,7 +9,7 @@ absent: a rank steps with its unit even when it has nothing to do.
 It holds tensors about the tokens, not their values: those flow through the model.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,20 +18,24 @@ from torch import Tensor
 
 from runtime.kv.cache import PageTable, slot_mapping
 
-__all__ = ["Chunk", "ForwardBatch", "cut"]
+__all__ = ["Chunk", "ForwardBatch", "LatentSink", "cut"]
+
+LatentSink = Callable[[int, int, Tensor], None]  # gets a layer, a position, and the latents [T, C] from there on
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
 
-    In decode it is one token. Nobody asks for logits of a chunk that goes on in the next micro-batch.
+    In decode it is one token. Nobody asks for logits of a chunk that goes on in the next micro-batch. `sink` gets each
+    layer's latents of these tokens as soon as they are computed.
     """
 
     token_ids: list[int]
     start: int
     table: PageTable
     goes_on: bool = False
+    sink: LatentSink | None = None
 
     @property
     def end(self) -> int:
@@ -54,8 +58,8 @@ def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chu
         elif number == 0:
             after.append(chunk)
         else:
-            before.append(Chunk(chunk.token_ids[:number], chunk.start, chunk.table, goes_on=True))
-            after.append(Chunk(chunk.token_ids[number:], chunk.start + number, chunk.table))
+            before.append(Chunk(chunk.token_ids[:number], chunk.start, chunk.table, goes_on=True, sink=chunk.sink))
+            after.append(Chunk(chunk.token_ids[number:], chunk.start + number, chunk.table, sink=chunk.sink))
         num_tokens -= number
     return before, after
 
@@ -79,6 +83,14 @@ class ForwardBatch:
         ]
         self.tables_BJ = self._padded([chunk.table for chunk in decoding])
         self.lengths_B = self._integers(chunk.end for chunk in decoding)
+
+    def give_latents(self, layer: int, latent_TC: Tensor) -> None:
+        """Give the latents that a layer has computed to whoever wants them: views, which nobody writes to."""
+        first = 0
+        for chunk, length in zip(self._prefilling, self.lengths, strict=True):
+            if chunk.sink is not None:
+                chunk.sink(layer, chunk.start, latent_TC[first : first + length])
+            first += length
 
     def answering(self) -> "ForwardBatch":
         """Return the same requests with only the tokens whose logits are asked for, those at `answering_A`."""

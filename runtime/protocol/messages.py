@@ -2,13 +2,16 @@
 
     rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests; Load now and
                           then, when what the rank has to do has changed; StepTime now and then; Pong
-    gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Abort ends one; Dismissed
-                          lets a draining rank end; Rejected ends it at once; Ping asks whether it lives
-    prefill -> decode     Handover, whose payload is the prompt's latent KV; answered by Accepted or Refused
+    gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Expect announces its KV to a
+                          decode rank; Abort ends one; Dismissed lets a draining rank end; Rejected ends it at once;
+                          Ping asks whether it lives
+    prefill -> decode     Offer, then Pieces of the prompt's latent KV as they are computed, then Handover; answered by
+                          Accepted or Refused
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
-A request: gateway --Prefill--> prefill rank --Token (the first)--> gateway
-                                prefill rank --Handover + KV--> decode rank --Token, Token, ...--> gateway
+A request: gateway --Expect--> decode rank
+           gateway --Prefill--> prefill rank --Token (the first)--> gateway
+                                prefill rank --Offer, KV, Handover--> decode rank --Token, Token, ...--> gateway
 """
 
 from typing import Annotated, Literal
@@ -23,15 +26,19 @@ __all__ = [
     "Dismissed",
     "Embed",
     "Embedding",
+    "Expect",
     "Failed",
     "FromGateway",
     "FromLeader",
+    "FromPrefill",
     "FromRank",
     "Handover",
     "HandoverReply",
     "Hello",
     "Load",
     "Logprobs",
+    "Offer",
+    "Piece",
     "Ping",
     "Place",
     "Pong",
@@ -159,8 +166,8 @@ class Failed(_Message):
 class Prefill(_Message):
     """Compute this prompt and draw the next token; hand the rest over to the decode rank at `kv_host:kv_port`.
 
-    Both are None at a mixed rank, which goes on itself. A request that lost its ranks comes with the tokens that they
-    `generated`: what follows them is drawn next.
+    Its KV is taken there for `kv_ticket`. All three are None at a mixed rank, which goes on itself. A request that lost
+    its ranks comes with the tokens that they `generated`: what follows them is drawn next.
     """
 
     request_id: str
@@ -168,7 +175,15 @@ class Prefill(_Message):
     sampling: Sampling
     kv_host: str | None = None
     kv_port: int | None = None
+    kv_ticket: str | None = None
     generated: list[int] = []  # msgspec gives each its own
+
+
+class Expect(_Message):
+    """Take this request's KV, once, from whoever brings the ticket."""
+
+    request_id: str
+    ticket: str
 
 
 class Embed(_Message):
@@ -209,18 +224,37 @@ class Rejected(_Message):
     reason: str
 
 
+class Offer(_Message):
+    """A request's KV is about to come: latents of `shape` `[num_layers, num_cached, latent_dim]`."""
+
+    request_id: str
+    ticket: str
+    kv_digest: str
+    shape: list[int]
+    dtype: Literal["fp32", "bf16"]
+
+
+class Piece(_Message):
+    """The payload is `[num_tokens, latent_dim]` of one layer from position `start` on, C order; `checksum` its CRC-32.
+
+    The pieces of a layer come in order and leave nothing out; layers may take turns.
+    """
+
+    layer: Amount
+    start: Amount
+    num_tokens: Amount
+    checksum: Amount
+
+
 class Handover(_Message):
-    """A request moves to decode. The payload is `[num_layers, num_cached, latent_dim]` in `dtype`, C order.
+    """A request moves to decode: all of its KV has been sent.
 
     Cached are the prompt's tokens at least, and never the last of those `generated`. The decode rank computes what is
     missing before it draws.
     """
 
     request_id: str
-    kv_digest: str
     prompt_ids: list[int]
-    shape: list[int]
-    dtype: Literal["fp32", "bf16"]
     generated: list[int]
     sampling: Sampling
 
@@ -259,6 +293,7 @@ class Wait(_Message):
 
 
 FromRank = Hello | State | Load | StepTime | Token | Embedding | Failed | Pong
-FromGateway = Prefill | Embed | Abort | Dismissed | Rejected | Ping
+FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Ping
+FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

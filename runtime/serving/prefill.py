@@ -1,9 +1,10 @@
-"""The work of a prefill rank: prompts to first tokens, in chunks; then each request moves to decode with its KV."""
+"""The work of a prefill rank: prompts to first tokens, in chunks; then each request moves to decode.
 
-from torch import Tensor
+Its KV goes there meanwhile: every layer's latents leave as soon as they are computed.
+"""
 
 from runtime.protocol.bounds import why_no_address
-from runtime.protocol.messages import Failed, Handover, Prefill
+from runtime.protocol.messages import Failed, Handover, Offer, Prefill
 from runtime.serving.request import Request
 from runtime.serving.step_loop import Phase
 
@@ -16,28 +17,37 @@ class PrefillPhase(Phase[Prefill]):
     def arrive(self, message: Prefill) -> None:
         """Take a prompt, and note where its request goes from here."""
         unreachable = why_no_address(message.kv_host, message.kv_port)
+        if unreachable is None and message.kv_ticket is None:
+            unreachable = "no ticket"
         if unreachable is not None:
             self._outbox.say(Failed(message.request_id, f"its KV cannot be sent on: {unreachable}"))
             return
         assert message.kv_host is not None
         assert message.kv_port is not None
-        kv_address = (message.kv_host, message.kv_port)
-        self._asked(message, kv_address)
+        request = self._asked(message)
+        if _is_handed_over(request):
+            offer, link = self._offer(request, message), self._scheduler.cache.link
+            request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link)
 
     def follow(self, request: Request) -> None:
         """Hand the request over: its next token is said, or its decode rank replays those that it has."""
-        assert request.kv_address is not None
-        latents = self._scheduler.cache.swap_out(request.table, request.num_cached)
+        assert request.transfer is not None
         self._scheduler.end(request)
-        self._outbox.hand_over(*request.kv_address, self._handover(request, latents), latents)
+        request.transfer.finish(Handover(request.id, request.prompt_ids, request.generated, request.sampling))
 
-    def _handover(self, request: Request, latents: Tensor) -> Handover:
-        return Handover(
+    def _offer(self, request: Request, message: Prefill) -> Offer:
+        assert message.kv_ticket is not None
+        num_layers, latent_dim = self._engine.token_shape
+        return Offer(
             request_id=request.id,
+            ticket=message.kv_ticket,
             kv_digest=self._launch.kv_digest,
-            prompt_ids=request.prompt_ids,
-            shape=list(latents.shape),
+            shape=[num_layers, request.num_to_prefill, latent_dim],
             dtype=self._launch.kv_cache.dtype,
-            generated=request.generated,
-            sampling=request.sampling,
         )
+
+
+def _is_handed_over(request: Request) -> bool:
+    """Return whether tokens follow at the decode rank, unless the model ends the text here."""
+    num_drawn_here = request.num_to_prefill == request.num_tokens
+    return len(request.generated) + num_drawn_here < request.sampling.max_tokens

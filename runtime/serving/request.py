@@ -15,15 +15,28 @@ is computed.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
-from runtime.protocol.messages import Sampling
+from runtime.protocol.messages import Handover, Sampling
 
-__all__ = ["Constraint", "Request"]
+__all__ = ["Constraint", "Request", "Transfer"]
+
+
+class Transfer(Protocol):
+    """The KV of one request on its way to a decode rank, while its prompt is computed. Nothing of it waits."""
+
+    def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
+        """Send latents of a layer, which nobody writes to, from position `start` on: the layer's next ones."""
+
+    def finish(self, handover: Handover) -> None:
+        """Send the request itself: all of its latents were put."""
+
+    def cancel(self) -> None:
+        """Send nothing more: nobody waits for the request."""
 
 
 @dataclass
@@ -39,7 +52,8 @@ class Request:
     """A request on this rank. `latents` is `[num_layers, num_cached, latent_dim]`.
 
     `num_generated_to_prefill`: the generated tokens that are computed as if they were of the prompt.
-    `kv_address` is the decode rank's, at a prefill rank. A request that `embeds` ends with its prompt, without a token.
+    `transfer` takes its latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt,
+    without a token.
     """
 
     id: str
@@ -49,7 +63,7 @@ class Request:
     num_cached: int = 0
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
-    kv_address: tuple[str, int] | None = None
+    transfer: Transfer | None = None
     embeds: bool = False
     num_generated_to_prefill: int = 0
     constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
@@ -77,7 +91,8 @@ class Request:
     def next_of_prompt(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""
         end = min(self.num_cached + max_tokens, self.num_to_prefill)
-        return Chunk(self._tokens(self.num_cached, end), self.num_cached, self.table)
+        sink = None if self.transfer is None else self.transfer.put
+        return Chunk(self._tokens(self.num_cached, end), self.num_cached, self.table, sink=sink)
 
     def next_rows(self, max_rows: int) -> list[Chunk]:
         """Return what decode computes next: the last token, or up to `max_rows` of those that it replays."""

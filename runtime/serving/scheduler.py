@@ -83,13 +83,13 @@ class Scheduler:
         self.running.remove(request)
         self.cache.free(request.table)
 
-    def abort(self, request_id: str) -> bool:
-        """Drop a request that nobody waits for any more, wherever it is; return whether it was here."""
-        num_before = len(self.waiting) + len(self.running)
+    def abort(self, request_id: str) -> list[Request]:
+        """Drop a request that nobody waits for any more, wherever it is; return it, or none if it was not here."""
+        aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
         for request in [request for request in self.running if request.id == request_id]:
             self.end(request)
-        return len(self.waiting) + len(self.running) < num_before
+        return aborted
 
     def _make_room(self) -> None:
         number = 0

@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from runtime.errors import RequestFailure
+from runtime.kernels.device import HostLink
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.counting import attention_pairs
-from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Handover, Load, Prefill, Sampling, Token
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, Sampling, Token
 from runtime.serving.constraint import Constraints
 from runtime.serving.load_report import LoadReport
-from runtime.serving.request import Request
+from runtime.serving.request import Request, Transfer
 from runtime.serving.sampling import finish_reason, logprobs, sample
 from runtime.serving.scheduler import Batch, Scheduler
 
@@ -39,8 +40,8 @@ class Outbox(Protocol):
     def say_load(self, load: Load) -> None:
         """Tell the gateway what the rank has to do, and every gateway that calls after it."""
 
-    def hand_over(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
-        """Send a request and its KV to a decode rank."""
+    def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> Transfer:
+        """Return what takes a request's KV to a decode rank; `link` brings it to host memory."""
 
 
 class StepCounters(Protocol):
@@ -76,9 +77,10 @@ class Phase(ABC, Generic[Arriving]):
     def arrive(self, message: Arriving) -> None:
         """Take a request."""
 
-    def abort(self, request_id: str) -> bool:
-        """Drop a request that nobody waits for any more; return whether it was here."""
-        return self._scheduler.abort(request_id)
+    def abort(self, request_id: str) -> None:
+        """Drop a request that nobody waits for any more, if it is here."""
+        for request in self._scheduler.abort(request_id):
+            _cancel_transfer(request)
 
     def has_work(self) -> bool:
         """Return whether a request runs or waits."""
@@ -113,7 +115,7 @@ class Phase(ABC, Generic[Arriving]):
     def follow(self, request: Request) -> None:
         """Act on a token that is not the request's last, drawn or replayed. By default do nothing: a step follows."""
 
-    def _asked(self, message: Prefill, kv_address: tuple[str, int] | None = None) -> None:
+    def _asked(self, message: Prefill) -> Request:
         """Take a prompt, and the tokens that its request may have already.
 
         In deterministic mode those are replayed, else prefilled.
@@ -123,10 +125,10 @@ class Phase(ABC, Generic[Arriving]):
             message.prompt_ids,
             message.sampling,
             generated=list(message.generated),
-            kv_address=kv_address,
             num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
         )
         self._add(request)
+        return request
 
     def _add(self, request: Request) -> None:
         """Take a request from the gateway.
@@ -153,7 +155,7 @@ class Phase(ABC, Generic[Arriving]):
         try:
             token = _next_token(request, logits_V, self._constraints)
         except RequestFailure as error:
-            self._scheduler.end(request)
+            self._end(request)
             self._outbox.say(Failed(request.id, str(error)))
             return
         request.generated.append(token.token_id)
@@ -161,13 +163,22 @@ class Phase(ABC, Generic[Arriving]):
         if token.finish_reason is None:
             self.follow(request)
         else:
-            self._scheduler.end(request)
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._scheduler.end(request)
+        _cancel_transfer(request)
 
 
 def embedding_bytes(state_D: Tensor) -> bytes:
     """Return a hidden state as an embedding: of length 1, in FP32, little-endian."""
     normed_D = normalize(state_D.float(), dim=0)
     return normed_D.numpy().astype("<f4").tobytes()
+
+
+def _cancel_transfer(request: Request) -> None:
+    if request.transfer is not None:
+        request.transfer.cancel()
 
 
 def _next_token(request: Request, logits_V: Tensor, constraints: Constraints) -> Token:

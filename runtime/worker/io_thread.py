@@ -2,7 +2,7 @@
 
     step loop (main thread)                      event loop (this thread)
         inbox.get()            <-- requests --   GatewayLink, KvReceiver
-        say(), hand_over()     --- messages -->  GatewayLink, KvSender
+        say(), Transfer.put()  --- messages -->  GatewayLink, KvSender
 
 Only queues and `call_soon_threadsafe` cross between the two.
 """
@@ -15,13 +15,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
-from runtime.errors import RuntimeFailure
-from runtime.kv.transfer import KvReceiver, KvSender
+from runtime.kernels.device import HostLink
+from runtime.kv.receiver import KvReceiver
+from runtime.kv.sender import KvSender
 from runtime.protocol.frames import PIECE_BYTES
-from runtime.protocol.messages import Abort, Failed, FromGateway, Handover, Hello, Load, RankState, State
+from runtime.protocol.messages import Abort, Expect, Failed, FromGateway, Hello, Load, Offer, RankState, State
 from runtime.worker.gateway_connection import GatewayLink
+from runtime.worker.transfers import RankTransfer, Transfers
 
 __all__ = ["Inbox", "Network"]
 
@@ -34,12 +35,11 @@ class Network:
     def __init__(self, gateway_host: str, gateway_port: int, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
         self._inbox = inbox
         self._link = GatewayLink(gateway_host, gateway_port, hello, self._receive)
-        self._kv_sender = kv_sender
+        self._kv_receiver: KvReceiver | None = None
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        self._handovers: dict[str, asyncio.Task[None]] = {}  # by request, while they are on their way
-        self._on_their_way: set[str] = set()  # the same requests, from the step loop's word on
+        self._transfers = Transfers(kv_sender, self._soon, self._start, self._transfer_failed)
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
     def open_link(self) -> None:
@@ -50,6 +50,7 @@ class Network:
         """Take handovers on `listener`."""
 
         async def listen() -> None:
+            self._kv_receiver = receiver
             await asyncio.start_server(receiver.serve, sock=listener, limit=PIECE_BYTES)
 
         self._soon(self._start, listen)
@@ -86,38 +87,33 @@ class Network:
 
     def is_handing_over(self) -> bool:
         """Return whether a handover is on its way."""
-        return bool(self._on_their_way)
+        return self._transfers.are_under_way
 
     def say(self, message: msgspec.Struct) -> None:
         """Tell the gateway something about a request."""
         self._soon(self._link.send, message)
 
-    def hand_over(self, host: str, port: int, handover: Handover, latents: Tensor) -> None:
-        """Send a request and its KV to a decode rank; a failure is the request's, and the gateway is told.
+    def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> RankTransfer:
+        """Return what takes a request's KV to a decode rank, from the first layer on.
 
-        An Abort ends it, be it half sent or still waiting for its turn.
+        A failure is the request's, and the gateway is told. An Abort ends it.
         """
+        return RankTransfer(self._transfers, (host, port), offer, link)
 
-        async def send() -> None:
-            try:
-                await self._kv_sender.send(host, port, handover, latents)
-            except RuntimeFailure as error:
-                self._link.send(Failed(handover.request_id, str(error), may_retry=True))
-
-        def start() -> None:
-            self._handovers[handover.request_id] = task = self._start(send)
-            task.add_done_callback(forget)
-
-        def forget(_: object) -> None:
-            self._handovers.pop(handover.request_id, None)
-            self._on_their_way.discard(handover.request_id)
-
-        self._on_their_way.add(handover.request_id)
-        self._soon(start)
+    def _transfer_failed(self, request_id: str, reason: str) -> None:
+        """Let others go on with the request, and this rank compute no more of it."""
+        self._link.send(Failed(request_id, reason, may_retry=True))
+        self._inbox.put(Abort(request_id))
 
     def _receive(self, message: FromGateway) -> None:
-        if isinstance(message, Abort) and message.request_id in self._handovers:
-            self._handovers[message.request_id].cancel()
+        if isinstance(message, Expect):
+            if self._kv_receiver is not None:
+                self._kv_receiver.expect(message.request_id, message.ticket)
+            return
+        if isinstance(message, Abort):
+            self._transfers.abort(message.request_id)
+            if self._kv_receiver is not None:
+                self._kv_receiver.abort(message.request_id)
         self._inbox.put(message)
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:

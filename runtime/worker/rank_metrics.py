@@ -32,7 +32,10 @@ class RankMetrics:
         self._kv_payload = kv_bytes.labels(*self._labels, "payload")
         self._kv_framing = kv_bytes.labels(*self._labels, "framing")
         self._kv_seconds = Histogram(
-            "tidemill_kv_transfer_seconds", "Time of one handover.", LABELS, registry=self.registry
+            "tidemill_kv_transfer_seconds", "Time of one request's transfer.", LABELS, registry=self.registry
+        ).labels(*self._labels)
+        self._kv_seconds_after_prompt = Histogram(
+            "tidemill_kv_transfer_after_prompt_seconds", "Its part after the prompt.", LABELS, registry=self.registry
         ).labels(*self._labels)
         self._prompt_tokens = Counter(
             "tidemill_computed_prompt_tokens_total", "Prompt tokens computed here.", LABELS, registry=self.registry
@@ -44,11 +47,12 @@ class RankMetrics:
             registry=self.registry,
         ).labels(*self._labels)
 
-    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float) -> None:
+    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float, seconds_after_prompt: float) -> None:
         """Count one request that was handed over and accepted."""
         self._kv_payload.inc(payload_bytes)
         self._kv_framing.inc(framing_bytes)
         self._kv_seconds.observe(seconds)
+        self._kv_seconds_after_prompt.observe(seconds_after_prompt)
 
     def prompts_computed(self, num_tokens: int, num_pairs: int) -> None:
         """Count one prefill step."""

@@ -29,7 +29,9 @@ from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
-from runtime.kv.transfer import KvReceiver, KvSender, check_layout
+from runtime.kv.receiver import KvReceiver, check_layout
+from runtime.kv.room import max_held_bytes
+from runtime.kv.sender import KvSender
 from runtime.launch import RankPlace, UnitLaunch, digest_of
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Dismissed, Handover, Hello
@@ -77,7 +79,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)
-    network = Network(addresses.gateway, launch.ports.registry, hello, inbox, KvSender(metrics))
+    kv_sender = KvSender(metrics, max_held_bytes(launch))
+    network = Network(addresses.gateway, launch.ports.registry, hello, inbox, kv_sender)
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
     with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
         network.open_link()

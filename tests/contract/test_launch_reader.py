@@ -15,7 +15,7 @@ from runtime.checkpoint import check_config_digest, check_weights_digest, resolv
 from runtime.errors import LaunchError
 from runtime.expert_parallel.group import STEP_TIMEOUT
 from runtime.kernels.precision import DTYPES
-from runtime.kv.transfer import check_layout
+from runtime.kv.receiver import check_layout
 from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
 from runtime.protocol.counting import PAGE_TOKENS

@@ -7,15 +7,17 @@ scheduler and the phases are the real ones.
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import torch
+
 from runtime.launch import Limits
 from runtime.protocol.messages import Abort, Load, Prefill, Sampling, Token
 from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 
-__all__ = ["Limits", "Rank", "Wish", "answer_alone", "said_alone"]
+__all__ = ["Crossing", "Limits", "Rank", "Wish", "answer_alone", "said_alone"]
 
-DECODE = ("127.0.0.1", 1)  # where the decode half is said to be
+DECODE = ("127.0.0.1", 1, "ticket")  # where the decode half is said to be, and what it wants to see
 NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens, num_pairs: None)
 
 
@@ -30,6 +32,27 @@ class Wish:
 
     def message(self):
         return Prefill(self.id, self.prompt_ids, self.sampling, *DECODE, generated=list(self.generated))
+
+
+class Crossing:
+    """A transfer whose latents stay here until the request itself is sent; `deliver` gets both."""
+
+    def __init__(self, offer, deliver):
+        self._offer, self._deliver = offer, deliver
+        self._parts = [[] for _ in range(offer.shape[0])]  # of each layer
+        self.is_cancelled = False
+
+    def put(self, layer, start, latent_TC):
+        assert start == sum(len(part) for part in self._parts[layer])
+        self._parts[layer].append(latent_TC)
+
+    def finish(self, handover):
+        latents = torch.stack([torch.cat(parts) for parts in self._parts])
+        assert list(latents.shape) == self._offer.shape
+        self._deliver(handover, latents)
+
+    def cancel(self):
+        self.is_cancelled = True
 
 
 class Rank:
@@ -79,8 +102,11 @@ class Rank:
     def say_load(self, load):
         self.loads.append(load)
 
-    def hand_over(self, host, port, handover, latents):
-        assert (host, port) == DECODE
+    def open_transfer(self, host, port, offer, link):
+        assert (host, port, offer.ticket) == DECODE
+        return Crossing(offer, self.cross)
+
+    def cross(self, handover, latents):
         self.phases[1].receive(Arrival(handover, latents))
 
 

@@ -5,6 +5,7 @@ import queue
 import socket
 import threading
 import urllib.request
+import zlib
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.rank_load import RankLimits, RequestSize
 from runtime.gateway.registry import Registry
-from runtime.kv.transfer import KvReceiver
+from runtime.kv.receiver import KvReceiver
 from runtime.launch import KvLayout
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.frames import FrameReader, encode_frame
@@ -28,6 +29,8 @@ from runtime.protocol.messages import (
     Hello,
     Load,
     Logprobs,
+    Offer,
+    Piece,
     Place,
     Prefill,
     Sampling,
@@ -42,7 +45,7 @@ from runtime.worker import gateway_connection
 from runtime.worker.gateway_connection import GatewayLink
 from runtime.worker.places import Roll
 from tests.runtime.mutations import mutated_bytes, mutated_frames
-from tests.runtime.one_rank import DECODE, NO_METRICS, Limits
+from tests.runtime.one_rank import DECODE, NO_METRICS, Crossing, Limits
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 HOST, PATIENCE_S = "127.0.0.1", 300  # 10 s of computing, on a machine that may do a lot besides
@@ -85,8 +88,8 @@ class Rank:
     def say_load(self, load):
         """Nobody tells loads here."""
 
-    def hand_over(self, host, port, handover, latents):
-        self.say(Token(handover.request_id, 0, handover.generated[0], None))
+    def open_transfer(self, host, port, offer, link):
+        return Crossing(offer, lambda handover, _: self.say(Token(handover.request_id, 0, handover.generated[0], None)))
 
     def step(self):
         """Take what has arrived, and compute all of it."""
@@ -131,10 +134,10 @@ def in_time(coroutine):
 def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
     """Each frame is refused, or computed as what it says; a handover beside them gets the tokens it always gets."""
     latents = torch.randn(engine.token_shape[0], 3, engine.token_shape[1])
-    handover = Handover("mutated", "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", [4], SAMPLING)
+    parts = kv_frames(latents)
     rank = Rank(DecodePhase, engine, launch)
     bystander = Arrival(
-        Handover(BYSTANDER, "sha256:kv", [5, 6, 8], list(latents.shape), "fp32", [4], Sampling(8, 1.0, 0.9, 3, [])),
+        Handover(BYSTANDER, [5, 6, 8], [4], Sampling(8, 1.0, 0.9, 3, [])),
         latents,
     )
     expected = rank.answer(bystander)
@@ -145,12 +148,14 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
         receiver = KvReceiver(launch, engine.token_shape, 96, accept)
         async with await asyncio.start_server(receiver.serve, HOST, 0) as server:
             port = server.sockets[0].getsockname()[1]
-            for number, data in enumerate(mutated_frames(handover, latents.numpy().tobytes(), NUM_FRAMES, seed=1)):
-                await send_alone(port, data)
+            for number in range(NUM_FRAMES):
+                receiver.expect("mutated", "ticket")
+                await send_alone(port, mutated_transfer(parts, number))
                 if number % STEP_EVERY == 0:
                     rank.step()
                     assert rank.answer(bystander) == expected
-            return await send_alone(port, encode_frame(handover, latents.nbytes) + latents.numpy().tobytes())
+            receiver.expect("mutated", "ticket")
+            return await send_alone(port, whole(parts))
 
     answered = in_time(run())
     rank.step()
@@ -158,6 +163,26 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
     assert b"accepted" in answered
     assert rank.answer(bystander) == expected
     assert (rank.escaped, rank.others > 100) == ([], True)
+
+
+def kv_frames(latents):
+    """The messages of one transfer, each with its payload."""
+    offer = Offer("mutated", "ticket", "sha256:kv", list(latents.shape), "fp32")
+    payloads = [layer.numpy().tobytes() for layer in latents]
+    pieces = [(Piece(layer, 0, 3, zlib.crc32(each)), each) for layer, each in enumerate(payloads)]
+    return [(offer, b""), *pieces, (Handover("mutated", [5, 6, 8], [4], SAMPLING), b"")]
+
+
+def whole(parts):
+    return b"".join(encode_frame(message, len(payload)) + payload for message, payload in parts)
+
+
+def mutated_transfer(parts, number):
+    """A transfer one of whose frames is mutated: its handover most often, as the others hardly pass."""
+    place = number % (2 * len(parts))
+    place = min(place, len(parts) - 1)
+    (mutated,) = mutated_frames(*parts[place], 1, seed=number)
+    return whole(parts[:place]) + mutated + whole(parts[place + 1 :])
 
 
 @pytest.mark.parametrize("kind", [MixedPhase, PrefillPhase])

@@ -6,7 +6,6 @@ once a unit's ranks have joined.
 """
 
 import json
-import math
 import socket
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import msgspec
 from openai import OpenAI
 
 from runtime.protocol.frames import encode_frame
-from runtime.protocol.messages import Failed, Handover, Hello, Logprobs, Sampling, Token
+from runtime.protocol.messages import Failed, Handover, Hello, Logprobs, Offer, Sampling, Token
 from tests.runtime.mutations import mutated_bytes, mutated_frames
 from tests.stacks.deployments import HOSTS, Tidemill, listening, wait_until
 
@@ -30,9 +29,9 @@ __all__ = ["fire", "launch_files", "survives", "texts"]
 PATIENCE_S = 0.05  # for an answer; gloo waits for more
 PROMPTS = ["A storm came up from the south", "Why is the sea salt?", "Bread needs flour, water"]
 HELLO = Hello("stranger", "decode", 0, 1, "node-9", 9, "sha256:unit", "sha256:kv", "127.0.0.1", 29600)
-HANDOVER = Handover("mutated", "sha256:kv", [5, 6, 8], [5, 3, 80], "bf16", [6], Sampling(2, 1.0, 0.9, 3, [1]))
+OFFER = Offer("mutated", "ticket", "sha256:kv", [5, 3, 80], "bf16")
+HANDOVER = Handover("mutated", [5, 6, 8], [6], Sampling(2, 1.0, 0.9, 3, [1]))
 SPOKEN = [Token("mutated", 0, 5, None, Logprobs(-0.5, [(1, -0.5)])), Failed("mutated", "no reason")]
-NUMBER_BYTES = {"bf16": 2, "fp32": 4}
 BODY = b'{"model": "tidemill-demo", "prompt": [5, 6], "max_tokens": 1}'
 HTTP = [
     b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n",
@@ -115,9 +114,9 @@ def _ammunition(kind: str, launch: dict[str, dict], number: int, seed: int) -> I
             yield encode_frame(hello) + data
     elif kind == "kv":
         (dtype,) = {document["kv_cache"]["dtype"] for document in launch.values() if "kv_cache" in document}
-        handover = msgspec.structs.replace(HANDOVER, kv_digest=digest, dtype=dtype)
-        payload = bytes(math.prod(HANDOVER.shape) * NUMBER_BYTES[dtype])
-        yield from mutated_frames(handover, payload, number, seed)
+        offer = msgspec.structs.replace(OFFER, kv_digest=digest, dtype=dtype)
+        for data in mutated_frames(offer, b"", number, seed):
+            yield data + encode_frame(HANDOVER)
     else:
         yield from mutated_bytes(GLOO if kind == "gloo" else HTTP, number, seed)
 

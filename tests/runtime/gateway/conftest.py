@@ -26,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Embed, FromGateway, Hello, Logprobs, Ping, Pong, Prefill, State, Token
+from runtime.protocol.messages import Embed, Expect, FromGateway, Hello, Logprobs, Ping, Pong, Prefill, State, Token
 from tests.ports import free_ports
 from tests.runtime.launch_documents import gateway_launch
 
@@ -229,11 +229,12 @@ def loop():
 
 
 class FakeRank:
-    """A rank that says what the test tells it to; `heard` holds what the gateway said."""
+    """A rank that says what the test tells it to; `heard` holds what the gateway said, `expected` the KV announced."""
 
     def __init__(self, loop, port, hello: Hello, source: str):
         self.hello = hello
         self.heard: queue.Queue[FromGateway] = queue.Queue()
+        self.expected: queue.Queue[Expect] = queue.Queue()
         self.on_prefill = self.on_embed = None
         self._loop = loop
         self._reader, self._writer = self._run(asyncio.open_connection(ADDRESS, port, local_addr=(source, 0)))
@@ -261,7 +262,7 @@ class FakeRank:
             if isinstance(frame[0], Ping):
                 self.say(Pong())
                 continue
-            self.heard.put(frame[0])
+            (self.expected if isinstance(frame[0], Expect) else self.heard).put(frame[0])
             answer = {Prefill: self.on_prefill, Embed: self.on_embed}.get(type(frame[0]))
             if answer is not None:
                 asyncio.ensure_future(answer(frame[0]))  # noqa: RUF006  # the loop outlives every test

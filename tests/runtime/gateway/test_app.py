@@ -120,6 +120,18 @@ def test_a_prefill_rank_is_told_all_it_needs(client, pair, ids):
     assert sampling.stop_ids == [EOS_ID]
 
 
+def test_both_ranks_get_one_ticket_of_each_request(client, pair):
+    """The decode rank is told what to expect, the prefill rank what to show; no two requests have the same."""
+    pair.reply = [EOS_ID]
+    client.completions.create(model=MODEL, prompt=["mill", "mill"], max_tokens=7)
+
+    asked = [pair.prefill.hear() for _ in range(2)]
+    expected = [pair.decode.expected.get(timeout=20) for _ in range(2)]
+    assert [(each.request_id, each.ticket) for each in expected] == [(p.request_id, p.kv_ticket) for p in asked]
+    assert len({each.ticket for each in expected}) == 2
+    assert all(len(bytes.fromhex(each.ticket)) == 16 for each in expected)
+
+
 def test_a_finished_request_is_not_aborted(client, pair, ids):
     """Ranks that are done hear nothing more."""
     pair.reply = [*ids("tide"), EOS_ID]

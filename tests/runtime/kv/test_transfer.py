@@ -5,22 +5,30 @@ import itertools
 import math
 import os
 import socket
+import zlib
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 from runtime.kernels.precision import DTYPES
-from runtime.kv import transfer as kv_transfer
-from runtime.kv.transfer import KvReceiver, KvSender, check_layout
+from runtime.kv import receiver as kv_receiver
+from runtime.kv import room as kv_room
+from runtime.kv import sender as kv_sender
+from runtime.kv import tickets as kv_tickets
+from runtime.kv.receiver import KvReceiver, check_layout
+from runtime.kv.room import max_held_bytes
+from runtime.kv.sender import KvSender, Outgoing
 from runtime.launch import KvLayout, read_unit_launch
 from runtime.protocol import frames
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Accepted, Handover, HandoverReply, Refused, Sampling
+from runtime.protocol.messages import Accepted, FromPrefill, Handover, Offer, Piece, Sampling
 from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
 
@@ -43,17 +51,55 @@ def launches(tmp_path_factory):
     return {dtype: read(dtype) for dtype in BYTES_PER_TOKEN}
 
 
-def make_handover(launch, num_tokens, /, **changes):
-    values = {
-        "request_id": f"request-{next(numbers)}",
+@dataclass(frozen=True)
+class Transfer:
+    """All that a prefill rank says of one request. `latents` are sent as they are, whatever the offer says."""
+
+    offer: Offer
+    latents: Tensor
+    handover: Handover
+
+    def frames(self):
+        """What is written for it, each layer in one piece."""
+        parts = [(self.offer, b"")]
+        for layer, latent_TC in enumerate(self.latents):
+            payload = latent_TC.contiguous().view(torch.uint8).numpy().tobytes()
+            parts.append((Piece(layer, 0, len(latent_TC), zlib.crc32(payload)), payload))
+        return [*parts, (self.handover, b"")]
+
+    def data(self):
+        return b"".join(encode_frame(message, len(payload)) + payload for message, payload in self.frames())
+
+    def outgoing(self):
+        """All of it, computed and not sent."""
+        outgoing = Outgoing(self.offer)
+        for layer, latent_TC in enumerate(self.latents):
+            outgoing.put(layer, 0, latent_TC)
+        outgoing.finish(self.handover)
+        return outgoing
+
+
+def transfer(launch, num_tokens, latents=None, /, **changes):
+    """A request with `num_tokens` of KV, whose messages are right but for `changes`."""
+    request_id = f"request-{next(numbers)}"
+    offered = {
+        "request_id": request_id,
+        "ticket": f"ticket of {request_id}",
         "kv_digest": launch.kv_digest,
-        "prompt_ids": list(range(num_tokens)),
         "shape": [TOKEN_SHAPE[0], num_tokens, TOKEN_SHAPE[1]],
         "dtype": launch.kv_cache.dtype,
+    }
+    handed = {
+        "request_id": request_id,
+        "prompt_ids": list(range(num_tokens)),
         "generated": [4],
         "sampling": Sampling(max_tokens=5, temperature=0.0, top_p=1.0, seed=0, stop_ids=[1]),
     }
-    return Handover(**values | changes)
+    return Transfer(
+        Offer(**{name: changes.get(name, value) for name, value in offered.items()}),
+        make_latents(num_tokens, launch.kv_cache.dtype) if latents is None else latents,
+        Handover(**{name: changes.get(name, value) for name, value in handed.items()}),
+    )
 
 
 def make_latents(num_tokens, dtype="fp32"):
@@ -75,24 +121,53 @@ async def listening(serve):
             writer.close()
 
 
+class Pair:
+    """A decode rank's receiver behind `port`, and a sender; what was accepted is in `taken`."""
+
+    def __init__(self, launch):
+        self.taken = []
+        self.metrics = RankMetrics(launch, 0)
+        self.receiver = KvReceiver(launch, TOKEN_SHAPE, VOCAB_SIZE, lambda *taken: self.taken.append(taken))
+        self.sender = KvSender(self.metrics, max_held_bytes(launch))
+        self.port, self.connections = 0, []
+
+    def issue(self, transfer):
+        """Tell the decode rank what the gateway tells it."""
+        self.receiver.expect(transfer.offer.request_id, f"ticket of {transfer.offer.request_id}")
+
+    async def send(self, transfer):
+        self.issue(transfer)
+        await self.send_unannounced(transfer)
+
+    async def send_unannounced(self, transfer):
+        await self.sender.send(HOST, self.port, transfer.outgoing())
+
+    async def say(self, data):
+        """Write bytes on a connection of their own; return what the decode rank says until it closes."""
+        reader, writer = await asyncio.open_connection(HOST, self.port)
+        writer.write(data)
+        async with asyncio.timeout(5):
+            said = await reader.read()
+        writer.close()
+        return said
+
+
 def with_pair(launch, use):
-    """Run `use(pair)` against a receiver and a sender; what was accepted is in `pair.taken`."""
+    """Run `use(pair)` against a receiver and a sender."""
 
     async def run():
-        taken = []
-        receiver = KvReceiver(launch, TOKEN_SHAPE, VOCAB_SIZE, lambda *handover: taken.append(handover))
-        metrics = RankMetrics(launch, 0)
-        async with listening(receiver.serve) as (port, connections):
-            pair = SimpleNamespace(
-                sender=KvSender(metrics), port=port, taken=taken, connections=connections, metrics=metrics
-            )
+        pair = Pair(launch)
+        async with listening(pair.receiver.serve) as (pair.port, pair.connections):
             await use(pair)
-            with suppress(AttributeError):
-                for connection in pair.sender._connections.values():
-                    connection._writer.close()
+            hang_up_idle(pair.sender)
         return pair
 
     return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def hang_up_idle(sender):
+    for connection in [each for kept in sender._idle.values() for each in kept]:
+        connection.abort()
 
 
 def with_server(launch, serve, use):
@@ -100,7 +175,7 @@ def with_server(launch, serve, use):
 
     async def run():
         async with listening(serve) as (port, _):
-            return await use(KvSender(RankMetrics(launch, 0)), port)
+            return await use(KvSender(RankMetrics(launch, 0), max_held_bytes(launch)), port)
 
     return asyncio.run(asyncio.wait_for(run(), 30))
 
@@ -125,95 +200,118 @@ async def failure_of(sending):
 @pytest.mark.parametrize("num_tokens", [1, 15])
 def test_latents_arrive_bit_for_bit(launches, dtype, num_tokens):
     """Also NaN, infinities, negative zero; the handover comes with them, unchanged."""
-    handover, latents = make_handover(launches[dtype], num_tokens), make_latents(num_tokens, dtype)
+    latents = make_latents(num_tokens, dtype)
     latents[0, 0, :4] = torch.tensor([math.nan, math.inf, -0.0, 1e-40])
+    sent = transfer(launches[dtype], num_tokens, latents)
 
-    async def use(pair):
-        await pair.sender.send(HOST, pair.port, handover, latents)
+    ((taken, received),) = with_pair(launches[dtype], lambda pair: pair.send(sent)).taken
 
-    ((taken, received),) = with_pair(launches[dtype], use).taken
-
-    assert taken == handover
+    assert taken == sent.handover
     assert (received.dtype, received.shape) == (latents.dtype, latents.shape)
     assert torch.equal(received.view(torch.uint8), latents.view(torch.uint8))
 
 
-def test_a_slice_of_a_batch_arrives_as_its_own(launches):
-    """Prefill hands over views into all prompts' latents, which do not lie together in memory."""
-    batch = make_latents(12)
-    part = batch[:, 3:8]
+def test_layers_arrive_in_any_turns_and_chunks(launches, monkeypatch):
+    """As prefill computes them: chunk by chunk, layer by layer, while others are sent; in pieces of bounded size."""
+    monkeypatch.setattr(kv_sender, "MAX_PIECE_BYTES", 3 * 32)  # three rows of one layer
+    latents = make_latents(15)
+    sent = transfer(launches["fp32"], 15, latents)
 
     async def use(pair):
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 5), part)
+        pair.issue(sent)
+        outgoing = Outgoing(sent.offer)
+        sending = asyncio.ensure_future(pair.sender.send(HOST, pair.port, outgoing))
+        for start, end in ((0, 7), (7, 8), (8, 15)):
+            for layer in (0, 1, 2):
+                await asyncio.sleep(0.001)
+                pair.sender.put(outgoing, layer, start, latents[layer, start:end])
+        assert pair.taken == []
+        outgoing.finish(sent.handover)
+        await sending
 
-    ((_, received),) = with_pair(launches["fp32"], use).taken
+    pair = with_pair(launches["fp32"], use)
 
-    assert not part.is_contiguous()
-    assert torch.equal(received, part)
+    assert torch.equal(pair.taken[0][1], latents)
+    assert counted(pair.metrics, "framing") > 15 * 80  # three and more pieces of each layer
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_byte_is_counted(launches, dtype):
     """Payload is tokens times bytes per token; framing is the rest of what was written, to the byte."""
-    handovers = [make_handover(launches[dtype], num_tokens) for num_tokens in (1, 7, 15)]
+    transfers = [transfer(launches[dtype], num_tokens) for num_tokens in (1, 7, 15)]
 
     async def use(pair):
-        for handover in handovers:
-            await pair.sender.send(HOST, pair.port, handover, make_latents(len(handover.prompt_ids), dtype))
+        for each in transfers:
+            await pair.send(each)
 
     metrics = with_pair(launches[dtype], use).metrics
 
+    written = sum(len(each.data()) for each in transfers)
     assert counted(metrics, "payload") == (1 + 7 + 15) * BYTES_PER_TOKEN[dtype]
-    assert counted(metrics, "framing") == sum(len(encode_frame(handover, 1)) for handover in handovers)
+    assert counted(metrics, "payload") + counted(metrics, "framing") == written
     assert counted(metrics, "handovers") == 3
 
 
 def test_what_is_counted_is_what_goes_over_the_wire(launches):
     """A server that only counts bytes sees payload plus framing."""
-    handover, seen = make_handover(launches["fp32"], 9), []
-    size = len(encode_frame(handover, 9 * 96)) + 9 * 96
+    sent, seen = transfer(launches["fp32"], 9), []
 
     async def serve(stream, writer):
-        seen.append(await stream.readexactly(size))
-        writer.write(encode_frame(Accepted(handover.request_id)))
+        seen.append(await stream.readexactly(len(sent.data())))
+        writer.write(encode_frame(Accepted(sent.offer.request_id)))
         seen.append(await stream.read(1))  # nothing more comes before the sender goes
 
     async def use(sender, port):
-        await sender.send(HOST, port, handover, make_latents(9))
-        next(iter(sender._connections.values()))._writer.close()
+        await sender.send(HOST, port, sent.outgoing())
+        hang_up_idle(sender)
         await asyncio.sleep(0.05)
 
     with_server(launches["fp32"], serve, use)
 
-    assert [len(part) for part in seen] == [size, 0]
+    assert seen == [sent.data(), b""]
 
 
 def test_a_connection_is_kept(launches):
-    """Requests to one decode rank share one connection, also when they are sent at the same time."""
+    """Requests one after another share a connection; those at the same time have one each, and few stay."""
 
     async def use(pair):
-        handovers = [make_handover(launches["fp32"], 4) for _ in range(5)]
-        await pair.sender.send(HOST, pair.port, handovers[0], make_latents(4))
-        await asyncio.gather(
-            *(pair.sender.send(HOST, pair.port, handover, make_latents(4)) for handover in handovers[1:])
-        )
+        for _ in range(3):
+            await pair.send(transfer(launches["fp32"], 4))
+        assert len(pair.connections) == 1
+        await asyncio.gather(*(pair.send(transfer(launches["fp32"], 4)) for _ in range(6)))
+        assert len(pair.connections) == 6
+        assert [len(kept) for kept in pair.sender._idle.values()] == [4]
 
-    pair = with_pair(launches["fp32"], use)
-
-    assert (len(pair.taken), len(pair.connections)) == (5, 1)
+    assert len(with_pair(launches["fp32"], use).taken) == 9
 
 
+def test_a_connection_that_the_peer_closed_is_not_used_again(launches):
+    """A decode rank that was started again takes the next request."""
+
+    async def use(pair):
+        await pair.send(transfer(launches["fp32"], 4))
+        pair.connections[0].close()
+        await asyncio.sleep(0.05)
+        await pair.send(transfer(launches["fp32"], 4))
+
+    assert len(with_pair(launches["fp32"], use).taken) == 2
+
+
+NO_TICKET = "it has no ticket, or one that was used or has ended"
 REFUSALS = {
     "another digest": (
         {"kv_digest": "sha256:other"},
         "its KV is of another plan than this unit's, or of other weights than this unit loaded",
     ),
+    "a guessed ticket": ({"ticket": "guess"}, NO_TICKET),
     "another type": ({"dtype": "bf16"}, "its KV is bf16 [3, 4, 8], not fp32 [3, 4, 8]"),
     "another depth": ({"shape": [2, 4, 8]}, "its KV is fp32 [2, 4, 8], not fp32 [3, 4, 8]"),
-    "another length": ({"prompt_ids": [1] * 5}, "its KV is fp32 [3, 4, 8], not fp32 [3, 5, 8]"),
     "a flat shape": ({"shape": [96]}, "its KV is fp32 [96]"),
-    "another size": ({"prompt_ids": [1] * 5, "shape": [3, 5, 8]}, "its KV has 384 bytes for 5 tokens"),
-    "no tokens": ({"prompt_ids": [], "shape": [3, 0, 8]}, "its prompt has 0 tokens"),
+    "no tokens": ({"shape": [3, 0, 8]}, "its KV is of 0 tokens, this unit takes 1 to 20"),
+    "too many tokens": ({"shape": [3, 21, 8]}, "its KV is of 21 tokens, this unit takes 1 to 20"),
+    "more than was sent": ({"shape": [3, 5, 8]}, "its KV is not whole"),
+    "another length": ({"prompt_ids": [1] * 5}, "its KV is of 4 tokens, the request's would be of 5 to 5"),
+    "no prompt": ({"prompt_ids": []}, "its prompt has 0 tokens"),
     "too long an answer": (
         {"sampling": Sampling(max_tokens=17, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])},
         "it could grow to 21 tokens, this unit takes 20",
@@ -231,38 +329,166 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("changes", "reason"), REFUSALS.values(), ids=REFUSALS)
-def test_what_does_not_fit_is_refused_with_its_reason(launches, changes, reason):
-    """The sender says it in one sentence, nothing is taken or counted, and the connection goes on."""
+def test_what_does_not_fit_is_refused_with_its_reason(launches, capsys, changes, reason):
+    """Both ranks log it in one sentence each, nothing is taken or counted, and the next request goes on."""
     sentences = []
 
     async def use(pair):
-        latents = make_latents(4)
-        wrong = make_handover(launches["fp32"], 4, **changes)
-        sentences.append(await failure_of(pair.sender.send(HOST, pair.port, wrong, latents)))
+        sentences.append(await failure_of(pair.send(transfer(launches["fp32"], 4, **changes))))
         assert counted(pair.metrics, "payload") == 0
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), latents)
+        await pair.send(transfer(launches["fp32"], 4))
 
     pair = with_pair(launches["fp32"], use)
 
     assert sentences[0].startswith("the decode rank refused it: ")
     assert reason in sentences[0]
-    assert (len(pair.taken), len(pair.connections)) == (1, 1)
+    assert len(pair.taken) == 1
+    logged = capsys.readouterr().err
+    assert (logged.count("tidemill: refused KV from "), logged.count(reason)) == (1, 2)
 
 
-def test_a_refusal_names_no_digest(launches):
+def test_a_refusal_names_no_digest_and_no_ticket(launches):
     """Whoever guesses is told nothing about what this unit expects, and a client of the gateway nothing at all."""
-    launch, sentences = launches["fp32"], []
+    sentences = []
 
     async def use(pair):
-        stranger = make_handover(launch, 4, kv_digest="sha256:guess", shape=[1], prompt_ids=[-1])
-        sentences.append(await failure_of(pair.sender.send(HOST, pair.port, stranger, make_latents(4))))
+        for changes in ({"kv_digest": "sha256:guess", "shape": [1]}, {"ticket": "guess", "shape": [1]}):
+            stranger = transfer(launches["fp32"], 4, **changes)
+            sentences.append(await failure_of(pair.send(stranger)))
 
-    with_pair(launch, use)
+    with_pair(launches["fp32"], use)
 
     assert sentences[0].endswith(
         "its KV is of another plan than this unit's, or of other weights than this unit loaded"
     )
-    assert "sha256" not in sentences[0]
+    assert sentences[1].endswith(NO_TICKET)
+    assert all("sha256" not in sentence and "ticket of" not in sentence for sentence in sentences)
+
+
+def test_a_ticket_is_taken_once(launches, monkeypatch):
+    """A replayed transfer is refused while the first is on its way and afterwards; the first one notices nothing."""
+    monkeypatch.setattr(kv_tickets, "WAIT_S", 0.01)
+    sent = transfer(launches["fp32"], 4)
+
+    async def use(pair):
+        pair.issue(sent)
+        reader, writer = await asyncio.open_connection(HOST, pair.port)
+        writer.write(sent.data()[:-1])
+        await asyncio.sleep(0.05)
+        assert NO_TICKET.encode() in await pair.say(sent.data())
+        writer.write(sent.data()[-1:])
+        await reader.read(1)
+        writer.close()
+        assert NO_TICKET.encode() in await pair.say(sent.data())
+
+    ((taken, latents),) = with_pair(launches["fp32"], use).taken
+
+    assert taken == sent.handover
+    assert torch.equal(latents, sent.latents)
+
+
+def test_an_offer_may_come_before_its_ticket(launches):
+    """The two come on two lines, which promise no order."""
+    sent = transfer(launches["fp32"], 4)
+
+    async def use(pair):
+        sending = asyncio.ensure_future(pair.send_unannounced(sent))
+        await asyncio.sleep(0.05)
+        assert not sending.done()
+        pair.issue(sent)
+        await sending
+
+    assert len(with_pair(launches["fp32"], use).taken) == 1
+
+
+def test_an_abort_ends_a_transfer_and_its_ticket(launches, monkeypatch):
+    """What the gateway aborts never comes to the rank: not when it is half here, nor when it comes later."""
+    monkeypatch.setattr(kv_tickets, "WAIT_S", 0.01)
+    half, late = (transfer(launches["fp32"], 4) for _ in range(2))
+
+    async def use(pair):
+        for each in (half, late):
+            pair.issue(each)
+        outgoing = Outgoing(half.offer)
+        sending = asyncio.ensure_future(pair.sender.send(HOST, pair.port, outgoing))
+        outgoing.put(0, 0, half.latents[0])
+        await asyncio.sleep(0.05)
+        for each in (half, late):
+            pair.receiver.abort(each.offer.request_id)
+        assert "could not be sent" in await failure_of(sending)
+        assert NO_TICKET in await failure_of(pair.send_unannounced(late))
+
+    assert with_pair(launches["fp32"], use).taken == []
+
+
+def test_damage_on_the_way_costs_its_own_request(launches):
+    """A bit that flips in a payload is noticed; the ranks go on with the next request."""
+    sent = transfer(launches["fp32"], 4)
+    data = bytearray(sent.data())
+    data[data.index(sent.latents[1].numpy().tobytes()) + 5] ^= 1
+    answers = []
+
+    async def use(pair):
+        pair.issue(sent)
+        answers.append(await pair.say(bytes(data)))
+        await pair.send(transfer(launches["fp32"], 4))
+
+    pair = with_pair(launches["fp32"], use)
+
+    assert b"its KV was damaged on its way" in answers[0]
+    assert len(pair.taken) == 1
+
+
+def rearranged(change):
+    """The transfer's frames as `change` makes them of the right ones."""
+
+    def data(sent):
+        return b"".join(encode_frame(message, len(payload)) + payload for message, payload in change(sent.frames()))
+
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        rearranged(lambda frames: frames[1:]),
+        rearranged(lambda frames: [frames[0], frames[0], *frames[1:]]),
+        rearranged(lambda frames: [frames[0], frames[1], frames[1], *frames[2:]]),
+        rearranged(lambda frames: [frames[0], (Piece(9, 0, 4, 0), frames[1][1]), *frames[2:]]),
+        rearranged(lambda frames: [frames[0], (Piece(0, 0, 5, 0), frames[1][1] + bytes(32)), *frames[2:]]),
+        rearranged(lambda frames: [frames[0], (Piece(0, 0, 2**62, 0), frames[1][1]), *frames[2:]]),
+        rearranged(lambda frames: [frames[0], (Piece(0, 0, 4, 0), frames[1][1][:-1]), *frames[2:]]),
+        rearranged(lambda frames: [*frames[:-1], (transfer_of_another().handover, b"")]),
+    ],
+    ids=[
+        "no offer",
+        "two offers",
+        "a layer twice",
+        "layer 9",
+        "too long",
+        "far too long",
+        "too short",
+        "another's end",
+    ],
+)
+def test_what_no_sender_says_ends_the_connection(launches, data):
+    """Without an answer; nothing is taken, and the next request goes on."""
+    sent, answers = transfer(launches["fp32"], 4), []
+
+    async def use(pair):
+        pair.issue(sent)
+        with suppress(ConnectionResetError):  # bytes were on their way when it closed
+            answers.append(await pair.say(data(sent)))
+        await pair.send(transfer(launches["fp32"], 4))
+
+    pair = with_pair(launches["fp32"], use)
+
+    assert answers in ([], [b""])
+    assert len(pair.taken) == 1
+
+
+def transfer_of_another():
+    return SimpleNamespace(handover=Handover("another", [1], [1], Sampling(5, 0.0, 1.0, 0, [])))
 
 
 @pytest.mark.parametrize(
@@ -271,72 +497,86 @@ def test_a_refusal_names_no_digest(launches):
 def test_what_is_held_outside_the_cache_is_bounded(launches, monkeypatch, held, bounds):
     """In number (here 2 in the cache's place and 1 queued) and in bytes; what leaves makes room for the next."""
     for name, value in bounds.items():
-        monkeypatch.setattr(kv_transfer, name, value)
+        monkeypatch.setattr(kv_receiver if name == "MAX_QUEUED" else kv_room, name, value)
     sentences = []
 
     async def use(pair):
-        async def send():
-            await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
-
         for _ in range(held):
-            await send()
-        sentences.append(await failure_of(send()))
+            await pair.send(transfer(launches["fp32"], 4))
+        sentences.append(await failure_of(pair.send(transfer(launches["fp32"], 4))))
         pair.taken.pop()
-        await send()
+        await pair.send(transfer(launches["fp32"], 4))
 
     pair = with_pair(launches["fp32"], use)
 
     assert sentences[0].endswith("refused it: this rank holds as much KV outside its cache as it may")
-    assert (len(pair.taken), len(pair.connections)) == (held, 1)
+    assert len(pair.taken) == held
 
 
-def test_a_handover_that_stops_half_way_gives_its_room_back(launches, monkeypatch):
-    """The connection is closed when a frame is not whole in time, and the next handover finds room."""
+@pytest.mark.parametrize("is_half_closed", [False, True])
+def test_a_transfer_that_stops_half_way_gives_its_room_back(launches, monkeypatch, is_half_closed):
+    """The connection is closed when a frame is not whole in time, or never will be; the next request finds room."""
     monkeypatch.setattr(frames, "FRAME_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(kv_transfer, "HELD_CACHES", 0)
-    monkeypatch.setattr(kv_transfer, "HELD_BYTES", 4 * 96)
+    monkeypatch.setattr(kv_room, "HELD_CACHES", 0)
+    monkeypatch.setattr(kv_room, "HELD_BYTES", 4 * 96)
+    sent = transfer(launches["fp32"], 4)
 
     async def use(pair):
+        pair.issue(sent)
         reader, writer = await asyncio.open_connection(HOST, pair.port)
-        writer.write(encode_frame(make_handover(launches["fp32"], 4), 4 * 96) + b"half of it")
+        writer.write(sent.data()[: len(sent.data()) // 2])
+        if is_half_closed:
+            writer.write_eof()
         assert await reader.read() == b""
         writer.close()
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        await pair.send(transfer(launches["fp32"], 4))
 
     assert len(with_pair(launches["fp32"], use).taken) == 1
 
 
 def test_connections_are_bounded(launches, monkeypatch):
     """One too many is closed at once; the others go on."""
-    monkeypatch.setattr(kv_transfer, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(kv_receiver, "MAX_CONNECTIONS", 1)
 
     async def use(pair):
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
-        reader, writer = await asyncio.open_connection(HOST, pair.port)
-        assert await reader.read() == b""
-        writer.close()
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        await pair.send(transfer(launches["fp32"], 4))
+        assert await pair.say(b"") == b""
+        await pair.send(transfer(launches["fp32"], 4))
 
     assert len(with_pair(launches["fp32"], use).taken) == 2
 
 
-def test_only_a_sender_that_knows_the_digest_may_be_silent(launches, monkeypatch):
-    """A connection without a handover, and one with a stranger's, are closed; a sender's stays for its next one."""
-    monkeypatch.setattr(kv_transfer, "FIRST_TIMEOUT_S", 0.1)
+def test_only_a_sender_that_had_a_ticket_may_be_silent(launches, monkeypatch):
+    """A connection without an offer, and one with a stranger's, are closed; a sender's stays for its next one."""
+    monkeypatch.setattr(kv_receiver, "FIRST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(kv_receiver, "LINGER_S", 0.1)
 
     async def use(pair):
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
-        for said in (b"", encode_frame(make_handover(launches["fp32"], 4, kv_digest="sha256:guess"))):
-            reader, writer = await asyncio.open_connection(HOST, pair.port)
-            writer.write(said)
-            async with asyncio.timeout(5):
-                await reader.read()
-            writer.close()
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        await pair.send(transfer(launches["fp32"], 4))
+        stranger = transfer(launches["fp32"], 4, ticket="guess")
+        pair.issue(stranger)
+        assert await pair.say(b"") == b""
+        assert b"refused" in await pair.say(encode_frame(stranger.offer))
+        await pair.send(transfer(launches["fp32"], 4))
 
     pair = with_pair(launches["fp32"], use)
 
     assert (len(pair.taken), len(pair.connections)) == (2, 3)
+
+
+def test_a_flood_of_strangers_is_logged_at_a_bounded_rate(launches, monkeypatch, capsys):
+    """The decode rank says a hundred of their lines a minute, and holds nothing for them."""
+    monkeypatch.setattr(kv_tickets, "WAIT_S", 0)
+
+    async def use(pair):
+        strangers = [transfer(launches["fp32"], 4, ticket="guess").data() for _ in range(130)]
+        answers = await asyncio.gather(*(pair.say(data) for data in strangers), return_exceptions=True)
+        assert sum(isinstance(answer, bytes) and b"refused" in answer for answer in answers) >= 100
+        assert pair.receiver._arriving == {}
+
+    with_pair(launches["fp32"], use)
+
+    assert capsys.readouterr().err.count("tidemill: refused KV from ") == 100
 
 
 def test_a_peer_that_vanishes_is_noticed_at_both_ends(launches):
@@ -344,8 +584,8 @@ def test_a_peer_that_vanishes_is_noticed_at_both_ends(launches):
     asked = []
 
     async def use(pair):
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
-        (sending,) = pair.sender._connections.values()
+        await pair.send(transfer(launches["fp32"], 4))
+        ((sending,),) = pair.sender._idle.values()
         sockets = [writer.get_extra_info("socket") for writer in (sending._writer, *pair.connections)]
         asked.extend(each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for each in sockets)
 
@@ -354,63 +594,88 @@ def test_a_peer_that_vanishes_is_noticed_at_both_ends(launches):
     assert asked == [1, 1]
 
 
-def test_an_unwanted_handover_leaves_the_line_to_the_next(launches):
-    """One is cancelled half sent, one while it waits for its turn; a third arrives whole, on a line of its own."""
-    whole = []
+async def read_nothing(stream, writer):
+    await asyncio.sleep(20)
+
+
+def big_transfer(launch):
+    return transfer(launch, 4, torch.zeros(TOKEN_SHAPE[0], 500_000, TOKEN_SHAPE[1]))
+
+
+def test_an_unwanted_transfer_holds_up_no_other(launches):
+    """One is cancelled half sent: its connection is not used again, and nothing of it is held."""
+    unwanted, wanted = big_transfer(launches["fp32"]), transfer(launches["fp32"], 4)
+    received = []
 
     async def serve(stream, writer):
-        """Read nothing on the first line, and all on others."""
-        if whole:
-            reader = FrameReader(stream, Handover, 10**9)
-            handover, _ = await reader.read()
-            whole.append(handover.request_id)
-            writer.write(encode_frame(Accepted(handover.request_id)))
-        else:
-            whole.append("none of the first")
-            await asyncio.sleep(20)
+        reader = FrameReader(stream, FromPrefill, 10**9)
+        if (await reader.read())[0] == unwanted.offer:
+            await read_nothing(stream, writer)
+        while not isinstance(message := (await reader.read())[0], Handover):
+            pass
+        received.append(message.request_id)
+        writer.write(encode_frame(Accepted(message.request_id)))
 
     async def use(sender, port):
-        big = torch.zeros(TOKEN_SHAPE[0], 500_000, TOKEN_SHAPE[1])
-        unwanted = [
-            asyncio.ensure_future(sender.send(HOST, port, make_handover(launches["fp32"], 4), latents))
-            for latents in (big, make_latents(4))
-        ]
+        outgoing = unwanted.outgoing()
+        sending = asyncio.ensure_future(sender.send(HOST, port, outgoing))
         await asyncio.sleep(0.2)
-        for sending in reversed(unwanted):
-            sending.cancel()
-        third = make_handover(launches["fp32"], 4)
-        await sender.send(HOST, port, third, make_latents(4))
-        assert whole == ["none of the first", third.request_id]
-        assert [sending.cancelled() for sending in unwanted] == [True, True]
+        sending.cancel()
+        await sender.send(HOST, port, wanted.outgoing())
+        assert (sending.cancelled(), outgoing.held_bytes, sender._sending) == (True, 0, {})
 
     with_server(launches["fp32"], serve, use)
 
-
-def test_no_tokens_and_no_bytes_are_refused(launches):
-    """A handover that is empty and consistent is still no request."""
-    sentences = []
-
-    async def use(pair):
-        nothing = make_handover(launches["fp32"], 0)
-        sentences.append(await failure_of(pair.sender.send(HOST, pair.port, nothing, make_latents(0))))
-
-    assert with_pair(launches["fp32"], use).taken == []
-    assert "its prompt has 0 tokens" in sentences[0]
+    assert received == [wanted.offer.request_id]
 
 
-def test_oversize_is_cut_off(launches):
-    """More KV than the longest request may have is not even read; the sender says that the line was closed."""
-    sentences = []
+def test_a_slow_reader_holds_nobody_up(launches):
+    """While one decode rank reads nothing, another gets its requests; the slow one's latents stay within the bound."""
+    slow, sentences = big_transfer(launches["fp32"]), []
 
     async def use(pair):
-        handover = make_handover(launches["fp32"], 5000)
-        sentences.append(await failure_of(pair.sender.send(HOST, pair.port, handover, make_latents(5000))))
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 4), make_latents(4))
+        async with listening(read_nothing) as (slow_port, _):
+            pair.sender = KvSender(pair.metrics, 2 * slow.latents.nbytes)
+            sending = asyncio.ensure_future(pair.sender.send(HOST, slow_port, slow.outgoing()))
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                await pair.send(transfer(launches["fp32"], 4))
+            assert not sending.done()
+            (outgoing,) = pair.sender._sending
+            for start in range(500_000, 2_000_000, 500_000):
+                pair.sender.put(outgoing, 0, start, slow.latents[0])
+            held = transfer(launches["fp32"], 4)
+            other = Outgoing(held.offer)
+            pair.issue(held)
+            quick = asyncio.ensure_future(pair.sender.send(HOST, pair.port, other))
+            await asyncio.sleep(0.01)
+            for layer in range(3):
+                pair.sender.put(other, layer, 0, held.latents[layer])
+            for start in range(2_000_000, 4_000_000, 500_000):
+                pair.sender.put(outgoing, 0, start, slow.latents[0])
+            sentences.append(await failure_of(sending))
+            other.finish(held.handover)
+            await quick
 
     pair = with_pair(launches["fp32"], use)
 
-    assert sentences[0].startswith("its KV could not be sent to the decode rank: ")
-    assert (len(pair.taken), len(pair.connections)) == (1, 2)
+    assert sentences[0].endswith("could not be sent to the decode rank: it takes its KV too slowly")
+    assert len(pair.taken) == 4
+
+
+def test_a_refusal_ends_the_sending_at_once(launches):
+    """The rank computes no more of the prompt in vain: it is told long before the last layer."""
+    sent, sentences = transfer(launches["fp32"], 4, kv_digest="sha256:other"), []
+
+    async def use(pair):
+        pair.issue(sent)
+        outgoing = Outgoing(sent.offer)
+        outgoing.put(0, 0, sent.latents[0])
+        sentences.append(await failure_of(pair.sender.send(HOST, pair.port, outgoing)))
+
+    with_pair(launches["fp32"], use)
+
+    assert "its KV is of another plan" in sentences[0]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -425,7 +690,7 @@ def test_garbage_does_not_crash_the_receiver(launches, garbage):
         writer.write(garbage)
         await writer.drain()
         writer.close()
-        await pair.sender.send(HOST, pair.port, make_handover(launches["fp32"], 2), make_latents(2))
+        await pair.send(transfer(launches["fp32"], 2))
 
     assert len(with_pair(launches["fp32"], use).taken) == 1
     assert escaped == []
@@ -434,9 +699,9 @@ def test_garbage_does_not_crash_the_receiver(launches, garbage):
 def test_nobody_there_is_one_sentence(launches, free_port, capsys):
     """The decode rank is not started, or already gone. Its address is for the log: clients read the sentence."""
     port = free_port()
-    sender = KvSender(RankMetrics(launches["fp32"], 0))
+    sender = KvSender(RankMetrics(launches["fp32"], 0), max_held_bytes(launches["fp32"]))
 
-    sentence = asyncio.run(failure_of(sender.send(HOST, port, make_handover(launches["fp32"], 2), make_latents(2))))
+    sentence = asyncio.run(failure_of(sender.send(HOST, port, transfer(launches["fp32"], 2).outgoing())))
 
     assert sentence == "its KV could not be sent to the decode rank: connection refused"
     assert f"tidemill: KV could not be sent to {HOST}:{port}: " in capsys.readouterr().err
@@ -457,13 +722,20 @@ async def answer_in_another_version(stream, writer):
     writer.write(b"TDML\x00\x09" + bytes(14))
 
 
-@pytest.mark.parametrize("serve", [hang_up, answer_garbage, answer_in_another_version])
+async def accept_at_once(stream, writer):
+    await stream.read(30)
+    writer.write(encode_frame(Accepted("a")))
+
+
+@pytest.mark.parametrize("serve", [hang_up, answer_garbage, answer_in_another_version, accept_at_once])
 def test_a_broken_answer_is_one_sentence(launches, serve):
-    """The peer hangs up, talks nonsense or another version."""
-    handover = make_handover(launches["fp32"], 2)
+    """The peer hangs up, talks nonsense or another version, or accepts a request that is not all there."""
+    sent = transfer(launches["fp32"], 2)
 
     async def use(sender, port):
-        return await failure_of(sender.send(HOST, port, handover, make_latents(2)))
+        outgoing = Outgoing(sent.offer)
+        outgoing.put(0, 0, sent.latents[0])
+        return await failure_of(sender.send(HOST, port, outgoing))
 
     assert "its KV could not be sent" in with_server(launches["fp32"], serve, use)
 
@@ -474,39 +746,12 @@ async def say_nothing(stream, writer):
 
 def test_no_answer_is_one_sentence(launches, monkeypatch):
     """A decode rank that hangs does not hang the prefill rank."""
-    monkeypatch.setattr(kv_transfer, "REPLY_TIMEOUT_S", 0.1)
-    handover = make_handover(launches["fp32"], 2)
+    monkeypatch.setattr(kv_sender, "REPLY_TIMEOUT_S", 0.1)
 
     async def use(sender, port):
-        return await failure_of(sender.send(HOST, port, handover, make_latents(2)))
+        return await failure_of(sender.send(HOST, port, transfer(launches["fp32"], 2).outgoing()))
 
     assert with_server(launches["fp32"], say_nothing, use).endswith("no answer")
-
-
-def test_a_late_answer_is_not_another_requests(launches, monkeypatch):
-    """A request that waits behind one without answer gets its own answer, not the other's that comes too late."""
-    monkeypatch.setattr(kv_transfer, "REPLY_TIMEOUT_S", 0.3)
-    first, second = (make_handover(launches["fp32"], 2) for _ in range(2))
-
-    async def serve(stream, writer):
-        """Accept the first too late, refuse the second."""
-        reader = FrameReader(stream, Handover, 10_000)
-        while (frame := await reader.read()) is not None:
-            if frame[0] == first:
-                await asyncio.sleep(0.4)
-                reply: HandoverReply = Accepted(first.request_id)
-            else:
-                reply = Refused(second.request_id, "it is full")
-            writer.write(encode_frame(reply))
-
-    async def use(sender, port):
-        sending = [sender.send(HOST, port, handover, make_latents(2)) for handover in (first, second)]
-        return await asyncio.gather(*sending, return_exceptions=True)
-
-    one, other = map(str, with_server(launches["fp32"], serve, use))
-
-    assert one.endswith("no answer")
-    assert other.endswith("refused it: it is full")
 
 
 def test_a_launch_file_with_other_kv_bytes_is_refused():

@@ -19,14 +19,14 @@ from runtime.protocol.messages import (
     Claim,
     FromGateway,
     FromLeader,
+    FromPrefill,
     FromRank,
-    Handover,
     HandoverReply,
     Logprobs,
     Sampling,
 )
 
-ANY_MESSAGE = FromRank | FromGateway | Handover | HandoverReply | Claim | FromLeader
+ANY_MESSAGE = FromRank | FromGateway | FromPrefill | HandoverReply | Claim | FromLeader
 MAX_PAYLOAD = 1000
 PREFIX = struct.Struct("!4sHHIQ")
 
@@ -166,7 +166,7 @@ def test_a_message_of_no_known_form_is_refused(header):
     assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header)
 
 
-@pytest.mark.parametrize("kind", [FromRank, FromGateway, Handover, HandoverReply, Claim, FromLeader])
+@pytest.mark.parametrize("kind", [FromRank, FromGateway, FromPrefill, HandoverReply, Claim, FromLeader])
 def test_a_deeply_nested_message_is_refused(kind):
     """The decoder gives up at Python's limit of recursion; whoever reads hears of it as of any other garbage."""
     header = b'{"type":' + b"[" * 100_000
@@ -194,6 +194,7 @@ MESSAGES = {
     5: "5d6806c102ace8de06ab0651d5910ede189db5ff69f103c9f9cdc7203c6de979",
     6: "e0db8237fa430e295ddf1fe76501ef5f2ca3fa57dd809c930f1981f26943c9ca",
     7: "9e30fb93ebad2dc7111bb657275ad47bf30ca1c57d30dfb6cf2185425c2a6ec3",
+    8: "16b60f59ebd93b50ed49d02bf7de149bf55508051a560972aef471a775ffbef7",
 }
 
 

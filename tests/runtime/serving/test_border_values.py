@@ -182,14 +182,18 @@ def test_what_a_rank_cannot_compute_fails_at_its_border(engine, alone, kind, cha
 
 
 @pytest.mark.parametrize(
-    ("host", "port"), [(None, None), ("127.0.0.1", 70000), ("127.0.0.1", 0), ("a\x00", 1), ("decode", 1)]
+    ("host", "port", "ticket"),
+    [
+        *((None, None, "a"), ("127.0.0.1", 70000, "a"), ("127.0.0.1", 0, "a"), ("a\x00", 1, "a"), ("decode", 1, "a")),
+        ("127.0.0.1", 1, None),
+    ],
 )
-def test_a_prefill_rank_hands_nothing_over_to_nowhere(engine, alone, host, port):
-    """A decode rank's address that no socket takes is the request's failure before anything is computed."""
+def test_a_prefill_rank_hands_nothing_over_to_nowhere(engine, alone, host, port, ticket):
+    """An address that no socket takes, and no ticket, are the request's failure before anything is computed."""
 
     class Lost(Wish):
         def message(self):
-            return Prefill(self.id, self.prompt_ids, self.sampling, host, port)
+            return Prefill(self.id, self.prompt_ids, self.sampling, host, port, ticket)
 
     rank = OverTheWire(engine, "pair")
     served(rank, [Lost("lost", [5], BYSTANDERS[0].sampling)], alone)
@@ -203,7 +207,7 @@ def test_kv_that_is_no_number_costs_its_own_request(engine, alone, temperature):
     """Latents full of NaN make the logits NaN: that request fails, greedy or drawn, and its neighbours go on."""
 
     class Spoiled(OverTheWire):
-        def hand_over(self, host, port, handover, latents):
+        def cross(self, handover, latents):
             if handover.request_id == "spoiled":
                 latents = torch.full_like(latents, torch.nan)
             self.phases[1].receive(Arrival(handover, latents))

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from runtime.protocol.messages import Abort, Handover, Sampling
-from runtime.serving.decode import MAX_REMEMBERED, Arrival, DecodePhase
+from runtime.protocol.messages import Handover, Sampling
+from runtime.serving.decode import Arrival, DecodePhase
 from tests.runtime.on_cpu import new_cache
 
 LOGITS = [3.0, 2.0, 1.0, -9.0]
@@ -25,13 +25,13 @@ class SameLogits:
         return torch.tensor([LOGITS] * len(decoding))
 
 
-def answers(config, *arrivals, steps=3, aborted=()):
-    """Request id -> the tokens that decode said; Abort for those of `aborted` comes before anything else."""
+def answers(config, *arrivals, steps=3):
+    """Request id -> the tokens that decode said."""
     said = []
     launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256))
     metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda *_: None)
     phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append, say_load=said.append), metrics)
-    for message in (*map(Abort, aborted), *arrivals):
+    for message in arrivals:
         phase.receive(message)
     for _ in range(steps):
         phase.step()
@@ -46,7 +46,7 @@ def answers(config, *arrivals, steps=3, aborted=()):
 def arrival(config, request_id, **sampling):
     latents = torch.zeros(config.num_hidden_layers, 2, config.latent_dim)
     wishes = {"max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop_ids": []} | sampling
-    handover = Handover(request_id, "", [5, 6], list(latents.shape), "fp32", [0], Sampling(**wishes))
+    handover = Handover(request_id, [5, 6], [0], Sampling(**wishes))
     return Arrival(handover, latents)
 
 
@@ -60,18 +60,3 @@ def test_penalties_count_the_token_that_prefill_drew(small_config):
 def test_max_tokens_counts_the_token_that_prefill_drew(small_config):
     """Three tokens asked for are two here."""
     assert answers(small_config, arrival(small_config, "short", max_tokens=3)) == {"short": [0, 0]}
-
-
-def test_an_abort_that_overtakes_its_handover_is_heeded(small_config):
-    """The request is dropped when it comes; others are not, however many were aborted and never came."""
-    requests = [arrival(small_config, name) for name in ("left", "stays")]
-    never_came = [f"never {number}" for number in range(100)]
-
-    assert answers(small_config, *requests, aborted=["left", *never_came]) == {"left": [], "stays": [0, 0, 0]}
-
-
-def test_aborts_of_requests_that_never_come_are_forgotten(small_config):
-    """What is remembered has a bound, and the oldest goes first."""
-    others = [f"never {number}" for number in range(MAX_REMEMBERED)]
-
-    assert answers(small_config, arrival(small_config, "old"), aborted=["old", *others]) == {"old": [0, 0, 0]}

@@ -33,6 +33,14 @@ def wish(name, prompt_tokens, max_tokens):
     return Wish(name, [1] * prompt_tokens, Sampling(max_tokens, 0.0, 1.0, 0, []))
 
 
+def step_of_zeros(prefilling, decoding, cache):
+    """Logits of no preference, after latents that are zeros."""
+    for chunk in prefilling:
+        for layer, pages in enumerate(cache.layers if chunk.sink else ()):
+            chunk.sink(layer, chunk.start, torch.zeros(len(chunk.token_ids), pages.pages.shape[-1]))
+    return torch.zeros(len(prefilling) + len(decoding), 4)
+
+
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 @pytest.mark.parametrize("too_long", [wish("too long", MOST, 1), wish("too long", MOST - 9, 10)])
 def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_config, kind, too_long):
@@ -40,8 +48,9 @@ def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_conf
     engine = SimpleNamespace(
         config=small_config,
         checkpoint=Path("/nowhere"),
+        token_shape=(small_config.num_hidden_layers, small_config.latent_dim),
         new_cache=lambda num_tokens: new_cache(small_config, num_tokens, torch.float32),
-        step=lambda prefilling, decoding, cache: torch.zeros(len(prefilling) + len(decoding), 4),
+        step=step_of_zeros,
     )
     rank = Kept(engine, kind)
     for each in (too_long, wish("just", MOST - 10, 10)):

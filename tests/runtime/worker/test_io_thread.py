@@ -7,41 +7,120 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from runtime.errors import RuntimeFailure
+from runtime.kernels.device import HostLink
 from runtime.protocol.frames import encode_frame
-from runtime.protocol.messages import Abort, Handover, Hello, Rejected, Sampling, State
+from runtime.protocol.messages import Abort, Expect, Failed, Handover, Hello, Offer, Rejected, Sampling, State
 from runtime.worker.io_thread import Inbox, Network
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
-HANDOVER = Handover("a", "", [1], [1, 1, 1], "fp32", [2], Sampling(4, 0.0, 1.0, 0, []))
+OFFER = Offer("a", "ticket", "", [1, 1, 1], "fp32")
+HANDOVER = Handover("a", [1], [2], Sampling(4, 0.0, 1.0, 0, []))
 PATIENCE_S = 10
 
 
-def test_an_abort_cancels_the_handover_and_reaches_the_phase():
-    """The sending ends at once, the rank goes on, and the phase hears of the Abort all the same."""
-    begun, cancelled = threading.Event(), threading.Event()
+class Sender:
+    """A KV sender that sends nothing, until it is cancelled or told how to end."""
 
-    async def send(*_):
-        begun.set()
+    def __init__(self, failure=None):
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.outgoing = None
+        self._failure = failure
+
+    async def send(self, host, port, outgoing):
+        self.outgoing = outgoing
+        self.begun.set()
+        if self._failure is not None:
+            raise self._failure
         try:
             await asyncio.sleep(60)
         finally:
-            cancelled.set()
+            self.cancelled.set()
 
-    inbox = Inbox()
-    network = Network("127.0.0.1", 1, HELLO, inbox, SimpleNamespace(send=send))
-    network.hand_over("127.0.0.1", 1, HANDOVER, None)
-    assert begun.wait(PATIENCE_S)
+    def put(self, outgoing, *rows):
+        outgoing.put(*rows)
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_an_abort_cancels_the_transfer_and_reaches_the_phase():
+    """The sending ends at once, latents that are still computed are dropped, and the phase hears of the Abort."""
+    sender, inbox = Sender(), Inbox()
+    network = Network("127.0.0.1", 1, HELLO, inbox, sender)
+    transfer = network.open_transfer("127.0.0.1", 1, OFFER, HostLink())
+    assert not network.is_handing_over()
+    transfer.put(0, 0, torch.ones(1, 1))
+    assert network.is_handing_over()
+    assert sender.begun.wait(PATIENCE_S)
     network._soon(network._receive, Abort("a"))
 
-    assert cancelled.wait(PATIENCE_S)
+    assert sender.cancelled.wait(PATIENCE_S)
     assert inbox.get(timeout=PATIENCE_S) == Abort("a")
-    deadline = time.monotonic() + PATIENCE_S
-    while network._handovers and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert network._handovers == {}
+    until(lambda: not network.is_handing_over())
+    transfer.put(0, 1, torch.ones(1, 1))
+    transfer.finish(HANDOVER)
+    until(lambda: sender.outgoing.handover is not None)
+    assert sender.outgoing.held_bytes == 0
+    assert not network.is_handing_over()
     assert inbox.empty()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_transfer_that_nobody_wants_any_more_is_cancelled(is_begun):
+    """Its text ended with its first token, whether or not its KV was on its way."""
+    sender = Sender()
+    network = Network("127.0.0.1", 1, HELLO, Inbox(), sender)
+    transfer = network.open_transfer("127.0.0.1", 1, OFFER, HostLink())
+    if is_begun:
+        transfer.put(0, 0, torch.ones(1, 1))
+        assert sender.begun.wait(PATIENCE_S)
+    transfer.cancel()
+
+    until(lambda: not network.is_handing_over())
+    assert sender.cancelled.wait(PATIENCE_S if is_begun else 0) == is_begun
+
+
+def test_a_transfer_that_fails_is_its_requests_failure():
+    """The gateway hears that others may go on with it, and this rank computes no more of the prompt."""
+    inbox, failure = Inbox(), RuntimeFailure("its KV could not be sent")
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        network = Network(*gateway.getsockname(), HELLO, inbox, Sender(failure))
+        network.open_link()
+        rank, _ = gateway.accept()
+        with rank:
+            rank.settimeout(PATIENCE_S)
+            line = rank.makefile("rb")
+            line.read(len(encode_frame(HELLO) + encode_frame(State("loading", 0.0))))
+            network.open_transfer("127.0.0.1", 1, OFFER, HostLink()).put(0, 0, torch.ones(1, 1))
+
+            failed = Failed("a", "its KV could not be sent", may_retry=True)
+            assert line.read(len(encode_frame(failed))) == encode_frame(failed)
+            assert inbox.get(timeout=PATIENCE_S) == Abort("a")
+            until(lambda: not network.is_handing_over())
+
+
+def test_a_decode_rank_is_told_what_to_expect_and_what_not_to():
+    """The receiver hears of a ticket and of an Abort on the network's thread; the phase of the Abort alone."""
+    told, inbox = [], Inbox()
+    receiver = SimpleNamespace(
+        serve=None, expect=lambda *ticket: told.append(ticket), abort=lambda request_id: told.append(request_id)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        network = Network("127.0.0.1", 1, HELLO, inbox, SimpleNamespace())
+        network.open_kv_port(listener, receiver)
+        for message in (Expect("a", "ticket"), Abort("a")):
+            network._soon(network._receive, message)
+
+        assert inbox.get(timeout=PATIENCE_S) == Abort("a")
+        assert told == [("a", "ticket"), "a"]
+        network._soon(network._loop.stop)
 
 
 def test_a_rank_that_the_gateway_refuses_loads_no_further():

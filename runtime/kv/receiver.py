@@ -1,0 +1,242 @@
+"""The decode rank's end of KV transfer: a server on the rank's KV port.
+
+    Offer    ticket, digest, shape and size are checked before anything is allocated
+    Piece    rows of one layer, in order within it, each with its CRC-32, read to where they stay
+    Handover the request itself; with it every layer must be whole. Accepted, or Refused
+
+A connection carries one request at a time, and is kept for the next one. Whoever is refused loses it: the reason is
+said, and what still comes is thrown away. A refusal names nothing that only a unit of the same plan knows.
+
+An Abort comes on the gateway's line. It ends a transfer that has begun, and the ticket of one that has not.
+What arrives and what waits for a place in the cache is bounded in number and bytes (`room.py`).
+"""
+
+import asyncio
+import math
+import sys
+import weakref
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure, WireError
+from runtime.kernels.device import HostLink
+from runtime.kernels.precision import DTYPES
+from runtime.kv.room import Room, max_held_bytes
+from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes
+from runtime.kv.tickets import Tickets
+from runtime.launch import KvLayout, UnitLaunch
+from runtime.protocol.bounds import why_not_computable
+from runtime.protocol.complaints import Complaints
+from runtime.protocol.frames import PIECE_BYTES, FrameReader, encode_frame
+from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Offer, Piece, Refused
+from runtime.protocol.sockets import notice_a_vanished_peer
+
+__all__ = ["KvReceiver", "check_layout"]
+
+REPLY_TIMEOUT_S = 30.0
+FIRST_TIMEOUT_S = 5.0  # as on the places port: a sender connects when it has an offer, and sends it at once
+LONGEST_PAUSE_S = 600.0  # assumed: between two pieces lie the steps of other prompts
+LINGER_S = 1.0  # for which a refused sender may take the reason
+MAX_CONNECTIONS = 4096  # assumed: DeepSeek's largest day had 29 prefill units of 32 ranks, 928 in all
+MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode rank
+
+
+class KvReceiver:
+    """The server. It is told on the gateway's line which requests to expect, and which not to."""
+
+    def __init__(
+        self,
+        launch: UnitLaunch,
+        token_shape: tuple[int, int],
+        vocab_size: int,
+        accept: Callable[[Handover, Tensor], None],
+        link: HostLink | None = None,
+    ) -> None:
+        """Make the server. `token_shape` is (num_layers, latent_dim).
+
+        `accept` gets every request that passed the checks, with its latents. `link` gives the memory that they come to,
+        from which a device copies them.
+        """
+        self._launch = launch
+        self._token_shape = token_shape
+        self._vocab_size = vocab_size
+        self._accept = accept
+        self._link = HostLink() if link is None else link
+        max_requests = launch.limits.max_requests + MAX_QUEUED
+        self._room = Room(max_requests, max_held_bytes(launch))
+        self._tickets = Tickets(max_requests)
+        self._arriving: dict[str, asyncio.StreamWriter] = {}  # by request
+        self._num_connections = 0
+        self._complain = Complaints(_say)
+
+    def expect(self, request_id: str, ticket: str) -> None:
+        """Admit the KV of a request, once and from whoever has the ticket."""
+        self._tickets.issue(request_id, ticket)
+
+    def abort(self, request_id: str) -> None:
+        """Take no KV of a request that nobody waits for any more."""
+        self._tickets.withdraw(request_id)
+        if (writer := self._arriving.pop(request_id, None)) is not None:
+            writer.transport.abort()
+
+    async def serve(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one prefill rank's connection, until it closes, breaks the protocol or is refused."""
+        self._num_connections += 1
+        try:
+            if self._num_connections <= MAX_CONNECTIONS:
+                notice_a_vanished_peer(writer)
+                await self._follow(FrameReader(stream, FromPrefill, MAX_PIECE_BYTES), writer)
+                await _throw_away(stream, writer)
+        except (WireError, OSError):
+            pass  # the sender sees the closed connection, and reports the request
+        finally:
+            self._num_connections -= 1
+            writer.close()
+
+    async def _follow(self, frames: FrameReader[FromPrefill], writer: asyncio.StreamWriter) -> None:
+        """Answer offers until one is refused.
+
+        Raise TimeoutError where none with a ticket comes in time: a stranger's connection takes no other's place for
+        long. Whoever had a ticket may be silent.
+        """
+        reply: HandoverReply | None = None
+        while not isinstance(reply, Refused):
+            head = await _next_header(frames, FIRST_TIMEOUT_S if reply is None else None)
+            if head is None:
+                return
+            offer, payload_bytes = head
+            if not isinstance(offer, Offer) or payload_bytes:
+                raise WireError("it does not begin with an offer")
+            reply = await self._take(offer, frames, writer)
+            writer.write(encode_frame(reply))
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                await writer.drain()
+        self._complain(f"refused KV from {writer.get_extra_info('peername')}: {reply.reason}")
+
+    async def _take(
+        self, offer: Offer, frames: FrameReader[FromPrefill], writer: asyncio.StreamWriter
+    ) -> HandoverReply:
+        if not await self._tickets.redeem(offer.request_id, offer.ticket):
+            return Refused(offer.request_id, "it has no ticket, or one that was used or has ended")
+        self._arriving[offer.request_id] = writer  # nobody else has: there is one ticket
+        try:
+            _check_offer(offer, self._launch, self._token_shape)
+            handover, latents = await self._read(offer, frames)
+        except _Refusal as refusal:
+            return Refused(offer.request_id, str(refusal))
+        finally:
+            was_wanted = self._arriving.pop(offer.request_id, None) is not None
+        if not was_wanted:
+            raise WireError("it was aborted")
+        self._accept(handover, latents)
+        return Accepted(offer.request_id)
+
+    async def _read(self, offer: Offer, frames: FrameReader[FromPrefill]) -> tuple[Handover, Tensor]:
+        """Read a request into memory that it stays in; its room is given back when nobody has it any more."""
+        num_bytes = offer.shape[1] * self._launch.kv_cache.bytes_per_token
+        if not self._room.take(num_bytes):
+            raise _Refusal("this rank holds as much KV outside its cache as it may")
+        try:
+            latents = self._link.empty(offer.shape, DTYPES[offer.dtype])
+        except BaseException:
+            self._room.give_back(num_bytes)
+            raise
+        weakref.finalize(latents, self._room.give_back, num_bytes)
+        handover = await _read_layers(offer, latents, frames)
+        _check_handover(handover, offer, self._launch, self._vocab_size)
+        return handover, latents
+
+
+class _Refusal(Exception):
+    """A request cannot be taken; the text is for its sender. A client of the gateway may read it."""
+
+
+def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
+    """Refuse a launch file whose KV layout is not this model's. Raise RuntimeFailure."""
+    computed = math.prod(token_shape) * DTYPES[layout.dtype].itemsize
+    if layout.bytes_per_token != computed:
+        raise RuntimeFailure(
+            f"the launch file counts {layout.bytes_per_token} bytes of KV a token, the model needs {computed}"
+        )
+
+
+def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int]) -> None:
+    """Raise _Refusal. Only a sender that knows the digest hears about anything else."""
+    if offer.kv_digest != launch.kv_digest:
+        raise _Refusal("its KV is of another plan than this unit's, or of other weights than this unit loaded")
+    num_layers, latent_dim = token_shape
+    num_tokens = offer.shape[1] if len(offer.shape) > 1 else 0
+    expected = [num_layers, num_tokens, latent_dim]
+    if offer.dtype != launch.kv_cache.dtype or offer.shape != expected:
+        raise _Refusal(f"its KV is {offer.dtype} {offer.shape}, not {launch.kv_cache.dtype} {expected}")
+    limit = launch.limits.max_request_tokens
+    if not 1 <= num_tokens <= limit:
+        raise _Refusal(f"its KV is of {num_tokens:,} tokens, this unit takes 1 to {limit:,}")
+
+
+def _check_handover(handover: Handover, offer: Offer, launch: UnitLaunch, vocab_size: int) -> None:
+    """Raise _Refusal."""
+    limit = launch.limits.max_request_tokens
+    reason = why_not_computable(handover.prompt_ids, handover.generated, handover.sampling, vocab_size, limit)
+    if reason is not None:
+        raise _Refusal(reason)
+    if not handover.generated:
+        raise _Refusal("it comes without its first token")
+    least, most = len(handover.prompt_ids), len(handover.prompt_ids) + len(handover.generated) - 1
+    if not least <= offer.shape[1] <= most:
+        raise _Refusal(f"its KV is of {offer.shape[1]:,} tokens, the request's would be of {least:,} to {most:,}")
+
+
+async def _read_layers(offer: Offer, latents: Tensor, frames: FrameReader[FromPrefill]) -> Handover:
+    """Read pieces until the request itself comes. Raise _Refusal, and WireError for what no sender does."""
+    num_layers, num_tokens, _ = latents.shape
+    num_read = [0] * num_layers
+    while True:
+        head = await _next_header(frames, LONGEST_PAUSE_S)
+        if head is None:
+            raise WireError("it closed before its handover")
+        message, payload_bytes = head
+        if not isinstance(message, Piece):
+            break
+        if message.layer >= num_layers or message.start != num_read[message.layer]:
+            raise WireError("a piece is not the next one of its layer")
+        num_read[message.layer] = end = message.start + message.num_tokens
+        if end > num_tokens:
+            raise WireError("a piece is longer than its layer")
+        await _read_piece(message, payload_bytes, as_bytes(latents[message.layer, message.start : end]), frames)
+    if not isinstance(message, Handover) or message.request_id != offer.request_id or payload_bytes:
+        raise WireError("it does not end with its handover")
+    if any(number != num_tokens for number in num_read):
+        raise _Refusal("its KV is not whole")
+    return message
+
+
+async def _read_piece(piece: Piece, payload_bytes: int, place: memoryview, frames: FrameReader[FromPrefill]) -> None:
+    if payload_bytes != len(place):
+        raise WireError(f"a piece has {payload_bytes:,} bytes, not {len(place):,}")
+    await frames.read_payload_into(place)
+    if zlib.crc32(place) != piece.checksum:
+        raise _Refusal("its KV was damaged on its way")
+
+
+async def _next_header(
+    frames: FrameReader[FromPrefill], timeout_s: float | None
+) -> tuple[Offer | Piece | Handover, int] | None:
+    async with asyncio.timeout(timeout_s):
+        return await frames.read_header()
+
+
+async def _throw_away(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Let the peer read what was said to it: a connection that closes with bytes unread takes that back."""
+    writer.write_eof()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while await stream.read(PIECE_BYTES):
+                pass
+
+
+def _say(sentence: str) -> None:
+    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)

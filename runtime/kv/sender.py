@@ -1,0 +1,286 @@
+"""The prefill rank's end of KV transfer: each layer's latents leave while the layers after it are computed.
+
+    step loop --views of latents--> Outgoing --Offer, Piece, Piece, ..., Handover--> decode rank --Accepted--> counted
+
+A request's pieces queue here until its decode rank has read them. A slow one holds up nobody else: each request has a
+connection to itself, kept for the next one, and what is held for all of them is bounded. Beyond the bound, the request
+that holds most fails.
+
+What it does not do: retry. The request's failure is reported to the gateway, and others may go on with it. So the
+reason names no address and no digest: those are in this rank's log.
+"""
+
+import asyncio
+import os
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure, WireError
+from runtime.protocol.complaints import Complaints
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import Accepted, Handover, HandoverReply, Offer, Piece, Refused
+from runtime.protocol.sockets import notice_a_vanished_peer
+
+__all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "TransferCounters", "as_bytes"]
+
+REPLY_TIMEOUT_S = 30.0  # for the answer, and for each piece
+MAX_PIECE_BYTES = 4 * 2**20  # assumed: its checksum takes 1.4 ms, for which this rank's other connections wait
+MAX_IDLE = 4  # assumed: connections kept for each decode rank
+NO_ANSWER = "no answer"
+TOO_SLOW = "it takes its KV too slowly"
+
+
+class TransferCounters(Protocol):
+    """Counts what was handed over."""
+
+    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float, seconds_after_prompt: float) -> None:
+        """Hear that one request was handed over and accepted.
+
+        `seconds` are from its first layer on, `seconds_after_prompt` from the moment when all of it was computed.
+        """
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Latents [T, C] of one layer from position `start` on; `arrived`, if any, waits until they are in host memory."""
+
+    layer: int
+    start: int
+    latent_TC: Tensor
+    arrived: Callable[[], None] | None
+
+
+class Outgoing:
+    """One request's KV, as far as it is computed and not sent. Used from one event loop."""
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.held_bytes = 0
+        self.handover: Handover | None = None
+        self.failure: str | None = None
+        self.began = self.ended = time.perf_counter()
+        self._rows: deque[_Rows] = deque()
+        self._has_changed = asyncio.Event()
+
+    def put(self, layer: int, start: int, latent_TC: Tensor, arrived: Callable[[], None] | None = None) -> None:
+        """Queue more rows of a layer: the next ones. What comes after a failure is dropped."""
+        if self.failure is None:
+            if latent_TC.untyped_storage().nbytes() > 2 * latent_TC.nbytes:
+                latent_TC = latent_TC.clone()  # a short prompt's rows need not keep a whole step's
+            self._rows.append(_Rows(layer, start, latent_TC, arrived))
+            self.held_bytes += latent_TC.nbytes
+            self.wake()
+
+    def finish(self, handover: Handover) -> None:
+        """Queue the request itself, after all rows."""
+        self.handover = handover
+        self.ended = time.perf_counter()
+        self.wake()
+
+    def fail(self, reason: str) -> None:
+        """Give the request up."""
+        self.failure = reason
+        self.drop()
+        self.wake()
+
+    def drop(self) -> None:
+        """Hold nothing any more."""
+        self._rows.clear()
+        self.held_bytes = 0
+
+    def wake(self) -> None:
+        """Let whoever waits for rows look again."""
+        self._has_changed.set()
+
+    async def next_rows(self, has_answer: Callable[[], bool]) -> _Rows | None:
+        """Return the next rows; None after the last, or once nobody wants them."""
+        while self.failure is None and not has_answer():
+            if self._rows:
+                rows = self._rows.popleft()
+                self.held_bytes -= rows.latent_TC.nbytes
+                return rows
+            if self.handover is not None:
+                return None
+            self._has_changed.clear()
+            await self._has_changed.wait()
+        return None
+
+
+class KvSender:
+    """All transfers of a prefill rank."""
+
+    def __init__(self, counters: TransferCounters, max_held_bytes: int) -> None:
+        self._counters = counters
+        self._max_held_bytes = max_held_bytes
+        self._sending: dict[Outgoing, _Connection] = {}
+        self._idle: dict[tuple[str, int], list[_Connection]] = {}
+        self._complain = Complaints(_say)
+
+    def put(
+        self, outgoing: Outgoing, layer: int, start: int, latent_TC: Tensor, arrived: Callable[[], None] | None = None
+    ) -> None:
+        """Queue more of a request. Beyond the bound, the one that holds most fails."""
+        outgoing.put(layer, start, latent_TC, arrived)
+        if sum(each.held_bytes for each in self._sending) > self._max_held_bytes:
+            slowest = max(self._sending, key=lambda each: each.held_bytes)
+            slowest.fail(TOO_SLOW)
+            self._sending[slowest].abort()
+
+    async def send(self, host: str, port: int, outgoing: Outgoing) -> None:
+        """Send a request until it is accepted. Raise RuntimeFailure where the decode rank is not there, or refuses.
+
+        The log says where that rank is. Where nobody wants the answer any more, the connection is not used again: no
+        half frame is before another request's, and no late answer is taken for its own.
+        """
+        connection = self._sending[outgoing] = self._connection(host, port)
+        try:
+            reply = await connection.carry(outgoing)
+        except (OSError, WireError, TimeoutError) as error:
+            said = outgoing.failure or str(error) or NO_ANSWER
+            self._complain(f"KV could not be sent to {host}:{port}: {said}")
+            reason = outgoing.failure or _without_address(error)
+            raise RuntimeFailure(f"its KV could not be sent to the decode rank: {reason}") from None
+        finally:
+            del self._sending[outgoing]
+            outgoing.drop()
+            self._keep_or_close(host, port, connection)
+        if isinstance(reply, Refused):
+            self._complain(f"the decode rank at {host}:{port} refused KV: {reply.reason}")
+            raise RuntimeFailure(f"the decode rank refused it: {reply.reason}")
+        now = time.perf_counter()
+        self._counters.kv_sent(*connection.take_counts(), now - outgoing.began, now - outgoing.ended)
+
+    def _connection(self, host: str, port: int) -> "_Connection":
+        idle = self._idle.get((host, port), [])
+        while idle:
+            if (connection := idle.pop()).is_open:
+                return connection
+            connection.abort()
+        return _Connection(host, port)
+
+    def _keep_or_close(self, host: str, port: int, connection: "_Connection") -> None:
+        idle = self._idle.setdefault((host, port), [])
+        if connection.is_reusable and len(idle) < MAX_IDLE:
+            idle.append(connection)
+        else:
+            connection.abort()
+        if not idle:
+            del self._idle[host, port]
+
+
+class _Connection:
+    """A connection to one decode rank, for one request after another."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._stream: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._replies: FrameReader[HandoverReply] | None = None
+        self._payload_bytes = self._framing_bytes = 0
+        self.is_reusable = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if the peer has not closed it."""
+        return self._stream is not None and not self._stream.at_eof()
+
+    async def carry(self, outgoing: Outgoing) -> HandoverReply:
+        """Send one request as it is computed, and return the answer. Raise OSError, TimeoutError or WireError."""
+        self.is_reusable = False
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            replies = await self._open()
+        answer = asyncio.ensure_future(replies.read())
+        answer.add_done_callback(lambda _: outgoing.wake())
+        try:
+            await self._write(encode_frame(outgoing.offer))
+            while (rows := await outgoing.next_rows(answer.done)) is not None:
+                await self._write_rows(rows)
+            return await self._end(outgoing, answer)
+        finally:
+            answer.cancel()
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return the bytes of payload and of framing since this was called last."""
+        counts = self._payload_bytes, self._framing_bytes
+        self._payload_bytes = self._framing_bytes = 0
+        return counts
+
+    def abort(self) -> None:
+        """Close it; what is queued for it goes nowhere."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    async def _open(self) -> FrameReader[HandoverReply]:
+        if self._replies is None:
+            self._stream, self._writer = await asyncio.open_connection(self._host, self._port)
+            notice_a_vanished_peer(self._writer)
+            self._replies = FrameReader(self._stream, HandoverReply)
+        return self._replies
+
+    async def _end(
+        self, outgoing: Outgoing, answer: "asyncio.Future[tuple[HandoverReply, bytearray] | None]"
+    ) -> HandoverReply:
+        """Send the request itself unless it is answered already, and return the answer."""
+        if outgoing.failure is not None:
+            raise WireError(outgoing.failure)
+        if not answer.done():
+            assert outgoing.handover is not None
+            await self._write(encode_frame(outgoing.handover))
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            frame = await answer
+        if frame is None:
+            raise WireError("the decode rank closed the connection")
+        reply = frame[0]
+        if isinstance(reply, Accepted):
+            if outgoing.handover is None:
+                raise WireError("the decode rank accepted what it had not got")
+            self.is_reusable = True
+        return reply
+
+    async def _write_rows(self, rows: _Rows) -> None:
+        if rows.arrived is not None:
+            await asyncio.to_thread(rows.arrived)
+        num_tokens, row_bytes = len(rows.latent_TC), rows.latent_TC[0].nbytes
+        step = max(MAX_PIECE_BYTES // row_bytes, 1)
+        payload = as_bytes(rows.latent_TC)
+        for first in range(0, num_tokens, step):
+            last = min(first + step, num_tokens)
+            part = payload[first * row_bytes : last * row_bytes]
+            piece = Piece(rows.layer, rows.start + first, last - first, zlib.crc32(part))
+            await self._write(encode_frame(piece, len(part)), part)
+            await asyncio.sleep(0)  # `drain` may return at once, and others have their turn as well
+
+    async def _write(self, frame: bytes, payload: memoryview | None = None) -> None:
+        assert self._writer is not None
+        self._writer.write(frame)
+        self._framing_bytes += len(frame)
+        if payload is not None:
+            self._writer.write(payload)
+            self._payload_bytes += len(payload)
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            await self._writer.drain()
+
+
+def as_bytes(latents: Tensor) -> memoryview:
+    """Return a tensor's bytes: its own memory, if that lies together."""
+    return latents.contiguous().view(torch.uint8).numpy().reshape(-1).data
+
+
+def _without_address(error: Exception) -> str:
+    """Return why an exchange failed. The words of asyncio's own errors hold the address, so the kernel's are taken."""
+    if isinstance(error, WireError):
+        return str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    return NO_ANSWER if number is None else os.strerror(number).lower()
+
+
+def _say(sentence: str) -> None:
+    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,175 @@
+"""KV from a prefill rank to a decode rank over loopback: sent layer by layer, beside a handover at the prompt's end.
+
+    python -m tests.benchmarks.kv_transfer
+
+    late     the prompt's end until the decode rank has the request and may begin: layer by layer / at the end
+    step     a step of prefill while 100 MB travel / while nothing does: the CPU time of its thread, and its time
+    slow     one request to a quick decode rank, while another decode rank reads nothing / alone
+
+The prompt has 1,500 tokens with DeepSeek-V3's latents: 61 layers of 576 numbers in BF16, 105 MB. Matrix products on one
+thread stand in for a layer's computation; what sends and what receives is the runtime's own, in two processes, with a
+third that reads nothing. Each pair of figures alternates, and the median of its runs counts. Exits with 1 when a goal
+is missed. About a minute.
+"""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from runtime.kernels.device import HostLink
+from runtime.kv.receiver import KvReceiver
+from runtime.kv.room import max_held_bytes
+from runtime.kv.sender import KvSender
+from runtime.launch import KvLayout, Limits
+from runtime.protocol.messages import Handover, Hello, Offer, Sampling
+from runtime.worker.io_thread import Inbox, Network
+from tests.benchmarks.goals import Goals
+
+HOST, QUICK_PORT, SLOW_PORT = "127.90.3.1", 29610, 29611
+NUM_LAYERS, NUM_TOKENS, LATENT_DIM = 61, 1500, 576
+BYTES_PER_TOKEN = NUM_LAYERS * LATENT_DIM * 2
+NUM_RUNS, NUM_TICKETS = 5, 200
+NUM_PRODUCTS, FACTOR = 3, torch.ones(512, 512)  # of a layer
+SAMPLING = Sampling(9, 0.0, 1.0, 0, [])
+HELLO = Hello("prefill-0", "prefill", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
+LAUNCH = SimpleNamespace(
+    kv_digest="sha256:kv",
+    limits=Limits(max_requests=64, max_request_tokens=NUM_TOKENS + 9, max_batch_tokens=NUM_TOKENS, kv_tokens=4096),
+    kv_cache=KvLayout(8, "bf16", BYTES_PER_TOKEN),
+)
+
+
+def main():
+    """Measure all, and hold it against the goals."""
+    torch.set_num_threads(1)
+    goals = Goals()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.kv_transfer", "receive"], stdout=subprocess.PIPE, text=True
+    ) as decode:
+        try:
+            assert decode.stdout.readline() == "ready\n"
+            measure(Prefill(decode.stdout), goals)
+        finally:
+            time.sleep(0.1)  # the last answer is on its way
+            decode.kill()
+    sys.exit(goals.report())
+
+
+def measure(prefill, goals):
+    """Run each pair of cases in turns, and print the medians."""
+    prefill.transfer(layer_by_layer=True)  # warms up
+    layered, at_end = alternate(
+        lambda: prefill.transfer(layer_by_layer=True), lambda: prefill.transfer(layer_by_layer=False)
+    )
+    print(f"late   {1e3 * layered:.1f} ms layer by layer, {1e3 * at_end:.1f} ms at the end")
+    goals.check("late: layer by layer / at the end", layered / at_end, "<=", 0.5)
+    beside, alone = alternate(prefill.step_beside_transfer, step_times)
+    for name, with_kv, without in zip(("CPU time of its thread", "time"), beside, alone, strict=True):
+        print(f"step   {1e3 * with_kv:.1f} ms while 105 MB travel, {1e3 * without:.1f} ms while nothing does: {name}")
+    goals.check("step: CPU time while KV travels / while none does", beside[0] / alone[0], "<=", 1.05)
+    beside, alone = alternate(prefill.transfer_beside_slow, lambda: prefill.transfer(layer_by_layer=False))
+    print(f"slow   {1e3 * beside:.1f} ms beside a rank that reads nothing, {1e3 * alone:.1f} ms alone")
+    goals.check("slow: beside a slow rank / alone", beside / alone, "<=", 1.3)
+
+
+def alternate(one, other):
+    """The medians of both; of each number, where they return several."""
+    figures = [(one(), other()) for _ in range(NUM_RUNS)]
+    return [np.median(column, axis=0) for column in zip(*figures, strict=True)]
+
+
+class Prefill:
+    """A prefill rank's network. `accepted` has a line when the decode rank has a request."""
+
+    def __init__(self, accepted):
+        self._accepted = accepted
+        counters = SimpleNamespace(kv_sent=lambda *_: None)
+        self._network = Network(HOST, 1, HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH)))
+        self._number = 0
+        self._latents = [torch.randn(NUM_TOKENS, LATENT_DIM).to(torch.bfloat16) for _ in range(NUM_LAYERS)]
+
+    def transfer(self, *, layer_by_layer):
+        """Seconds from the prompt's end until the decode rank has it."""
+        request, put_later = self._open(QUICK_PORT), []
+        for layer, latent_TC in enumerate(self._latents):
+            compute_layer()
+            put_later.append((layer, 0, latent_TC))
+            if layer_by_layer:
+                request.put(*put_later.pop())
+        ended = time.monotonic()
+        self._finish(request, put_later)
+        return self._arrival() - ended
+
+    def step_beside_transfer(self):
+        """The times of a step, while KV that it did not compute travels."""
+        request = self._open(QUICK_PORT)
+        self._finish(request, [(layer, 0, latent_TC) for layer, latent_TC in enumerate(self._latents)])
+        taken = step_times()
+        self._arrival()
+        return taken
+
+    def transfer_beside_slow(self):
+        """Seconds of a transfer, while as much waits for a rank that does not read."""
+        slow = self._open(SLOW_PORT)
+        self._finish(slow, [(layer, 0, latent_TC) for layer, latent_TC in enumerate(self._latents)])
+        taken = self.transfer(layer_by_layer=False)
+        slow.cancel()
+        return taken
+
+    def _open(self, port):
+        self._number += 1
+        name, shape = str(self._number), [NUM_LAYERS, NUM_TOKENS, LATENT_DIM]
+        offer = Offer(name, "ticket", "sha256:kv", shape, "bf16")
+        return self._network.open_transfer(HOST, port, offer, HostLink())
+
+    def _finish(self, request, puts):
+        for put in puts:
+            request.put(*put)
+        request.finish(Handover(request.request_id, [1] * NUM_TOKENS, [1], SAMPLING))
+
+    def _arrival(self):
+        name, arrived = self._accepted.readline().split()
+        assert name == str(self._number)
+        return float(arrived)
+
+
+def step_times():
+    """Seconds of CPU on its thread, and seconds, of a step."""
+    cpu_s, began = time.thread_time(), time.perf_counter()
+    for _ in range(NUM_LAYERS):
+        compute_layer()
+    return time.thread_time() - cpu_s, time.perf_counter() - began
+
+
+def compute_layer():
+    """Stand in for a layer's computation."""
+    for _ in range(NUM_PRODUCTS):
+        torch.mm(FACTOR, FACTOR)
+
+
+async def receive():
+    """A decode rank that takes requests, and one that reads nothing. Both clocks are the machine's."""
+
+    def accept(handover, latents):
+        print(handover.request_id, time.monotonic(), flush=True)
+
+    async def read_nothing(_, __):
+        await asyncio.Event().wait()
+
+    receiver = KvReceiver(LAUNCH, (NUM_LAYERS, LATENT_DIM), 9, accept)
+    for number in range(NUM_TICKETS):
+        receiver.expect(str(number), "ticket")
+    await asyncio.start_server(receiver.serve, HOST, QUICK_PORT, limit=2**20)
+    await asyncio.start_server(read_nothing, HOST, SLOW_PORT, limit=2**10)
+    print("ready", flush=True)
+    await asyncio.to_thread(threading.Event().wait)
+
+
+if __name__ == "__main__":
+    asyncio.run(receive()) if sys.argv[1:] == ["receive"] else main()
