@@ -18,7 +18,7 @@ from dataclasses import dataclass
 __all__ = ["Tickets"]
 
 LIFETIME_S = 600.0  # assumed: a prompt of 128k tokens behind a long queue has begun by then
-WAIT_S = 1.0  # assumed: two lines of one gateway, written one after the other, are not further apart
+WAIT_S = 5.0  # assumed: two lines of one gateway, written one after the other, are not further apart on a busy machine
 MAX_WAITING = 64  # assumed: of the connections, so that a scanner's do not all stay for `WAIT_S`
 
 
