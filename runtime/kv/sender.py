@@ -33,7 +33,7 @@ __all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "TransferCounters", "as_by
 
 REPLY_TIMEOUT_S = 30.0  # for the answer, and for each piece
 MAX_PIECE_BYTES = 4 * 2**20  # assumed: its checksum takes 1.4 ms, for which this rank's other connections wait
-MAX_IDLE = 4  # assumed: connections kept for each decode rank
+MAX_IDLE = 2  # assumed: connections kept for each decode rank, which has half of its `MAX_CONNECTIONS` for others
 NO_ANSWER = "no answer"
 TOO_SLOW = "it takes its KV too slowly"
 
@@ -205,7 +205,8 @@ class _Connection:
                 await self._write_rows(rows)
             return await self._end(outgoing, answer)
         finally:
-            answer.cancel()
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # whatever broke the writing broke the reading too
 
     def take_counts(self) -> tuple[int, int]:
         """Return the bytes of payload and of framing since this was called last."""

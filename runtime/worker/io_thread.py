@@ -50,9 +50,9 @@ class Network:
         """Take handovers on `listener`."""
 
         async def listen() -> None:
-            self._kv_receiver = receiver
             await asyncio.start_server(receiver.serve, sock=listener, limit=PIECE_BYTES)
 
+        self._kv_receiver = receiver  # before anybody is told that this rank is ready
         self._soon(self._start, listen)
 
     def check(self) -> None:
