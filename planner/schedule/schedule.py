@@ -22,10 +22,19 @@ from planner.layout.unit import Unit
 from planner.schedule.starts import StartTimes, Window
 from planner.schedule.transitions import State, Transition, nodes_taken, stages_of, transitions_of
 from planner.spec.hours import window_minutes, window_starts
-from planner.spec.schedule import WindowSpec
+from planner.spec.schedule import ScheduleSpec, WindowSpec
 from planner.spec.schema import Spec
 
-__all__ = ["ALL_STAY_ON", "NOT_EXECUTED", "PLAYED", "DaySchedule", "Step", "plan_schedule", "switches_units"]
+__all__ = [
+    "ALL_STAY_ON",
+    "NOT_EXECUTED",
+    "PLAYED",
+    "DaySchedule",
+    "Step",
+    "plan_schedule",
+    "steps_of",
+    "switches_units",
+]
 
 NOT_EXECUTED = "Nothing switches units in a cluster yet: all of them stay on, whatever the schedule says."
 ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day plays its day."
@@ -99,11 +108,8 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
     """
     if spec.schedule is None:
         return None
-    schedule, starts, racks = spec.schedule, window_starts(spec.schedule), _racks(spec)
-    steps = tuple(
-        _step(spec, window, length, units, racks)
-        for window, length in zip(schedule.windows, window_minutes(schedule), strict=True)
-    )
+    schedule, starts = spec.schedule, window_starts(spec.schedule)
+    steps = steps_of(spec, schedule, units)
     states = [State(minute, step.units) for minute, step in zip(starts, steps, strict=True)]
     nodes = {unit.name: len(unit.nodes) for unit in units}
     windows = sorted(
@@ -119,6 +125,15 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
         mean_nodes_taken=nodes_taken(nodes, states, transitions),
         gpus_per_node=spec.cluster.gpus_per_node,
         batch_queue=schedule.batch_queue,
+    )
+
+
+def steps_of(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:
+    """Return the states of the day that `schedule`, which is the spec's, makes of the placed units."""
+    racks = _racks(spec)
+    return tuple(
+        _step(spec, window, length, units, racks)
+        for window, length in zip(schedule.windows, window_minutes(schedule), strict=True)
     )
 
 

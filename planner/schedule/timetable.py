@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.layout.unit import Unit
-from planner.schedule.schedule import Step, plan_schedule, switches_units
+from planner.schedule.schedule import Step, steps_of, switches_units
 from planner.spec.schema import Spec
 
 __all__ = ["Timetable", "timetable_of"]
@@ -31,7 +31,5 @@ class Timetable:
 
 def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:
     """Return what `spec` asks of its placed units over a day; None where all are always on."""
-    day = plan_schedule(spec, units)
-    if day is None or spec.schedule is None:
-        return None
-    return Timetable(day.timezone, day.steps, spec.schedule.warm_up, spec.schedule.drain)
+    day = spec.schedule
+    return None if day is None else Timetable(day.timezone, steps_of(spec, day, units), day.warm_up, day.drain)
