@@ -166,7 +166,9 @@ def _links(
         nic_gb_per_s = topology.nic_gb_per_s * min(topology.gpus_per_nic, topology.ranks_per_node)
         per_nic = [arriving.over_nic(node, rail) for node, rail in rails]
         links.append(fullest("nic", names, per_nic, [nic_gb_per_s] * len(rails)))
-        per_node = [sum(arriving.over_nic(node, rail) for node, rail in rails if node == index) for index in nodes]
+        per_node = [0.0 for _ in nodes]
+        for (node, _), messages in zip(rails, per_nic, strict=True):
+            per_node[node] += messages
         links.append(fullest("node", topology.nodes, per_node, [node_gb_per_s] * len(per_node)))
     leaves = sorted(set(topology.leaves) - {""})
     if len(leaves) > 1 and len(arriving.size) > 1:

@@ -21,7 +21,7 @@ from planner.engines.adapters import gateway_container, unit_container
 from planner.engines.container import Phased
 from planner.expert_map import ExpertMap
 from planner.facts import names
-from planner.facts.digest import digest_of
+from planner.facts.digest import canonical_json, digest_of, digest_of_texts
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
 from planner.facts.terms import Phase
@@ -101,18 +101,22 @@ def documents_for(spec: Spec, units: Sequence[Unit], known: Known) -> dict[str, 
     spares = {
         phase: spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations) for phase in spec.phases
     }
-    documents = {names.launch_file(unit.name): _unit_document(spec, unit, spares[unit.phase], known) for unit in units}
+    maps = {phase: _PhaseMap(_map_of(phase, spec, known)) for phase in spec.phases}
+    documents = {
+        names.launch_file(unit.name): _unit_document(spec, unit, spares[unit.phase], maps[unit.phase], known)
+        for unit in units
+    }
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, known)}
 
 
 def unit_digest(document: LaunchDocument) -> str:
     """Digest what the ranks of a unit must share to join."""
-    return digest_of({key: value for key, value in document.items() if key not in NOT_IN_UNIT_DIGEST})
+    return _unit_digest(_texts(document))
 
 
 def launch_digest(document: LaunchDocument) -> str:
     """Digest a document, but for this digest itself."""
-    return digest_of({key: value for key, value in document.items() if key != "launch_digest"})
+    return _launch_digest(_texts(document))
 
 
 def without_map(document: LaunchDocument) -> LaunchDocument:
@@ -131,7 +135,23 @@ def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> L
     return document | {"expert_map": named | {"physical_to_logical": maps[named["sha256"]]}}
 
 
-def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) -> LaunchDocument:
+class _PhaseMap:
+    """A phase's expert map as launch files have it: all of a thousand units have the same."""
+
+    def __init__(self, document: LaunchDocument | None) -> None:
+        self.document = document
+        self.text = canonical_json(document)
+
+
+def _map_of(phase: Phase, spec: Spec, known: Known) -> LaunchDocument | None:
+    """None where the engine reads no map."""
+    if not ENGINES[spec.engine_name].reads_map:
+        return None
+    first = {} if spec.engine_name == OURS else {"first_layer": known.first_moe_layer}
+    return known.expert_maps[phase] | first
+
+
+def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], phase_map: _PhaseMap, known: Known) -> LaunchDocument:
     phase = spec.phase(unit.phase)
     shared = _shared_for_kv(spec, known)
     document: LaunchDocument = {
@@ -141,7 +161,7 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
         "phase": unit.phase,
         "device": spec.device(unit.phase),
         **_unit_places(unit, spares),
-        "expert_map": known.expert_maps[unit.phase],
+        **({} if phase_map.document is None else {"expert_map": phase_map.document}),
         "precision": phase.precision,
         "overlap": phase.overlap,
         "deterministic": spec.deterministic,
@@ -150,9 +170,9 @@ def _unit_document(spec: Spec, unit: Unit, spares: Sequence[str], known: Known) 
         "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, known)),
     }
     document |= _for_ours(spec) if spec.engine_name == OURS else _for_engine(spec, unit, known)
-    if not ENGINES[spec.engine_name].reads_map:
-        del document["expert_map"]
-    return _sealed(document | {"unit_digest": unit_digest(document)})
+    texts = _texts(document, phase_map.text)
+    document["unit_digest"] = _unit_digest(texts)
+    return document | {"launch_digest": _launch_digest(texts | _texts({"unit_digest": document["unit_digest"]}))}
 
 
 def _for_ours(spec: Spec) -> LaunchDocument:
@@ -176,7 +196,6 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
         "model_type": known.model_type,
-        "expert_map": known.expert_maps[unit.phase] | {"first_layer": known.first_moe_layer},
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
@@ -203,21 +222,19 @@ def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
         told["engine"] = {"name": spec.engine_name, "version": spec.engine_version}
         if known.is_runnable:
             told["container"] = gateway_container(spec).as_document()
-    return _sealed(
-        told
-        | {
-            "version": LAUNCH_VERSION,
-            "kind": "gateway",
-            "kv_digest": digest_of(_shared_for_kv(spec, known)),
-            "model": _served_model(spec),
-            "checkpoint": known.checkpoint,
-            "limits": _limits(first, last, _kv_tokens(last, spec.phases[-1], known)),
-            "max_queued_requests": spec.gateway.max_queued_requests,
-            "stall_timeout_s": _stall_timeout_s(spec),
-            "resume_timeout_s": ceil(spec.gateway.resume_timeout),
-            "ports": {"http": spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
-        }
-    )
+    document = told | {
+        "version": LAUNCH_VERSION,
+        "kind": "gateway",
+        "kv_digest": digest_of(_shared_for_kv(spec, known)),
+        "model": _served_model(spec),
+        "checkpoint": known.checkpoint,
+        "limits": _limits(first, last, _kv_tokens(last, spec.phases[-1], known)),
+        "max_queued_requests": spec.gateway.max_queued_requests,
+        "stall_timeout_s": _stall_timeout_s(spec),
+        "resume_timeout_s": ceil(spec.gateway.resume_timeout),
+        "ports": {"http": spec.gateway.port, "registry": Ports.REGISTRY, "metrics": Ports.METRICS},
+    }
+    return document | {"launch_digest": launch_digest(document)}
 
 
 def _stall_timeout_s(spec: Spec) -> int:
@@ -280,5 +297,15 @@ def _kv_tokens(spec: PhaseSpec, phase: Phase, known: Known) -> int:
     return most if spec.max_kv_tokens is None else min(most, in_pages(spec.max_kv_tokens))
 
 
-def _sealed(document: LaunchDocument) -> LaunchDocument:
-    return document | {"launch_digest": launch_digest(document)}
+def _texts(document: LaunchDocument, map_text: str | None = None) -> dict[str, str]:
+    """Return each value as canonical JSON; the map's is `map_text`, where somebody has it."""
+    known = {} if map_text is None else {"expert_map": map_text}
+    return {key: known[key] if key in known else canonical_json(value) for key, value in document.items()}
+
+
+def _unit_digest(texts: Mapping[str, str]) -> str:
+    return digest_of_texts({key: text for key, text in texts.items() if key not in NOT_IN_UNIT_DIGEST})
+
+
+def _launch_digest(texts: Mapping[str, str]) -> str:
+    return digest_of_texts({key: text for key, text in texts.items() if key != "launch_digest"})

@@ -18,7 +18,7 @@ UNION_TAGS = (
 class Section(BaseModel):
     """A part of the spec: immutable, without unknown keys, without conversions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def form_of(value: Any) -> str:
