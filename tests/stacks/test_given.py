@@ -19,7 +19,7 @@ class Starts(Exception):
 def nothing_runs(monkeypatch, tmp_path):
     """A machine on which nothing runs, and nothing is really started."""
 
-    def start(plan, _host, *, detached, keys):
+    def start(plan, _host, *, detached, keys, day):
         raise Starts(plan)
 
     monkeypatch.setattr(cli, "start", start)

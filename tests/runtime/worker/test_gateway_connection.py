@@ -70,9 +70,11 @@ def test_a_rank_says_its_load_on_every_connection_with_no_request_that_is_new():
 def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
     """As to a pod that is gone: the gateway's name leads the next call to another one."""
     monkeypatch.setattr("runtime.worker.gateway_connection.CALL_TIMEOUT_S", 0.05)
-    answered, calls = asyncio.open_connection, []
+    answered, calls, ours = asyncio.open_connection, [], []
 
     async def open_connection(*address):
+        if asyncio.get_running_loop() not in ours:  # ranks of other tests may still call, from their own threads
+            return await answered(*address)
         calls.append(address)
         if len(calls) == 1:
             await asyncio.Event().wait()
@@ -84,6 +86,7 @@ def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
         await frames.read()
 
     async def use(link, received):
+        ours.append(asyncio.get_running_loop())
         monkeypatch.setattr(asyncio, "open_connection", open_connection)
         running = asyncio.create_task(link.run())
         while not received:
@@ -92,7 +95,7 @@ def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
 
     asyncio.run(with_gateway(behave, use))
 
-    assert len(calls) == 2
+    assert len(calls) >= 2  # a busy machine may not answer the second one in time either
 
 
 def test_what_the_gateway_says_reaches_the_rank():
