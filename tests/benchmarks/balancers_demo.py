@@ -26,6 +26,7 @@ from planner.compiler import compile_plan
 from planner.facts import names
 from planner.spec.check import check_spec
 from runtime.gateway.router import Policy
+from stacks.local.certificates import Certificates, now
 from stacks.local.layout import lay_out_locally
 from tests.benchmarks import balancers
 from tests.stacks.deployments import get_json, samples
@@ -112,7 +113,8 @@ class Demo:
         plan = compile_plan(check_spec(SPEC)).deployable
         for name, text in plan.launch_files().items():
             (self._folder / name).write_text(text)
-        self._layout = lay_out_locally(plan, self._folder, HOST)
+        self._layout = lay_out_locally(plan, self._folder, self._folder / "tls", HOST)
+        Certificates(self._layout.identities, now())
         self._ports = {"prefill": [], "decode": []}
         for node in self._layout.nodes:
             launch = json.loads((self._folder / names.launch_file(node.unit)).read_text())

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.gateway
 
     held         2,000 streams with a token every 100 ms each
-    paced        400 streams with a token every 20 ms each
+    paced        400 streams with a token every 20 ms each, and the same with ranks that show certificates
     hostile      50 such streams, beside prompts of 7.6 MB, bodies of 9 MB, bodies in chunks of one byte, bodies that
                  never come, and answers that nobody reads
     overloaded   three times the requests that the ranks have room for, at a steady rate
@@ -24,12 +24,15 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.benchmarks.gateway_stubs import KV_DIGEST, Stream
+from stacks.local.certificates import Certificates, now
+from stacks.local.layout import Identity
+from tests.benchmarks.gateway_stubs import GATEWAY, KV_DIGEST, UNIT, Stream
 from tests.benchmarks.goals import Goals
 from tests.runtime.launch_documents import gateway_launch
 from tests.stacks.deployments import CHECKPOINT
 
 HOST = "127.79.2.1"
+UNITS = "spiffe://test/unit/"
 PORTS = {"http": 8000, "registry": 29400, "metrics": 29500}
 NUM_RANKS, MAX_REQUESTS = 8, 512
 MAX_REQUEST_TOKENS = 2048
@@ -56,6 +59,9 @@ def main():
         goals.check("hostile: worst gap of a neighbour, s", gap_s, "<=", 0.1 + 0.02)
         goals.check("hostile: neighbours answered", answered, "==", 50)
         goals.check("hostile: MiB that stay", resident_mib(process.pid) - before, "<=", 64)
+    with gateway(MAX_REQUESTS, shows_certificates=True) as process:
+        _, _, over_tls, _ = asyncio.run(streams(process.pid, 400, 20))
+        goals.check("paced with certificates: tokens a CPU second, of those without", over_tls / per_cpu_s, ">=", 0.9)
     with gateway(CAPACITY // NUM_RANKS):
         once, _ = asyncio.run(offered_rate(1))
         thrice, refused_s = asyncio.run(offered_rate(3))
@@ -65,29 +71,33 @@ def main():
 
 
 @contextmanager
-def gateway(max_requests):
+def gateway(max_requests, *, shows_certificates=False):
     """The gateway on core 0, with its ranks on core 1, where we are too."""
     os.sched_setaffinity(0, {1})
     launch = gateway_launch(
         CHECKPOINT,
         PORTS,
         kv_digest=KV_DIGEST,
+        tls={"units": UNITS},
         model__name="m",
         limits__max_requests=max_requests,
         limits__max_request_tokens=MAX_REQUEST_TOKENS,
         limits__max_batch_tokens=MAX_REQUEST_TOKENS,
-        limits__kv_tokens=MAX_REQUEST_TOKENS,
+        limits__kv_tokens=MAX_REQUEST_TOKENS * max_requests,
         max_queued_requests=0,
     )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "gateway.json"
         file.write_text(json.dumps(launch))
         words = [sys.executable, "-m", "runtime", "gateway", "--launch", file, "--address", HOST]
+        stub = [sys.executable, "-m", "tests.benchmarks.gateway_stubs", HOST, PORTS["registry"], NUM_RANKS]
+        if shows_certificates:
+            write_certificates(Path(folder))
+            words, stub = [*words, "--tls", Path(folder) / "gateway"], [*stub, Path(folder) / "unit"]
         process = subprocess.Popen(["taskset", "-c", "0", *words], stderr=subprocess.DEVNULL)
         ranks = None
         try:
             until_listening(PORTS["registry"])
-            stub = [sys.executable, "-m", "tests.benchmarks.gateway_stubs", HOST, PORTS["registry"], NUM_RANKS]
             ranks = subprocess.Popen([str(word) for word in stub], stderr=subprocess.DEVNULL)
             until_listening(PORTS["http"])
             time.sleep(2)  # the ranks join
@@ -96,6 +106,11 @@ def gateway(max_requests):
             for each in filter(None, (process, ranks)):
                 each.terminate()
                 each.wait()
+
+
+def write_certificates(folder):
+    gateway = Identity(GATEWAY, "server", folder / "gateway")
+    Certificates([gateway, Identity(UNITS + UNIT, "client", folder / "unit")], now())
 
 
 def until_listening(port, patience_s=30):

@@ -1,33 +1,38 @@
 """What stands around the gateway while it is measured: ranks that compute nothing, and clients that only count.
 
-    python -m tests.benchmarks.gateway_stubs HOST PORT NUM_RANKS
+    python -m tests.benchmarks.gateway_stubs HOST PORT NUM_RANKS [FOLDER]
 
-is a mixed unit of so many ranks. Each gives every request a token a step; the seed of a request's sampling is its step
-in milliseconds, so that one unit serves every pace. Frames of one step go out in one write, as those of real ranks do.
+is a mixed unit of so many ranks, with the certificate in the folder. Each gives every request a token a step; the seed
+of a request's sampling is its step in milliseconds, so that one unit serves every pace. Frames of one step go out in
+one write, as those of real ranks do.
 """
 
 import asyncio
 import json
 import sys
 import time
+from pathlib import Path
 
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Abort, FromGateway, Hello, Prefill, State, Token
+from runtime.protocol.tls import Credentials, Trust, call
 
 KV_DIGEST, UNIT_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+GATEWAY, UNIT = "spiffe://test/gateway", "stub"
 TICK_MS = 20
 TOKEN_ID = 40
 
 
-async def main(host, port, num_ranks):
+async def main(host, port, num_ranks, folder=None):
     """Serve until the gateway goes."""
-    await asyncio.gather(*(serve(host, port, rank, num_ranks) for rank in range(num_ranks)))
+    trust = None if folder is None else Trust(Credentials(Path(folder), "client"), GATEWAY)
+    await asyncio.gather(*(serve(host, port, trust, rank, num_ranks) for rank in range(num_ranks)))
 
 
-async def serve(host, port, rank, num_ranks):
+async def serve(host, port, trust, rank, num_ranks):
     """One rank."""
-    reader, writer = await asyncio.open_connection(host, port)
-    hello = Hello("stub", "mixed", rank, num_ranks, "node", 1, UNIT_DIGEST, KV_DIGEST, None, None)
+    reader, writer = await call(host, port, trust)
+    hello = Hello(UNIT, "mixed", rank, num_ranks, "node", 1, UNIT_DIGEST, KV_DIGEST, None, None)
     writer.write(encode_frame(hello) + encode_frame(State("ready")))
     requests = {}  # id -> [tokens to go, ticks of a step, ticks to the next one, tokens said]
     ticking = asyncio.ensure_future(tick(writer, requests))
@@ -102,4 +107,4 @@ class Stream(asyncio.Protocol):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]))

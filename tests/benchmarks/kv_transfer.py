@@ -28,6 +28,7 @@ from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
 from runtime.launch import KvLayout, Limits
 from runtime.protocol.messages import Handover, Hello, Offer, Sampling
+from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 from tests.benchmarks.goals import Goals
 
@@ -90,7 +91,7 @@ class Prefill:
     def __init__(self, accepted):
         self._accepted = accepted
         counters = SimpleNamespace(kv_sent=lambda *_: None)
-        self._network = Network(HOST, 1, HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH)))
+        self._network = Network(GatewayAddress(HOST, 1), HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH)))
         self._number = 0
         self._latents = [torch.randn(NUM_TOKENS, LATENT_DIM).to(torch.bfloat16) for _ in range(NUM_LAYERS)]
 
