@@ -29,6 +29,7 @@ DRAIN = "time for answers to be finished after SIGTERM (default: none)"
 DRAIN_S = 5.0  # assumed: a short answer's time, for who starts a gateway by hand
 DRAIN_OF_GATEWAY = f"time for answers to be finished after SIGTERM (default: {DRAIN_S:g})"
 MAX_DRAIN_S = 86_400.0
+TLS = "tls.crt, tls.key and ca.crt, which ranks and gateway show each other (default: none)"
 BALANCERS = [policy.value for policy in Policy]
 TRACE_FOLDER = (
     "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks; empty: none
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--address", required=True, help="the IP that this node binds and is reached at")
         command.add_argument("--leader", required=True, help="the address of the unit's first node")
         command.add_argument("--gateway", help="the gateway's host (default: the launch file's gateway.service)")
+        command.add_argument("--tls", type=Path, metavar="FOLDER", help=TLS)
         if name == "node":
             command.add_argument("--drain", type=_seconds, default=0.0, metavar="SECONDS", help=DRAIN)
         else:
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--address", required=True, help="the IP to bind")
     gateway.add_argument("--drain", type=_seconds, default=DRAIN_S, metavar="SECONDS", help=DRAIN_OF_GATEWAY)
     gateway.add_argument("--keys", type=Path, metavar="FILE", help="who may ask, as JSON (default: anybody)")
+    gateway.add_argument("--tls", type=Path, metavar="FOLDER", help=TLS)
     gateway.add_argument("--balancer", choices=BALANCERS, default=BALANCERS[0], help="how ranks are chosen")
     stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
     stage.add_argument("source", help="the checkpoint's folder, or bundled:NAME")
@@ -163,6 +166,7 @@ def _node(arguments: argparse.Namespace) -> None:
         arguments.leader,
         "--gateway",
         _gateway_host(arguments, launch),
+        *(() if arguments.tls is None else ("--tls", str(arguments.tls))),
     ]
     membership = Membership(launch, arguments.node, arguments.address, arguments.leader)
     run_node(launch, arguments.launch, arguments.node, membership, flags, arguments.drain)
@@ -172,7 +176,8 @@ def _rank(arguments: argparse.Namespace) -> None:
     from runtime.worker.worker import Addresses, run_rank
 
     launch = read_unit_launch(arguments.launch)
-    addresses = Addresses(arguments.node, arguments.address, arguments.leader, _gateway_host(arguments, launch))
+    host, own = _gateway_host(arguments, launch), arguments.address
+    addresses = Addresses(arguments.node, own, arguments.leader, host, arguments.tls)
     place, folder = _place(launch, arguments), os.environ.get(TRACE_FOLDER)
     with recording(Path(folder) / f"{launch.unit}-{place.rank}.json" if folder else None, place.rank):
         run_rank(launch, place, addresses)
@@ -181,8 +186,8 @@ def _rank(arguments: argparse.Namespace) -> None:
 def _gateway(arguments: argparse.Namespace) -> None:
     from runtime.gateway.serve import run
 
-    policy = Policy(arguments.balancer)
-    run(read_gateway_launch(arguments.launch), arguments.address, arguments.drain, arguments.keys, policy)
+    launch, policy = read_gateway_launch(arguments.launch), Policy(arguments.balancer)
+    run(launch, arguments.address, arguments.drain, arguments.keys, arguments.tls, policy)
 
 
 def _generate(arguments: argparse.Namespace) -> None:

@@ -96,6 +96,18 @@ class GatewayRef(_Part):
     service: str
 
 
+class UnitTls(_Part):
+    """The identity that the gateway must prove, if ranks and gateway have certificates."""
+
+    gateway: str
+
+
+class GatewayTls(_Part):
+    """The identities of units, without their names, which come last."""
+
+    units: str
+
+
 class UnitPorts(_Part):
     """`kv` and `metrics` are the first of one port a local rank."""
 
@@ -138,6 +150,7 @@ class UnitLaunch(_Part, kw_only=True):
     checkpoint: Checkpoint
     limits: Limits
     gateway: GatewayRef
+    tls: UnitTls
     ports: UnitPorts
 
     @property
@@ -167,6 +180,7 @@ class GatewayLaunch(_Part, kw_only=True):
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
     stall_timeout_s: AtLeastOne  # for which a ready rank's steps may stand still
     resume_timeout_s: Annotated[int, msgspec.Meta(ge=0)]  # for which a request that lost a rank waits for others
+    tls: GatewayTls
     ports: GatewayPorts
 
 

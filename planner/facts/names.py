@@ -32,6 +32,7 @@ __all__ = [
     "compute_domain_channel",
     "digest_annotation",
     "first_pod_label",
+    "gateway_identity",
     "gateway_name",
     "gateway_selector",
     "labels",
@@ -45,6 +46,7 @@ __all__ = [
     "plan_selector",
     "registry_name",
     "runtime_account",
+    "unit_identities",
     "unit_name",
     "unit_pod_name",
     "unit_selector",
@@ -119,6 +121,16 @@ def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
 def registry_name(plan: str) -> str:
     """The Service by which ranks find the gateway; apart from HTTP, which is published only when ranks are ready."""
     return f"{plan}-registry"
+
+
+def gateway_identity(namespace: str, plan: str) -> str:
+    """The URI of the gateway's certificate, a SPIFFE ID; the form is Istio's, with our deployments for its accounts."""
+    return f"spiffe://{DOMAIN}/ns/{namespace}/deployment/{plan}/gateway"
+
+
+def unit_identities(namespace: str, plan: str) -> str:
+    """What the URIs of units' certificates begin with; each goes on with its unit's name."""
+    return f"spiffe://{DOMAIN}/ns/{namespace}/deployment/{plan}/unit/"
 
 
 def phase_budget(plan: str, phase: Phase) -> str:

@@ -50,7 +50,7 @@ KV_WIRE_VERSION = 8
 # `runtime/expert_parallel/group.py`). The rest is for its word, which comes every 10 s.
 CPU_STALL_S = 150
 # Where things are, and the digests themselves: not what the ranks compute.
-NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "ports")
+NOT_IN_UNIT_DIGEST = ("kind", "kv_digest", "unit_digest", "launch_digest", "gateway", "tls", "ports")
 
 LaunchDocument = dict[str, Any]
 
@@ -180,6 +180,7 @@ def _for_ours(spec: Spec) -> LaunchDocument:
     return {
         "split": spec.split,
         "gateway": {"service": names.registry_name(spec.name)},
+        "tls": {"gateway": names.gateway_identity(spec.kubernetes.namespace, spec.name)},
         "ports": {
             "places": Ports.PLACES,
             "rendezvous": Ports.RENDEZVOUS,
@@ -218,7 +219,9 @@ def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
 def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
     first, last = (spec.phase(spec.phases[end]) for end in (0, -1))
     told: LaunchDocument = {}
-    if spec.engine_name != OURS:
+    if spec.engine_name == OURS:
+        told["tls"] = {"units": names.unit_identities(spec.kubernetes.namespace, spec.name)}
+    else:
         told["engine"] = {"name": spec.engine_name, "version": spec.engine_version}
         if known.is_runnable:
             told["container"] = gateway_container(spec).as_document()

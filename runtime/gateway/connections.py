@@ -28,10 +28,11 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -47,9 +48,11 @@ __all__ = [
     "Guard",
     "Wait",
     "Waits",
+    "connected",
     "most_connections",
     "refusal",
     "serve_clients",
+    "shown",
     "take_connections",
 ]
 
@@ -215,13 +218,15 @@ async def serve_clients(
     """Take clients' connections and end those that wait too long, until cancelled. Close the listener."""
     sweeping = asyncio.get_running_loop().create_task(_sweep(connections))
     try:
-        await take_connections(listener, connections, make)
+        await take_connections(listener, connections, partial(connected, make))
     finally:
         sweeping.cancel()
 
 
-async def take_connections(listener: socket.socket, guard: Guard, make: Callable[[], asyncio.BaseProtocol]) -> None:
-    """Take connections until cancelled, never more than there may be. Close the listener."""
+async def take_connections(
+    listener: socket.socket, guard: Guard, take: Callable[[socket.socket], Awaitable[None]]
+) -> None:
+    """Give connections to `take` until cancelled, never more than there may be. Close the listener."""
     listener.setblocking(False)
     listener.listen(BACKLOG)
     try:
@@ -231,7 +236,7 @@ async def take_connections(listener: socket.socket, guard: Guard, make: Callable
                 (refused,) = callers  # where nothing is free, one is taken at a time
                 _refuse(refused, guard)
             else:
-                await asyncio.gather(*(_connect(make, caller) for caller in callers))
+                await asyncio.gather(*(take(caller) for caller in callers))
     finally:
         listener.close()
 
@@ -242,6 +247,21 @@ def refusal(error: ApiError) -> bytes:
     lines = [f"HTTP/1.1 {error.status} {error.code}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (error.headers() | {"Connection": "close"}).items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def connected(make: Callable[[], asyncio.BaseProtocol], caller: socket.socket) -> None:
+    """Let `make()` speak with a caller, as it comes."""
+    with suppress(OSError):  # it has left already
+        await asyncio.get_running_loop().connect_accepted_socket(make, caller)
+
+
+def shown(client: socket.socket) -> str:
+    """Return a client's address and port, for the log."""
+    try:
+        host, port, *_ = client.getpeername()
+    except OSError:
+        return "a client"
+    return f"{host}:{port}"
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
@@ -262,28 +282,15 @@ async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
     return callers
 
 
-async def _connect(make: Callable[[], asyncio.BaseProtocol], caller: socket.socket) -> None:
-    with suppress(OSError):  # it has left already
-        await asyncio.get_running_loop().connect_accepted_socket(make, caller)
-
-
 def _refuse(client: socket.socket, guard: Guard) -> None:
     """Answer a client that there is no place for it, as far as that can be said without waiting."""
-    guard.complain(f"refused {_shown(client)}: every connection is being answered")
+    guard.complain(f"refused {shown(client)}: every connection is being answered")
     with client, suppress(OSError):
         client.setblocking(False)
         with suppress(BlockingIOError):
             client.recv(2**16)  # what is unread when a socket is closed makes the kernel drop our answer
         client.send(refusal(too_many_connections()))
         client.shutdown(socket.SHUT_WR)
-
-
-def _shown(client: socket.socket) -> str:
-    try:
-        host, port, *_ = client.getpeername()
-    except OSError:
-        return "a client"
-    return f"{host}:{port}"
 
 
 async def _sweep(connections: Connections) -> None:

@@ -26,16 +26,16 @@ from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
 from runtime.gateway.router import Policy, choose_ranks, choose_to_embed, num_requests, room, room_to_embed
 from runtime.gateway.silence import watch
 from runtime.gateway.stragglers import straggler
+from runtime.gateway.strangers import Strangers
 from runtime.protocol.bounds import why_no_address
-from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Rejected
 from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.tls import identity
 
 __all__ = ["LEAST", "Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
-MAX_STRANGERS = 16  # assumed: a rank says Hello with its first packet, and the gateway may have 64 descriptors
 LEAST = RequestSize(1, 1)
 MAX_SHOWN = 63  # characters of a unit that is refused
 MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
@@ -62,25 +62,33 @@ class Registry:
     """All ranks that ever presented themselves, by unit and number."""
 
     def __init__(
-        self, kv_digest: str, limits: RankLimits, stall_timeout_s: float, policy: Policy = Policy.BALANCED
+        self,
+        kv_digest: str,
+        limits: RankLimits,
+        stall_timeout_s: float,
+        policy: Policy = Policy.BALANCED,
+        units_identity: str | None = None,
     ) -> None:
-        self._kv_digest = kv_digest
+        """Take the ranks of units whose certificates name `units_identity` and the unit; None asks for no certificate.
+
+        A rank whose steps stand still for `stall_timeout_s` is given up.
+        """
+        self.strangers = Strangers()
+        self._kv_digest, self._units_identity = kv_digest, units_identity
         self._limits, self._policy = limits, policy
         self._stall_timeout_s = stall_timeout_s
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._units: list[Unit] | None = None  # of them, until one comes or is dropped
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._strangers: dict[asyncio.StreamWriter, None] = {}  # that have not said Hello, the oldest first
         self._is_closing = False
-        self._complaints = Complaints(log.warning)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank's connection, from Hello to its end."""
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
-        self._strangers[writer] = None
+        self.strangers.add(writer, writer.transport.abort)
         notice_a_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
@@ -88,32 +96,17 @@ class Registry:
             if isinstance(error, WireVersionError):  # any frame will do: its prefix tells the rank our version
                 writer.write(encode_frame(Rejected(str(error))))
             if not self._is_closing:
-                self.complain(f"closed the registry connection of {writer.get_extra_info('peername')}: {error}")
+                self.strangers.complain(
+                    f"closed the registry connection of {writer.get_extra_info('peername')}: {error}"
+                )
         finally:
             writer.close()
             del self._connections[task]
-            self._strangers.pop(writer, None)
-
-    @property
-    def num_free(self) -> int:
-        """The strangers for whom no other need be ended."""
-        return max(MAX_STRANGERS - len(self._strangers), 0)
+            self.strangers.forget(writer)
 
     async def watch(self) -> None:
         """Give up ranks that are silent, for ever."""
         await watch(self._ranks.values, self._stall_timeout_s, log.warning)
-
-    def make_room(self) -> bool:
-        """Return True, after ending the connection that has longest not said Hello when there are many."""
-        if not self.num_free:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.transport.abort()
-        return True
-
-    def complain(self, sentence: str) -> None:
-        """Say something of a connection, at a bounded rate."""
-        self._complaints(sentence)
 
     def units(self) -> list[Unit]:
         """Return every known unit, by name."""
@@ -183,7 +176,7 @@ class Registry:
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
         rank = self._admit(await _read_hello(frames), writer)
-        self._strangers.pop(writer, None)
+        self.strangers.forget(writer)
         log.info("%s on %s joined", rank, _where(rank))
         try:
             while (message := frames.whole_here() or await _next_word(frames)) is not None:
@@ -194,6 +187,7 @@ class Registry:
             rank.fail_all(f"{rank} was lost")
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+        self._require_own_certificate(hello, writer)
         self._hang_up_before(hello, writer)
         peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
@@ -205,6 +199,16 @@ class Registry:
         rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits)
         self._units = None
         return rank
+
+    def _require_own_certificate(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        """Refuse whoever has proven to be somebody else than a rank of the unit that it names. Raise WireError."""
+        if self._units_identity is None:
+            return
+        proven = identity(writer)
+        if proven != self._units_identity + hello.unit:
+            writer.write(encode_frame(Rejected("its certificate is not of the unit that it names")))
+            unit, shown = ascii(hello.unit[:MAX_SHOWN]), ascii(proven)[:MAX_NAME]
+            raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown}")
 
     def _hang_up_before(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Hang up an earlier connection of the same process, which calls again before its breaking was noticed here."""

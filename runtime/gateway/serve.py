@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -22,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from runtime.checkpoint import check_config_digest, resolve
 from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
-from runtime.gateway.connections import Connections, most_connections, serve_clients, take_connections
+from runtime.gateway.connections import Connections, connected, most_connections, serve_clients, take_connections
 from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_small_heads
 from runtime.gateway.input_turns import InputTurns
 from runtime.gateway.keys import KeyRing
@@ -33,13 +34,15 @@ from runtime.gateway.request_log import JsonLines
 from runtime.gateway.resumption import Resumptions
 from runtime.gateway.router import Policy
 from runtime.gateway.schemas import Schemas
+from runtime.gateway.strangers import Handshakes
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.gateway.tracing import traces_from_environment
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import listen
+from runtime.protocol.tls import Credentials
 
-__all__ = ["run"]
+__all__ = ["Ranks", "run", "take_ranks"]
 
 UNREAD_S = 2  # after the drain, for clients that do not read their answer
 GARBAGE_THRESHOLD = 50_000  # assumed: new objects, of which the largest part is alive; some 10 MB
@@ -47,12 +50,25 @@ GARBAGE_THRESHOLD = 50_000  # assumed: new objects, of which the largest part is
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """The port that ranks call, and the certificate that they are shown, if any."""
+
+    listener: socket.socket
+    credentials: Credentials | None
+
+
 def run(
-    launch: GatewayLaunch, address: str, drain_s: float, keys: Path | None = None, policy: Policy = Policy.BALANCED
+    launch: GatewayLaunch,
+    address: str,
+    drain_s: float,
+    keys: Path | None = None,
+    tls: Path | None = None,
+    policy: Policy = Policy.BALANCED,
 ) -> None:
     """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody. `policy` chooses ranks.
 
-    Answers that run then get `drain_s`.
+    Answers that run then get `drain_s`. With the certificate in the folder `tls`, ranks must have one as well.
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
@@ -60,6 +76,7 @@ def run(
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     ring = None if keys is None else KeyRing(keys)
+    credentials = None if tls is None else Credentials(tls, "server")
     model = _load_model(launch)
     measured = CollectorRegistry()
     traces = traces_from_environment(launch.model.name)
@@ -69,14 +86,26 @@ def run(
         closing(listen(address, launch.ports.registry, "registry")) as ranks,
         serve_metrics(measured, address, launch.ports.metrics),
     ):
-        registry = Registry(launch.kv_digest, _limits(launch), launch.stall_timeout_s, policy)
+        units = None if credentials is None else launch.tls.units
+        registry = Registry(launch.kv_digest, _limits(launch), launch.stall_timeout_s, policy, units)
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)
         gateway = Gateway(model, schemas, resumptions, metrics, int(time.time()), ring, traces)
         _collect_garbage_seldom()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
-        asyncio.run(_serve(gateway, http, ranks, drain_s))
+        asyncio.run(_serve(gateway, http, Ranks(ranks, credentials), drain_s))
+
+
+async def take_ranks(ranks: Ranks, registry: Registry) -> None:
+    """Take ranks' connections until cancelled. Close their port."""
+
+    def rank() -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), registry.serve)
+
+    handshakes = None if ranks.credentials is None else Handshakes(rank, ranks.credentials, registry.strangers)
+    take = partial(connected, rank) if handshakes is None else handshakes.take
+    await take_connections(ranks.listener, registry.strangers, take)
 
 
 def _collect_garbage_seldom() -> None:
@@ -105,7 +134,7 @@ def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
     return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
-async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket, drain_s: float) -> None:
+async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: float) -> None:
     config = uvicorn.Config(
         with_small_heads(create_app(gateway)),
         ws="none",
@@ -124,7 +153,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket, dr
             taking = group.create_task(
                 serve_clients(http, connections, lambda: Http1(config, server.server_state, connections, turns))
             )
-            joining = group.create_task(take_connections(ranks, gateway.registry, partial(_rank, gateway.registry)))
+            joining = group.create_task(take_ranks(ranks, gateway.registry))
             watching = group.create_task(gateway.registry.watch())
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(
@@ -136,10 +165,6 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: socket.socket, dr
     finally:
         gateway.schemas.close()
         await gateway.registry.close()
-
-
-def _rank(registry: Registry) -> asyncio.StreamReaderProtocol:
-    return asyncio.StreamReaderProtocol(asyncio.StreamReader(), registry.serve)
 
 
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], resumptions: Resumptions, drain_s: float) -> None:

@@ -4,12 +4,15 @@ The rank calls the gateway, so a rank needs no address of its own for requests, 
 again is simply called again: Hello, State and Load are said anew on every connection. Tokens said while nobody listens
 are dropped: the gateway that asked for them is gone, and has failed their requests.
 
-A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is.
+A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is. So is one
+that cannot prove who it is, or refuses our certificate: certificates are renewed.
 """
 
 import asyncio
+import ssl
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,21 +20,31 @@ from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, Load, Ping, Pong, Rejected, State
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
+from runtime.protocol.tls import Impostor, Trust, call, why_refused
 
-__all__ = ["GatewayLink"]
+__all__ = ["GatewayAddress", "GatewayLink"]
 
 RETRY_S = 0.5
 # A call to the address of a pod that is gone may get no answer at all, and the kernel repeats it for two minutes. A new
 # call asks the gateway's name again, which leads to its next pod.
 CALL_TIMEOUT_S = 3.0
-RETRY_OTHER_VERSION_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
+RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
+
+
+@dataclass(frozen=True)
+class GatewayAddress:
+    """The gateway's host and port, and the identity that it must prove, if any."""
+
+    host: str
+    port: int
+    trust: Trust | None = None
 
 
 class GatewayLink:
     """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread."""
 
-    def __init__(self, host: str, port: int, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
-        self._host, self._port = host, port
+    def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
+        self._gateway = gateway
         self._hello = hello
         self._state = State("loading", 0.0)
         self._load: Load | None = None
@@ -50,14 +63,13 @@ class GatewayLink:
             pause_s = RETRY_S
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
-                    stream, writer = await asyncio.open_connection(self._host, self._port)
+                    stream, writer = await call(self._gateway.host, self._gateway.port, self._gateway.trust)
                 notice_a_vanished_peer(writer)
                 await self._follow(stream, writer)
-            except WireVersionError as error:
-                pause_s = RETRY_OTHER_VERSION_S
-                if not complained:
-                    complained = True
-                    print(f"tidemill: waiting for another gateway: {error}", file=sys.stderr, flush=True)
+            except (WireVersionError, Impostor, ssl.SSLError) as error:
+                if not isinstance(error, ssl.SSLEOFError):  # it went away in the middle of a handshake
+                    pause_s = RETRY_OTHER_S
+                    complained = complained or _complain(error)
             except (OSError, WireError):
                 pass  # the gateway is not there yet, or went away: call again
             self._writer = None
@@ -99,3 +111,9 @@ class GatewayLink:
                     self._receive(frame[0])
         finally:
             writer.close()
+
+
+def _complain(error: Exception) -> bool:
+    """Say why another gateway is waited for, or the same one with another certificate. Return True."""
+    print(f"tidemill: waiting for another gateway: {why_refused(error)}", file=sys.stderr, flush=True)
+    return True

@@ -21,7 +21,7 @@ from runtime.kv.receiver import KvReceiver
 from runtime.kv.sender import KvSender
 from runtime.protocol.frames import PIECE_BYTES
 from runtime.protocol.messages import Abort, Expect, Failed, FromGateway, Hello, Load, Offer, RankState, State
-from runtime.worker.gateway_connection import GatewayLink
+from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
 from runtime.worker.transfers import RankTransfer, Transfers
 
 __all__ = ["Inbox", "Network"]
@@ -32,9 +32,9 @@ Inbox = queue.SimpleQueue[Any]  # messages of the phase, or what ended this thre
 class Network:
     """All connections of one rank."""
 
-    def __init__(self, gateway_host: str, gateway_port: int, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
+    def __init__(self, gateway: GatewayAddress, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
         self._inbox = inbox
-        self._link = GatewayLink(gateway_host, gateway_port, hello, self._receive)
+        self._link = GatewayLink(gateway, hello, self._receive)
         self._kv_receiver: KvReceiver | None = None
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -37,10 +37,12 @@ from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Dismissed, Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
+from runtime.protocol.tls import Credentials, Trust
 from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
+from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
@@ -61,12 +63,16 @@ LONG_IDLE_TURNS = 250  # five seconds of idle turns
 
 @dataclass(frozen=True)
 class Addresses:
-    """The node that this rank is on, its address, and whom it calls; `leader` is the host of the unit's leader."""
+    """The node that this rank is on, its address, and whom it calls; `leader` is the host of the unit's leader.
+
+    `tls` is the folder of the rank's certificate, which it shows to the gateway.
+    """
 
     node: str
     address: str
     leader: str
     gateway: str
+    tls: Path | None = None
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
@@ -80,7 +86,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)
     kv_sender = KvSender(metrics, max_held_bytes(launch))
-    network = Network(addresses.gateway, launch.ports.registry, hello, inbox, kv_sender)
+    network = Network(_gateway(launch, addresses), hello, inbox, kv_sender)
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
     with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
         network.open_link()
@@ -103,6 +109,11 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if device.type == "cpu":
             end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
         step_until_left(phase, group, inbox, leaving, pulse, times)
+
+
+def _gateway(launch: UnitLaunch, addresses: Addresses) -> GatewayAddress:
+    trust = None if addresses.tls is None else Trust(Credentials(addresses.tls, "client"), launch.tls.gateway)
+    return GatewayAddress(addresses.gateway, launch.ports.registry, trust)
 
 
 def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:

@@ -107,7 +107,7 @@ def start(
     """
     require_runtime()
     folder = run_folder(plan.name)
-    layout = lay_out_locally(plan, folder.launch_folder, host, keys)
+    layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         _write_launch_files(folder.launch_folder, plan)

@@ -8,12 +8,16 @@ import ipaddress
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, Violation
 
-__all__ = ["Layout", "NodeProcess", "lay_out_locally"]
+__all__ = ["Identity", "Layout", "NodeProcess", "lay_out_locally"]
+
+
+GATEWAY = "gateway"  # no unit is called so
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,15 @@ class NodeProcess:
 
 
 @dataclass(frozen=True)
+class Identity:
+    """The URI that the gateway, or a unit's ranks, prove to each other, and the folder of the certificate for it."""
+
+    uri: str
+    side: Literal["server", "client"]
+    folder: Path
+
+
+@dataclass(frozen=True)
 class Layout:
     """The processes of a plan, and where it will answer."""
 
@@ -33,6 +46,7 @@ class Layout:
     http_port: int
     gateway: NodeProcess
     nodes: tuple[NodeProcess, ...]
+    identities: tuple[Identity, ...]
     drain_s: float  # for answers that run when their process is told to end
 
     @property
@@ -41,8 +55,10 @@ class Layout:
         return f"http://{self.gateway_host}:{self.http_port}"
 
 
-def lay_out_locally(plan: Deployable, folder: Path, host: str, keys: Path | None = None) -> Layout:
-    """Return the processes of `plan`, whose launch files lie in `folder`; `keys` is the gateway's file of keys.
+def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
+    """Return the processes of `plan`, whose launch files lie in `folder`, and a folder for each one's certificate.
+
+    `keys` is the gateway's file of keys.
 
     Raise CallError when `host` is not loopback.
     """
@@ -52,19 +68,28 @@ def lay_out_locally(plan: Deployable, folder: Path, host: str, keys: Path | None
     for unit in plan.units:
         for node in unit.nodes:
             place = ("--node", node, "--address", addresses[node], "--leader", addresses[unit.nodes[0]])
-            command = _runtime(
-                "node", "--launch", str(folder / names.launch_file(unit.name)), *place, "--gateway", host, *drain
-            )
+            launch = ("--launch", str(folder / names.launch_file(unit.name)))
+            tls = ("--tls", str(certificates / unit.name))
+            command = _runtime("node", *launch, *place, "--gateway", host, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     gateway = ["gateway", "--launch", str(gateway_launch), "--address", host, *drain]
+    gateway += ["--tls", str(certificates / GATEWAY)]
     gateway += ["--keys", str(keys.absolute())] if keys is not None else []
     return Layout(
         gateway_host=host,
         http_port=plan.gateway.port,
-        gateway=NodeProcess("gateway", None, _runtime(*gateway)),
+        gateway=NodeProcess(GATEWAY, None, _runtime(*gateway)),
         nodes=tuple(nodes),
+        identities=_identities(plan, certificates),
         drain_s=plan.kubernetes.drain,
     )
+
+
+def _identities(plan: Deployable, folder: Path) -> tuple[Identity, ...]:
+    namespace = plan.kubernetes.namespace
+    gateway = Identity(names.gateway_identity(namespace, plan.name), "server", folder / GATEWAY)
+    units = names.unit_identities(namespace, plan.name)
+    return (gateway, *(Identity(units + unit.name, "client", folder / unit.name) for unit in plan.units))
 
 
 def _node_addresses(plan: Deployable, host: str) -> dict[str, str]:

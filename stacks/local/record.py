@@ -96,6 +96,11 @@ class RunFolder:
         """The folder of the plan's launch files."""
         return self.path / "launch"
 
+    @property
+    def certificates(self) -> Path:
+        """The folder of the processes' certificates and keys."""
+        return self.path / "tls"
+
     def read(self) -> Record | None:
         """Return the record, or None before there is one."""
         try:

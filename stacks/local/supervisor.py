@@ -9,11 +9,13 @@ when its processes have ended. The play's last act ends the deployment.
 
 import ctypes
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Layout
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup
@@ -120,6 +122,8 @@ class _Supervisor:
     def __init__(self, folder: RunFolder, layout: Layout, record: Record) -> None:
         self._folder, self._layout, self._record = folder, layout, record
         self._began = time.monotonic()
+        shutil.rmtree(folder.certificates, ignore_errors=True)
+        self._certificates = Certificates(layout.identities, now())
         self._answered_at: float | None = None  # when the gateway last did, since its start
         self._gateway = _Watched(ProcessGroup("gateway", [layout.gateway], folder.path))
         self._units = {
@@ -175,6 +179,7 @@ class _Supervisor:
 
     def _watch(self) -> None:
         """Look once at everything, and record what has changed."""
+        self._certificates.renew_if_due(now())
         record = self._record
         report = ask_gateway(self._layout, self._gateway.group.pids)
         if report is not None:

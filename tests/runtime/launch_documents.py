@@ -36,6 +36,7 @@ UNIT = {
     "checkpoint": {"uri": "bundled:demo", "config_digest": ZERO, "weights_digest": None},
     "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32, "kv_tokens": 128},
     "gateway": {"service": "demo-gateway"},
+    "tls": {"gateway": "spiffe://test/gateway"},
     "ports": {"rendezvous": 29500, "places": 29501, "kv": 29600, "registry": 29700, "metrics": 29800},
 }
 GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "model", "checkpoint", "limits")} | {
@@ -43,6 +44,7 @@ GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "
     "max_queued_requests": 3,
     "stall_timeout_s": 150,
     "resume_timeout_s": 1,
+    "tls": {"units": "spiffe://test/unit/"},
     "ports": {"http": 8000, "registry": 29700, "metrics": 29800},
 }
 

@@ -42,7 +42,7 @@ from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.worker import gateway_connection
-from runtime.worker.gateway_connection import GatewayLink
+from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
 from runtime.worker.places import Roll
 from tests.runtime.mutations import mutated_bytes, mutated_frames
 from tests.runtime.one_rank import DECODE, NO_METRICS, Crossing, Limits
@@ -189,7 +189,7 @@ def mutated_transfer(parts, number):
 def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch, kind):
     """A line that breaks is called again; what can be read is answered or failed, and a request beside it goes on."""
     monkeypatch.setattr(gateway_connection, "RETRY_S", 0)
-    monkeypatch.setattr(gateway_connection, "RETRY_OTHER_VERSION_S", 0)
+    monkeypatch.setattr(gateway_connection, "RETRY_OTHER_S", 0)
     rank = Rank(kind, engine, launch)
     bystander = Prefill(BYSTANDER, [5, 6, 8], Sampling(8, 1.0, 0.9, 3, []), *DECODE)
     expected = rank.answer(bystander)
@@ -213,7 +213,7 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
             writer.close()
 
         async with await asyncio.start_server(gateway, HOST, 0) as server:
-            link = GatewayLink(HOST, server.sockets[0].getsockname()[1], DECODE_HELLO, rank.inbox.put)
+            link = GatewayLink(GatewayAddress(HOST, server.sockets[0].getsockname()[1]), DECODE_HELLO, rank.inbox.put)
             running = asyncio.ensure_future(link.run())
             while not done.is_set():
                 await asyncio.sleep(0.05)

@@ -68,13 +68,14 @@ CRASH = """
 import runpy, socket, sys, time
 from runtime.protocol.messages import Hello
 from runtime.worker import worker
+from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 
 def crash(*_):
     hello = Hello(unit="u", phase="mixed", rank=0, num_ranks=1, node="n", pid=1, unit_digest="", kv_digest="",
                   kv_host=None, kv_port=None)
     gateway = socket.create_server(("127.79.0.9", 0))
-    network = Network(*gateway.getsockname(), hello, Inbox(), None)
+    network = Network(GatewayAddress(*gateway.getsockname()), hello, Inbox(), None)
     network.open_link()
     time.sleep(0.2)
     raise IndexError("list index out of range")

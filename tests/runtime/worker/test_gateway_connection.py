@@ -7,7 +7,7 @@ import pytest
 from runtime.errors import RuntimeFailure
 from runtime.protocol.frames import VERSION, FrameReader, encode_frame
 from runtime.protocol.messages import Abort, FromRank, Hello, Load, Rejected, State
-from runtime.worker.gateway_connection import GatewayLink
+from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 
@@ -22,7 +22,9 @@ async def with_gateway(behave, use):
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        return await asyncio.wait_for(use(GatewayLink("127.0.0.1", port, HELLO, received.append), received), 10)
+        return await asyncio.wait_for(
+            use(GatewayLink(GatewayAddress("127.0.0.1", port), HELLO, received.append), received), 10
+        )
 
 
 def test_a_rank_says_hello_and_its_state_on_every_connection():
@@ -132,7 +134,7 @@ def test_a_refused_rank_ends_with_the_gateways_reason():
 
 def test_a_gateway_of_another_version_is_called_again(monkeypatch, capsys):
     """The rank says both versions once, and is there when the gateway has been replaced."""
-    monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_OTHER_VERSION_S", 0.01)
+    monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_OTHER_S", 0.01)
     num_calls = 0
 
     async def behave(frames, writer):

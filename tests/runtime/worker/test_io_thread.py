@@ -13,6 +13,7 @@ from runtime.errors import RuntimeFailure
 from runtime.kernels.device import HostLink
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Abort, Expect, Failed, Handover, Hello, Offer, Rejected, Sampling, State
+from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -53,7 +54,7 @@ def until(condition):
 def test_an_abort_cancels_the_transfer_and_reaches_the_phase():
     """The sending ends at once, latents that are still computed are dropped, and the phase hears of the Abort."""
     sender, inbox = Sender(), Inbox()
-    network = Network("127.0.0.1", 1, HELLO, inbox, sender)
+    network = Network(GatewayAddress("127.0.0.1", 1), HELLO, inbox, sender)
     transfer = network.open_transfer("127.0.0.1", 1, OFFER, HostLink())
     assert not network.is_handing_over()
     transfer.put(0, 0, torch.ones(1, 1))
@@ -76,7 +77,7 @@ def test_an_abort_cancels_the_transfer_and_reaches_the_phase():
 def test_a_transfer_that_nobody_wants_any_more_is_cancelled(is_begun):
     """Its text ended with its first token, whether or not its KV was on its way."""
     sender = Sender()
-    network = Network("127.0.0.1", 1, HELLO, Inbox(), sender)
+    network = Network(GatewayAddress("127.0.0.1", 1), HELLO, Inbox(), sender)
     transfer = network.open_transfer("127.0.0.1", 1, OFFER, HostLink())
     if is_begun:
         transfer.put(0, 0, torch.ones(1, 1))
@@ -91,7 +92,7 @@ def test_a_transfer_that_fails_is_its_requests_failure():
     """The gateway hears that others may go on with it, and this rank computes no more of the prompt."""
     inbox, failure = Inbox(), RuntimeFailure("its KV could not be sent")
     with socket.create_server(("127.0.0.1", 0)) as gateway:
-        network = Network(*gateway.getsockname(), HELLO, inbox, Sender(failure))
+        network = Network(GatewayAddress(*gateway.getsockname()), HELLO, inbox, Sender(failure))
         network.open_link()
         rank, _ = gateway.accept()
         with rank:
@@ -113,7 +114,7 @@ def test_a_decode_rank_is_told_what_to_expect_and_what_not_to():
         serve=None, expect=lambda *ticket: told.append(ticket), abort=lambda request_id: told.append(request_id)
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        network = Network("127.0.0.1", 1, HELLO, inbox, SimpleNamespace())
+        network = Network(GatewayAddress("127.0.0.1", 1), HELLO, inbox, SimpleNamespace())
         network.open_kv_port(listener, receiver)
         for message in (Expect("a", "ticket"), Abort("a")):
             network._soon(network._receive, message)
@@ -126,7 +127,7 @@ def test_a_decode_rank_is_told_what_to_expect_and_what_not_to():
 def test_a_rank_that_the_gateway_refuses_loads_no_further():
     """The next part of its tensors ends it, long before there is a step loop that reads the inbox."""
     with socket.create_server(("127.0.0.1", 0)) as gateway:
-        network = Network(*gateway.getsockname(), HELLO, Inbox(), SimpleNamespace())
+        network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
         network.say_loaded(0.02)
         network.open_link()
         rank, _ = gateway.accept()
@@ -139,7 +140,7 @@ def test_a_rank_that_the_gateway_refuses_loads_no_further():
 def test_a_rank_whose_steps_go_on_says_its_state_again():
     """The state that it has: a gateway that hears nothing gives the rank up."""
     with socket.create_server(("127.0.0.1", 0)) as gateway:
-        network = Network(*gateway.getsockname(), HELLO, Inbox(), SimpleNamespace())
+        network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
         network.say_state("ready")
         network.open_link()
         rank, _ = gateway.accept()

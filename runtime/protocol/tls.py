@@ -1,0 +1,107 @@
+"""Mutual TLS on the connections between the gateway and its ranks: who is at the other end.
+
+A folder holds a process's `tls.crt`, `tls.key` and `ca.crt`, as cert-manager writes them into a Secret and `tidemill
+up` into its own folder. The certificate's one URI is the process's identity, as in SPIFFE; the launch file says which
+identity the other end must have. The files are read again when they change, so a renewed certificate needs no restart:
+it counts from the next connection on.
+
+TLS 1.3 alone, and no resumed sessions: each connection shows a certificate that is valid now. It revokes none: they
+are short-lived instead. It makes no certificates; `stacks/local/certificates.py` and cert-manager do.
+"""
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runtime.errors import RuntimeFailure, WireError
+
+__all__ = ["HANDSHAKE_S", "SHUTDOWN_S", "Credentials", "Impostor", "Trust", "call", "identity", "why_refused"]
+
+HANDSHAKE_S = 5.0  # assumed: as long as a rank has for its Hello
+SHUTDOWN_S = 1.0  # assumed: a peer that is there says at once that it ends
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+PURPOSES = {"server": ssl.PROTOCOL_TLS_SERVER, "client": ssl.PROTOCOL_TLS_CLIENT}
+
+_Seen = tuple[tuple[int, int], ...]
+
+
+class Impostor(WireError):
+    """The other end has a certificate that is good, and is somebody else."""
+
+
+class Credentials:
+    """The certificate, key and authority of one process, as they lie in `folder` now."""
+
+    def __init__(self, folder: Path, side: Literal["server", "client"]) -> None:
+        """Read the files. Raise RuntimeFailure when that is impossible."""
+        self._folder, self._side = folder, side
+        try:
+            self._seen, self._context = self._look(), self._read()
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise RuntimeFailure(f"cannot use the certificate in {folder}: {why_refused(error)}") from None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """What a new connection begins with. Files that cannot be read, or are half renewed, change nothing yet."""
+        try:
+            seen = self._look()
+            if seen != self._seen:
+                self._context = self._read()
+                self._seen = seen
+        except (OSError, ValueError):
+            pass
+        return self._context
+
+    def _look(self) -> _Seen:
+        stats = [(self._folder / name).stat() for name in (CERTIFICATE, KEY, AUTHORITY)]
+        return tuple((each.st_mtime_ns, each.st_ino) for each in stats)
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(PURPOSES[self._side])
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # an identity is compared instead: pods have no lasting names
+        context.verify_mode = ssl.CERT_REQUIRED
+        if self._side == "server":
+            context.num_tickets = 0  # a resumed session would outlive its certificate
+        context.load_verify_locations(self._folder / AUTHORITY)
+        context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
+        return context
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A process's own credentials, and who the other end must be: an identity, or what the identities begin with."""
+
+    credentials: Credentials
+    peer: str
+
+
+async def call(host: str, port: int, trust: Trust | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to whom `trust` names, or to anybody without it. Raise OSError, or Impostor."""
+    if trust is None:
+        return await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(
+        host, port, ssl=trust.credentials.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=SHUTDOWN_S
+    )
+    if identity(writer) != trust.peer:
+        writer.transport.abort()
+        raise Impostor("the certificate of the one that answers is not the gateway's")
+    return reader, writer
+
+
+def identity(writer: asyncio.StreamWriter) -> str | None:
+    """Return the identity that the other end has proven: the one URI of its certificate. None without TLS."""
+    certificate = writer.get_extra_info("peercert") or {}
+    uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+    return uris[0] if len(uris) == 1 else None
+
+
+def why_refused(error: Exception) -> str:
+    """Return in a few words why a handshake failed or files cannot be used, without OpenSSL's file and line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,146 @@
+"""Certificates for the processes of one deployment on this machine, made on the spot and renewed while it runs.
+
+The authority's key is only in the supervisor's memory, so nobody can issue another certificate, and it ends with the
+deployment. Each process has a folder that this user alone can read. Its key stays; a new certificate for it is written
+over the old one, and the process reads it before its next connection (`runtime/protocol/tls.py`).
+
+Nothing here is for a cluster, where cert-manager or somebody else issues them.
+"""
+
+import datetime
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stacks.local.layout import Identity
+
+__all__ = ["Certificates", "now"]
+
+LASTS = datetime.timedelta(hours=24)  # assumed: no longer than a day that somebody has got hold of one
+RENEWED_AFTER = datetime.timedelta(hours=8)  # assumed: a machine may sleep for a night
+AUTHORITY_LASTS = datetime.timedelta(days=3650)  # assumed: longer than a process
+CLOCKS_DIFFER = datetime.timedelta(minutes=5)  # assumed: a clock may be set back
+PURPOSES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+def now() -> datetime.datetime:
+    """Return the time by which certificates are valid."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+class Certificates:
+    """The certificates of `identities`, and the authority that issues them."""
+
+    def __init__(self, identities: Iterable[Identity], at: datetime.datetime) -> None:
+        """Write every process's files. Raise OSError."""
+        self._key = _new_key()
+        self._authority = _authority(self._key, at)
+        self._holders = [_Holder(each, _new_key()) for each in identities]
+        for holder in self._holders:
+            holder.identity.folder.mkdir(mode=0o700, parents=True)
+            _write(holder.identity.folder / "ca.crt", self._authority.public_bytes(serialization.Encoding.PEM))
+            _write(holder.identity.folder / "tls.key", _pem(holder.key))
+        self._issue(at)
+
+    def renew_if_due(self, at: datetime.datetime) -> None:
+        """Issue all anew when their time has come. Raise OSError."""
+        if at - self._issued >= RENEWED_AFTER:
+            self._issue(at)
+
+    def _issue(self, at: datetime.datetime) -> None:
+        for holder in self._holders:
+            certificate = _certificate(holder, self._authority, self._key, at)
+            _write(holder.identity.folder / "tls.crt", certificate.public_bytes(serialization.Encoding.PEM))
+        self._issued = at
+
+
+@dataclass(frozen=True)
+class _Holder:
+    identity: Identity
+    key: ec.EllipticCurvePrivateKey
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, at: datetime.datetime) -> x509.Certificate:
+    name = _name("Tidemill on this machine")
+    return (
+        _builder(name, name, key.public_key(), at, AUTHORITY_LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _certificate(
+    holder: _Holder, authority: x509.Certificate, signer: ec.EllipticCurvePrivateKey, at: datetime.datetime
+) -> x509.Certificate:
+    """Return a certificate whose one URI is the holder's identity, good for its one purpose."""
+    identity, issuer = holder.identity, x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return (
+        _builder(_name("Tidemill"), authority.subject, holder.key.public_key(), at, LASTS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([PURPOSES[identity.side]]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri)]), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    at: datetime.datetime,
+    lasts: datetime.timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(at - CLOCKS_DIFFER)
+        .not_valid_after(at + lasts)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(encoding, form, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file that this user alone can read; whoever reads it sees the old one or the new one."""
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content)
+    partial.replace(path)

@@ -1,0 +1,51 @@
+"""A process's certificate, key and authority, as they lie in its folder."""
+
+import pytest
+
+from runtime.errors import RuntimeFailure
+from runtime.protocol.tls import Credentials
+from stacks.local.certificates import Certificates, now
+from stacks.local.layout import Identity
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Certificates([Identity("spiffe://test/unit/a", "client", tmp_path / "a")], now())
+    return tmp_path / "a"
+
+
+def test_files_that_stay_are_not_read_again(folder):
+    """A context is the same as long as its files are."""
+    credentials = Credentials(folder, "client")
+
+    assert credentials.context is credentials.context
+
+
+def test_files_that_are_half_renewed_change_nothing_until_they_are_whole(folder, tmp_path):
+    """A certificate that has come before its key is not used; the old pair is, and then the new one."""
+    credentials = Credentials(folder, "client")
+    before = credentials.context
+    Certificates([Identity("spiffe://test/unit/a", "client", tmp_path / "new")], now())
+    for name, is_whole in (("tls.crt", False), ("ca.crt", False), ("tls.key", True)):
+        (folder / name).write_bytes((tmp_path / "new" / name).read_bytes())
+        assert (credentials.context is not before) == is_whole
+
+
+def test_files_that_are_gone_change_nothing(folder):
+    """A volume that is swapped may show none for a moment."""
+    credentials = Credentials(folder, "client")
+    before = credentials.context
+    (folder / "tls.crt").unlink()
+
+    assert credentials.context is before
+
+
+@pytest.mark.parametrize(("name", "content"), [("tls.crt", None), ("tls.key", b"no key"), ("ca.crt", b"")])
+def test_files_that_cannot_be_used_are_said_at_the_start(folder, name, content):
+    """A missing file, and one that holds something else: one sentence that names the folder."""
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+
+    with pytest.raises(RuntimeFailure, match=f"cannot use the certificate in {folder}: .+"):
+        Credentials(folder, "server")
