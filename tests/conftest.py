@@ -23,8 +23,10 @@ TOGETHER = ("tests/cluster", "tests/stacks/local", "tests/stacks/test_")
 # runs they take ten times as long. Ranks set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("here", deadline=None)  # no test times anything
-settings.register_profile("ci", deadline=None, derandomize=True)  # so that a red run means a change
+# No test times anything. Each run here draws anew, so few examples are enough; CI draws the same many every time, so
+# that a red run means a change. A property with a number of its own is dear, or says why.
+settings.register_profile("here", deadline=None, max_examples=40)
+settings.register_profile("ci", deadline=None, max_examples=200, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

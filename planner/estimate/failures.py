@@ -10,6 +10,7 @@ node when its replicas are on two nodes at least, in every layer.
 It estimates no probabilities.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -102,18 +103,17 @@ def _shared(
 
 
 def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) -> list[int]:
-    """Return how many experts have all replicas in each of `num_parts` equal parts of a unit, in its worst layer."""
-    per_part = layout.num_physical_experts // num_parts
+    """Return how many experts have all replicas in each of `num_parts` equal parts of a unit, in its worst layer.
+
+    Slots are numbered part by part: an expert is in one part alone if its first replica and its last are in that one.
+    """
+    parts = [slot * num_parts // layout.num_physical_experts for slot in range(layout.num_physical_experts)]
     worst = [0] * num_parts
     for slots in expert_map.physical_to_logical:
-        parts: dict[int, set[int]] = {}
-        for slot, expert in enumerate(slots):
-            parts.setdefault(expert, set()).add(slot // per_part)
-        dark = [0] * num_parts
-        for where in parts.values():
-            if len(where) == 1:
-                dark[next(iter(where))] += 1
-        worst = list(map(max, worst, dark))
+        last = dict(zip(slots, parts, strict=True))
+        first = dict(zip(reversed(slots), reversed(parts), strict=True))
+        dark = Counter(part for expert, part in last.items() if first[expert] == part)
+        worst = [max(worst[part], dark[part]) for part in range(num_parts)]
     return worst
 
 

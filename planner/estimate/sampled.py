@@ -13,6 +13,7 @@ A formula, not draws: it needs no seed, and gives the same for the same map.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -55,11 +56,19 @@ def _expected_fullest(means_LG: "Floats") -> "Floats":
     reach_LG = DEVIATIONS * (np.sqrt(means_LG) + 1)
     low_L = np.maximum(np.floor(means_LG - reach_LG).max(axis=1), 0)
     width_L = np.maximum(np.ceil(((means_LG + reach_LG).max(axis=1) - low_L) / POINTS), 1)
-    table = np.linspace(-DEVIATIONS, DEVIATIONS, TABLE_STEPS + 1)
-    below = np.array([NormalDist().cdf(each) for each in table.tolist()])
+    table, below = _normal_table()
     fullest_L: Floats = low_L.copy()
     for point in range(POINTS):
         count_L1 = (low_L + point * width_L + (width_L + 1) / 2)[:, None]  # k + 1, in the middle of so many
         root_LG = 1 - 1 / (9 * count_L1) - np.cbrt(means_LG / count_L1)
         fullest_L += (1 - np.interp(3 * np.sqrt(count_L1) * root_LG, table, below).prod(axis=1)) * width_L
     return fullest_L
+
+
+@cache
+def _normal_table() -> "tuple[Floats, Floats]":
+    """Return values of a normal variable, and the probability of less than each."""
+    import numpy as np  # as above
+
+    table = np.linspace(-DEVIATIONS, DEVIATIONS, TABLE_STEPS + 1)
+    return table, np.array([NormalDist().cdf(each) for each in table.tolist()])

@@ -22,6 +22,7 @@ examples/wide_ep/ep_load_balancer/README.md.
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
@@ -37,9 +38,11 @@ ALPHA_SPREAD = 0.05  # assumed: standard deviation over layers
 NUM_PAIRS = 8_000_000  # token-expert pairs of a layer in a window
 SMALLEST = 2.0**-53  # of `random`, but for 0, which is no quantile
 
+NORMAL = NormalDist()
 Normals = list[list[float]]  # [layers][experts]
 
 
+@lru_cache(maxsize=8)  # a plan, its search and its fixes ask again for the same
 def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_groups: int = 1) -> Loads:
     """`[num_layers][num_experts]` expected token counts; the same for the same arguments, on any machine.
 
@@ -112,11 +115,11 @@ def _mixed(correlation: float, normals: Sequence[float], fresh: Sequence[float])
 
 
 def _normal(generator: random.Random) -> float:
-    return NormalDist().inv_cdf(max(generator.random(), SMALLEST))
+    return NORMAL.inv_cdf(max(generator.random(), SMALLEST))
 
 
 def _uniform(normals: Normals) -> list[list[float]]:
-    return [[NormalDist().cdf(each) for each in row] for row in normals]
+    return [[NORMAL.cdf(each) for each in row] for row in normals]
 
 
 def _loads(alphas: Sequence[float], uniform: Sequence[Sequence[float]]) -> Loads:

@@ -1,6 +1,7 @@
 """What the schema declares at a dotted path, as the messages about it need it."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, Literal, get_args, get_origin
 
@@ -37,6 +38,7 @@ def field_at(path: str) -> FieldInfo:
     return field
 
 
+@cache
 def section_of(field: FieldInfo) -> type[Section] | None:
     """The section that `field` holds or, as `model` does, may hold, perhaps in a list."""
     return next((c for c in types_in(field.annotation) if isinstance(c, type) and issubclass(c, Section)), None)
@@ -68,6 +70,7 @@ def choices_at(path: str) -> list[Any]:
     return list(chain.from_iterable(map(get_args, literals)))
 
 
+@cache
 def may_be_auto(field: FieldInfo) -> bool:
     """Whether the number may be left to the planner."""
     return any(isinstance(each, WrapValidator) for each in field.metadata)

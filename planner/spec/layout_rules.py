@@ -10,6 +10,7 @@ infeasible, and `placement.py` says so.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import chain
 from typing import Any, get_args
 
@@ -62,18 +63,24 @@ def broken_rules(
 
     Where they are given, only rules `about` a field, or `reading` it.
     """
-    for rule in [*RULES, *chain.from_iterable(each.RULES for each in OTHERS)]:
-        for paths in _readings(rule):
-            if about not in (None, paths[0]) or (reading is not None and reading not in paths):
-                continue
-            for broken in rule.verdicts(paths, values):
-                yield _violation(broken, paths[0], values[paths[0]])
+    for rule, paths in _all_readings():
+        if about not in (None, paths[0]) or (reading is not None and reading not in paths):
+            continue
+        for broken in rule.verdicts(paths, values):
+            yield _violation(broken, paths[0], values[paths[0]])
 
 
 def _violation(broken: Broken, path: str, value: Any) -> Violation:
     if broken.path is not None:
         path, value = broken.path, broken.value
     return Violation(path, value, broken.rule, broken.reason, broken.fix)
+
+
+@cache
+def _all_readings() -> tuple[tuple[Rule, tuple[str, ...]], ...]:
+    """Return every rule with the paths that it reads, for each phase where it is about phases."""
+    rules = chain(RULES, *(each.RULES for each in OTHERS))
+    return tuple((rule, paths) for rule in rules for paths in _readings(rule))
 
 
 def _readings(rule: Rule) -> list[tuple[str, ...]]:

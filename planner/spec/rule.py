@@ -42,7 +42,7 @@ class Rule:
 
     def verdicts(self, reads: tuple[str, ...], values: Mapping[str, Any]) -> tuple[Broken, ...]:
         """What is broken among `values`; nothing where one that the check needs is missing."""
-        if any(path not in values for path in reads if not path.endswith("?")):
+        if any(path not in values and not path.endswith("?") for path in reads):
             return ()
         found = self.check(*(values.get(path.removesuffix("?")) for path in reads))
         return (found,) if isinstance(found, Broken) else tuple(found or ())

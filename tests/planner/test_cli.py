@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -299,7 +299,6 @@ def test_a_section_whose_name_is_a_number_is_unknown(capsys, spec_text, spec_fil
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_mutated_specs_never_cause_a_traceback(data, spec_text, spec_file):
     """Bytes changed, cut and repeated anywhere: an exit status of the contract, whatever comes out."""

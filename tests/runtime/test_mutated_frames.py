@@ -1,6 +1,7 @@
-"""2,000 mutated frames on each internal port, over loopback: nobody is lost, and everybody else's requests go on."""
+"""Mutated frames by the hundred on each internal port, over loopback: nobody is lost, and others' requests go on."""
 
 import asyncio
+import os
 import queue
 import socket
 import threading
@@ -49,7 +50,7 @@ from tests.runtime.one_rank import DECODE, NO_METRICS, Crossing, Limits
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 HOST, PATIENCE_S = "127.0.0.1", 300  # 10 s of computing, on a machine that may do a lot besides
-NUM_FRAMES, STEP_EVERY = 2000, 50
+NUM_FRAMES, STEP_EVERY = 2000 if os.environ.get("CI") else 400, 50
 LIMITS = Limits(max_requests=16, max_request_tokens=32, max_batch_tokens=64, kv_tokens=1024)
 SAMPLING = Sampling(2, 1.0, 0.9, 3, [7], num_logprobs=2)
 BYSTANDER = "bystander"
@@ -162,7 +163,7 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
 
     assert b"accepted" in answered
     assert rank.answer(bystander) == expected
-    assert (rank.escaped, rank.others > 100) == ([], True)
+    assert (rank.escaped, rank.others > NUM_FRAMES // 20) == ([], True)
 
 
 def kv_frames(latents):
@@ -194,8 +195,8 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
     bystander = Prefill(BYSTANDER, [5, 6, 8], Sampling(8, 1.0, 0.9, 3, []), *DECODE)
     expected = rank.answer(bystander)
     frames = [
-        *mutated_frames(Prefill("mutated", [5, 6, 8], SAMPLING, *DECODE), b"", NUM_FRAMES - 200, seed=2),
-        *mutated_frames(Abort("mutated"), b"", 200, seed=3),
+        *mutated_frames(Prefill("mutated", [5, 6, 8], SAMPLING, *DECODE), b"", NUM_FRAMES * 9 // 10, seed=2),
+        *mutated_frames(Abort("mutated"), b"", NUM_FRAMES // 10, seed=3),
     ]
 
     async def run():
@@ -226,7 +227,7 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
     in_time(run())
 
     assert rank.answer(bystander) == expected
-    assert rank.others > 100
+    assert rank.others > NUM_FRAMES // 20
 
 
 def test_the_gateway_survives_what_comes_to_its_registry(launch):

@@ -118,10 +118,17 @@ def drift(loads_LE: "Floats", lasting: float = LASTING) -> "Floats":
 
     most = np.maximum(loads_LE.max(axis=1, keepdims=True), 1e-12)
     u = 1 + np.log(np.maximum(loads_LE / most, 1 / MAX_POPULARITY)) / log(MAX_POPULARITY)
-    table = np.linspace(0.002, 0.998, 499)
-    densities = [NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()]
-    found: Floats = log(MAX_POPULARITY) * np.interp(u, table, densities) * WINDOW_DRIFT * lasting
+    found: Floats = log(MAX_POPULARITY) * np.interp(u, *_densities()) * WINDOW_DRIFT * lasting
     return found
+
+
+@cache
+def _densities() -> "tuple[Floats, Floats]":
+    """Return probabilities, and the normal density at the quantile of each."""
+    import numpy as np  # as above
+
+    table = np.linspace(0.002, 0.998, 499)
+    return table, np.array([NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()])
 
 
 def luck(num_gpus: int, pairs_per_gpu: float) -> float:

@@ -14,9 +14,9 @@ __all__ = ["shares_under"]
 
 def shares_under(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes: int) -> Floats:
     """Return which share of each expert's load each GPU carries under a rule, `[G, E]`; each expert's add up to 1."""
-    copies_GE = np.zeros((len(slots_GS), num_experts))
-    for gpu, experts in enumerate(slots_GS):
-        np.add.at(copies_GE[gpu], experts, 1)
+    num_gpus = len(slots_GS)
+    places_GS = slots_GS + num_experts * np.arange(num_gpus)[:, None]  # in `[G, E]`, row after row
+    copies_GE = np.bincount(places_GS.ravel(), minlength=num_gpus * num_experts).reshape(num_gpus, -1).astype(float)
     if split == "equal":
         equal_GE: Floats = copies_GE / np.maximum(copies_GE.sum(axis=0), 1)
         return equal_GE

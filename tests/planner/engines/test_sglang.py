@@ -42,23 +42,29 @@ mixed: {ep_size: 8, attention_tp: 8, precision: fp8, max_requests: 64, max_reque
 
 
 @pytest.fixture(scope="session")
-def ask():
+def ask(tmp_path_factory):
     """A function: what SGLang says of `commands`, `router` and `maps`. Skips where its wheel cannot be had."""
     if lacking := missing():
         say = pytest.fail if os.environ.get("CI") else pytest.skip
         say(f"needs {', '.join(lacking)}")
+    command = [sys.executable, str(Path(__file__).parent / "ask_sglang.py")]
+    environment = os.environ | {"PYTHONPATH": str(sglang_sources()), "CUDA_VISIBLE_DEVICES": ""}
+    log = tmp_path_factory.mktemp("sglang") / "stderr.txt"
 
     def answers(**questions):
-        command = [sys.executable, str(Path(__file__).parent / "ask_sglang.py")]
-        environment = os.environ | {"PYTHONPATH": str(sglang_sources()), "CUDA_VISIBLE_DEVICES": ""}
-        text = json.dumps({"commands": [], "router": [], "maps": []} | questions)
-        done = subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False, env=environment, cwd="/", timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        asked.stdin.write(json.dumps({"commands": [], "router": [], "maps": []} | questions) + "\n")
+        asked.stdin.flush()
+        answer = asked.stdout.readline()
+        assert answer, log.read_text()
+        return json.loads(answer)
 
-    return answers
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd="/"
+        ) as asked,
+    ):
+        yield answers
 
 
 def spec_of(text, tmp_path):

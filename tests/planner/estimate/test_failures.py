@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.estimate.failures import _dark_experts, _dark_with
@@ -27,7 +27,6 @@ def maps(draw):
     return SimpleNamespace(physical_to_logical=tuple(layers)), layout
 
 
-@settings(max_examples=200, deadline=None)
 @given(case=maps())
 def test_dark_experts_are_those_that_are_left_nowhere(case):
     """The slow reference: take a node's slots away and see who is missing, layer by layer."""
@@ -43,7 +42,6 @@ def test_dark_experts_are_those_that_are_left_nowhere(case):
         assert _dark_with(expert_map, layout, (node,)) == max(missing)
 
 
-@settings(max_examples=100, deadline=None)
 @given(case=maps())
 def test_a_larger_loss_darkens_no_fewer(case):
     """All nodes together are all experts, and one more is never less."""

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cluster.domains import nvlink_domains
@@ -145,7 +145,6 @@ def units(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(case=units(), normal=st.booleans())
 def test_every_message_is_counted_where_it_arrives(case, normal):
     """The slow reference: rank by rank and domain by domain, one token each, and the NICs that it comes in by."""

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance
@@ -25,7 +25,6 @@ def small_problems(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(small_problems())
 @example(([2, 2, 2, 3], 6, 2))  # companions that are light because the heavy ones have replicas
 @example(([5, 7, 7, 8, 7], 10, 2))  # every GPU holds every expert: none is heavy for want of slots

@@ -26,7 +26,6 @@ def problems(draw):
     return tuple(loads), slots_per_gpu, tuple(partition)
 
 
-@settings(max_examples=300, deadline=None)
 @given(problems())
 def test_no_expert_goes_dark_with_a_domain(problem):
     """Where slots suffice, whatever domain dies, each expert has a replica left; and no GPU holds an expert twice."""
@@ -46,7 +45,6 @@ def test_no_expert_goes_dark_with_a_domain(problem):
     assert expert_map.bound[0] - 1e-6 <= expert_map.max_over_mean[0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_a_covered_map_stays_for_the_same_loads_and_stays_covered_for_others(problem, random):
     """Nothing moves on an unchanged window; on another one the new map is covered too."""

@@ -26,7 +26,6 @@ def problems(draw):
     return loads, num_slots, num_gpus
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems())
 def test_a_map_serves_every_expert_evenly(problem):
     """Every expert has a slot, GPUs hold equally many, and none holds an expert twice."""
@@ -40,7 +39,6 @@ def test_a_map_serves_every_expert_evenly(problem):
     assert all(len(set(gpu)) == per_gpu for gpu in gpus)
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems())
 def test_the_same_loads_give_the_same_map(problem):
     """Nothing but the arguments decides."""
@@ -50,7 +48,6 @@ def test_the_same_loads_give_the_same_map(problem):
     assert (first, first.sha256) == (second, second.sha256)
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems())
 def test_max_over_mean_is_between_perfect_and_all_on_one(problem):
     """The fullest GPU carries at least the mean and at most everything."""
@@ -66,7 +63,6 @@ def replicate(loads, num_slots, num_gpus):
     return np.bincount(slots.ravel(), minlength=len(loads))
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems())
 def test_no_slot_elsewhere_would_lower_the_largest_replica(problem):
     """Replication is optimal: the largest replica stays at least as large for any other count of its expert."""
@@ -95,7 +91,6 @@ def test_hot_experts_get_the_redundant_slots():
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(problems())
 def test_packing_makes_room_rather_than_holding_an_expert_twice(problem):
     """When only the GPU that holds an expert has a free slot, another expert moves there."""

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, native
@@ -29,7 +29,6 @@ def moved(before, after, per_gpu):
     return sum((new - old).total() for old, new in pairs)
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems())
 def test_nothing_moves_when_loads_are_unchanged(problem):
     """The map in service was no worse than EPLB's, and still is not."""
@@ -40,7 +39,6 @@ def test_nothing_moves_when_loads_are_unchanged(problem):
     assert (after.moved_slots, after.physical_to_logical) == (0, before)
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_new_map_is_a_map_and_its_moves_are_counted(problem, random):
     """For any other loads: every expert, none twice on a GPU, and what is kept stays in its slot."""
@@ -90,7 +88,6 @@ def reseated(loads, slots, enough):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_seats_change_no_more_slots_than_the_steps_alone(problem, random):
     """No GPU then carries more than is enough, and every expert has a slot, once on a GPU."""
@@ -162,7 +159,6 @@ def test_stages_send_each_expert_from_a_gpu_that_holds_it():
     assert stage.spare_slots == 1
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_stages_carry_out_the_move(problem, random):
     """Writing what is sent into its slots turns the old map into the new one, from senders that hold it."""

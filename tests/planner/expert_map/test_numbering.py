@@ -87,7 +87,6 @@ def test_permuting_experts_permutes_the_map_that_comes_after_another(rule, data)
     assert said(other) == said(one)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("effort", ["fast", "refined"])
 def test_experts_of_equal_load_are_interchangeable(effort, data):

@@ -6,7 +6,7 @@ from itertools import chain, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.expert_map import native
@@ -136,7 +136,6 @@ def cases(draw):
     return covered if covered.may_be(start) else case
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_the_search_makes_the_steps_that_counting_everything_anew_finds(case):
     """A descent of the compiled search ends no higher than the slow one, and keeps to every constraint."""

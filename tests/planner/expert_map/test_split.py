@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, consecutive_domains, count_uncovered
@@ -48,7 +48,6 @@ def carried_slowly(split, loads, gpus, num_nodes):
 
 
 @pytest.mark.parametrize("split", RULES)
-@settings(max_examples=200, deadline=None)
 @given(problem=problems())
 def test_what_gpus_carry_is_what_sources_send(split, problem):
     """The formula is the sum over sources; and the map says what its fullest GPU carries over the mean."""
@@ -67,7 +66,6 @@ def test_what_gpus_carry_is_what_sources_send(split, problem):
 
 
 @pytest.mark.parametrize("split", RULES)
-@settings(max_examples=200, deadline=None)
 @given(problem=problems())
 def test_a_map_for_local_tokens_is_no_less_even_under_their_rule(split, problem):
     """Than the map for equal shares; every expert has a slot, and none two on a GPU."""

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.facts.gate import Gate, reached
@@ -19,7 +19,6 @@ def served(draw):
     return np.array([rows], dtype=float), Gate(draw(st.integers(1, 8)), draw(st.integers(1, num_groups)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(case=served())
 def test_a_token_goes_where_any_of_its_experts_is(case):
     """Over all choices of groups alike, each pair of a group at one place with the share that is served there."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.facts.catalog import GPUS
@@ -339,7 +339,6 @@ def layouts(draw):
     return MODELS[model], GPUS[gpu], phase, section
 
 
-@settings(max_examples=200, deadline=None)
 @given(case=layouts())
 def test_less_to_do_never_needs_more(case):
     """Fewer tokens, fewer requests, more GPUs a unit in prefill: no part of the working memory grows."""
@@ -352,7 +351,6 @@ def test_less_to_do_never_needs_more(case):
         assert buffer_bytes(model, layout, fewer) <= buffer_bytes(model, layout, spec)
 
 
-@settings(max_examples=200, deadline=None)
 @given(case=layouts())
 def test_a_fit_is_exact(case):
     """Either the KV of one request fits in what is left, or InfeasibleError; never a negative number in a plan."""

@@ -81,7 +81,6 @@ def placed(case, previous=None):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_units_have_whole_nodes_to_themselves(case):
     """Each as many as it wants, none twice, and infeasible only where there are too few."""
@@ -98,7 +97,6 @@ def test_units_have_whole_nodes_to_themselves(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_no_count_is_below_its_bound(case):
     """A bound that a placement beats is none."""
@@ -108,7 +106,6 @@ def test_no_count_is_below_its_bound(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_the_same_spec_moves_nothing(case):
     """Planned after itself, every unit stays where it was."""
@@ -137,7 +134,6 @@ def test_a_larger_cluster_is_used_as_well_as_a_new_one(case, nodes):
     assert nodes or counts[0][-1] == 0
 
 
-@settings(max_examples=200, deadline=None)
 @given(case=cases(max_nodes=7))
 def test_small_clusters_are_placed_as_well_as_possible(case):
     """The slow reference: of all placements none is better, count after count; what is called proven is."""

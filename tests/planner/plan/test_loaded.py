@@ -474,7 +474,7 @@ ODD = [None, [], {}, "", "x", "\ud800", -1, 0, 2**63, 10**30, 1.5, 1e308, True, 
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_edit_is_a_traceback(document, data, tmp_path):
     """Any value in any place, sealed again where that can be done: a plan, or one problem."""
@@ -490,7 +490,7 @@ def test_no_edit_is_a_traceback(document, data, tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_torn_plan_is_a_traceback(document, data, tmp_path):
     """Bytes changed, cut and repeated: a plan that says the same, or a mistake in a plan or a spec."""

@@ -1,7 +1,7 @@
 """Several mistakes in one file are all reported, each on its line."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 # line -> (wrong text, rule id): each breaks one rule, and none of them is read by the rule of another
@@ -28,7 +28,6 @@ MISTAKES = {
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(lines=st.sets(st.sampled_from(sorted(MISTAKES)), min_size=5, max_size=5))
 def test_five_mistakes_give_five_problems_on_their_lines(lines, spec_text, with_line, problems_of):
     """Any five broken rules of a file are reported at once, each with its own line."""

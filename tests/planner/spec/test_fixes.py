@@ -286,8 +286,9 @@ def can_be_applied(case):
 def assert_mended(text, case, problems_of):
     """Every change of the case's problem in `text` removes it, and makes no new one but what follows by design."""
     rule_id, then = case["rule"], case.get("then", [])
-    before = {(problem.path, problem.rule[:4]) for problem in problems_of(text)}
-    problem = next(each for each in problems_of(text) if each.rule.startswith(rule_id))
+    problems = problems_of(text)
+    before = {(problem.path, problem.rule[:4]) for problem in problems}
+    problem = next(each for each in problems if each.rule.startswith(rule_id))
     assert bool(problem.changes) == can_be_applied(case)
     for change in problem.changes:
         after = problems_of(json.dumps(applied(data_of(text), change), indent=1))

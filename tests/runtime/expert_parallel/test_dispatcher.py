@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.expert_parallel.dispatcher import SLOT_BYTES, AllToAllDispatcher, LocalDispatcher, PlainRows
@@ -58,7 +58,6 @@ def local(num_slots):
     return LocalDispatcher(num_slots, PlainRows(torch.float32), TORCH_OPS)
 
 
-@settings(max_examples=100, deadline=None)
 @given(num_tokens=st.integers(0, 12), top_k=st.integers(1, 4), num_slots=st.integers(1, 9), seed=st.integers(0, 999))
 def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
     """Rows are grouped by slot, counted, and come back in the order of the pairs."""

@@ -34,7 +34,6 @@ def test_pieces_join_to_the_text_however_it_is_split(tokenizer, data, text):
     assert "".join(deltas) == text
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 319), max_size=20))
 def test_pieces_join_to_what_the_tokenizer_decodes(tokenizer, token_ids):
     """Any tokens, broken UTF-8 and special ones included, read as the tokenizers library reads them."""

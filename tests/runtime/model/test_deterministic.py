@@ -4,6 +4,7 @@ Not its neighbours in the batch, not its place among them, not how many ranks th
 which run it is. Without the mode the same comparisons hold to rounding only (`test_attention.py`, `test_parity.py`).
 """
 
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.runtime.random_checkpoints import V2_LITE, V3, write_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
 CLOSE = {torch.float32: (1e-6, 1e-6), torch.bfloat16: (0.008, 0.02), torch.float8_e4m3fn: (0.008, 0.1)}
+EXAMPLES = 25 if os.environ.get("CI") else 8  # of each type and checkpoint
 MAX_TOKENS = 24
 MAX_REQUEST_TOKENS = 64
 MAX_POSITIONS = 3 * TILE_POSITIONS
@@ -62,7 +64,7 @@ def decode(engine, requests):
     return engine.step([], chunks, cache)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(prompts=st.lists(prompt, min_size=1, max_size=6), order=st.randoms(use_true_random=False))
 def test_neighbours_leave_a_requests_bits_alone(engine, prompts, order):
     """Logits and latents of prefill, and the logits of a decode step, are those of each request by itself."""
@@ -78,7 +80,7 @@ def test_neighbours_leave_a_requests_bits_alone(engine, prompts, order):
         assert torch.equal(decoded[number], decode(engine, requests[number : number + 1])[0])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     length=st.integers(1, MAX_POSITIONS),
     cuts=st.sets(st.integers(1, MAX_POSITIONS), max_size=5),

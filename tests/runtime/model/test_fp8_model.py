@@ -12,7 +12,7 @@ token's experts, its size says nothing about the kernels. `pytest -s` on this fi
 
 import json
 import math
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -32,7 +32,6 @@ from tests.runtime.rounded_ops import round_rows, rounded
 PIECES, PIECE_TOKENS = 8, 256
 NUM_PROMPTS, MAX_TOKENS = 24, 32
 EVERY_QUESTION, MAX_ANSWER_TOKENS = 12, 64  # by the order of the list, whatever the model makes of them
-TEXTS = ("held-out", "greedy", "answers")
 ROUNDED = "FP32 with rounded rows"
 # Of the best token at all positions, at least.
 AGREEMENT = {
@@ -46,6 +45,11 @@ BF16_OF_ROUNDED = 0.3  # of the error of rounded rows; BF16 rounds 32 times as f
 ROUNDING = 0.027  # of a tensor by e4m3, as a part of its norm; a second rounding or a wrong scale would be seen
 EOS = 1
 WIDE = ("_layernorm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight", "gate.weight", "kv_b_proj.weight")
+
+
+each_text = pytest.mark.parametrize(
+    "text", ["held-out", *(pytest.param(each, marks=pytest.mark.whole) for each in ("greedy", "answers"))]
+)
 
 
 def engine(folder, config, dtype):
@@ -82,19 +86,20 @@ def questions(demo):
 
 @pytest.fixture(scope="module")
 def measured(engines, held_out, prompts, questions):
-    """Text -> type -> logits of all positions, each position's next token being of that text."""
-    own = {
-        "greedy": continued(engines[torch.float32], prompts[:NUM_PROMPTS], MAX_TOKENS),
-        "answers": continued(engines[torch.float32], questions, MAX_ANSWER_TOKENS),
-    }
+    """A function: the logits of all positions of a text by type, each position's next token being of that text."""
+    beginnings = {"greedy": (prompts[:NUM_PROMPTS], MAX_TOKENS), "answers": (questions, MAX_ANSWER_TOKENS)}
 
-    def logits(engine, text):
-        if text == "held-out":
-            return torch.cat(engine.prompt_logits(held_out))
-        whole, first = own[text]
+    def logits(engine, whole, first):
         return torch.cat([logits[start:-1] for logits, start in zip(engine.prompt_logits(whole), first, strict=True)])
 
-    return {text: {kind: logits(engine, text) for kind, engine in engines.items()} for text in TEXTS}
+    @cache
+    def of_text(text):
+        if text == "held-out":
+            return {kind: torch.cat(engine.prompt_logits(held_out)) for kind, engine in engines.items()}
+        whole, first = continued(engines[torch.float32], *beginnings[text])
+        return {kind: logits(engine, whole, first) for kind, engine in engines.items()}
+
+    return of_text
 
 
 def continued(engine, prompts, max_tokens):
@@ -144,11 +149,11 @@ def dequantised_rows(rows):
     return rows.codes.float() * rows.scales.repeat_interleave(BLOCK, 1)[:, : rows.codes.shape[1]]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@each_text
 @pytest.mark.parametrize("dtype", AGREEMENT, ids=str)
 def test_the_best_token_stays_where_it_is_decided(measured, dtype, text):
     """FP8's is FP32's in 99 % of all positions of answers, elsewhere in 99 % of those FP32 has decided; BF16's more."""
-    expected, found = measured[text][torch.float32], measured[text][dtype]
+    expected, found = measured(text)[torch.float32], measured(text)[dtype]
     best = expected.topk(2).values
     is_decided = best[:, 0] - best[:, 1] > DECIDED
     agrees = found.argmax(-1) == expected.argmax(-1)
@@ -161,11 +166,11 @@ def test_the_best_token_stays_where_it_is_decided(measured, dtype, text):
     assert agrees.float().mean() >= AGREEMENT[dtype][text]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@each_text
 def test_logits_are_off_by_what_the_formats_round(measured, text):
     """FP8's errors are those of rounded rows and of BF16 together, no more and no less, and BF16's are far smaller."""
-    expected = measured[text][torch.float32]
-    rounded, bf16, fp8 = (median_off_by(measured[text][kind], expected) for kind in (ROUNDED, torch.bfloat16, E4M3))
+    expected = measured(text)[torch.float32]
+    rounded, bf16, fp8 = (median_off_by(measured(text)[kind], expected) for kind in (ROUNDED, torch.bfloat16, E4M3))
     predicted = math.hypot(rounded, bf16)
     print(f"{text}: rounded rows {rounded:.2%} off, BF16 {bf16:.2%}, so FP8 {predicted:.2%}, and it is {fp8:.2%}")
 
@@ -173,12 +178,12 @@ def test_logits_are_off_by_what_the_formats_round(measured, text):
     assert bf16 < BF16_OF_ROUNDED * rounded
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@each_text
 def test_the_best_token_moves_as_under_rounding_alone(measured, text):
     """FP8 keeps the best token as often as rounded rows do, to a hundredth."""
-    expected = measured[text][torch.float32].argmax(-1)
+    expected = measured(text)[torch.float32].argmax(-1)
     kept, kept_by_rounding = (
-        (measured[text][kind].argmax(-1) == expected).float().mean().item() for kind in (E4M3, ROUNDED)
+        (measured(text)[kind].argmax(-1) == expected).float().mean().item() for kind in (E4M3, ROUNDED)
     )
     print(f"{text}: same best token {kept:.2%}, with rounded rows {kept_by_rounding:.2%}")
 
@@ -190,7 +195,7 @@ def test_the_text_is_predicted_as_well(measured, held_out):
     targets = torch.tensor([token for piece in held_out for token in piece[1:]])
     nats = {
         dtype: F.cross_entropy(logits.unflatten(0, (PIECES, PIECE_TOKENS))[:, :-1].flatten(0, 1), targets).item()
-        for dtype, logits in measured["held-out"].items()
+        for dtype, logits in measured("held-out").items()
     }
     print(", ".join(f"{str(dtype).removeprefix('torch.')} {loss:.4f} nats a token" for dtype, loss in nats.items()))
 

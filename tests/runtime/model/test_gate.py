@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.model.moe import Gate
@@ -62,7 +62,6 @@ def reference(config, weight, bias, x):
     return {expert: scores[expert] / total * config.routed_scaling_factor for expert in chosen}
 
 
-@settings(max_examples=100, deadline=None)
 @given(drawn=gates())
 def test_gate_equals_the_published_rules(small_config, filled, drawn):
     """Same experts and same weights as the slow reference, for any scores, groups, top-k, normalisation and scale."""

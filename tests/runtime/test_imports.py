@@ -1,0 +1,18 @@
+"""What a rank's process does about garbage while it imports torch."""
+
+import gc
+
+from runtime.__main__ import _without_collections
+
+
+def test_nothing_is_collected_while_modules_are_imported():
+    """Afterwards garbage is collected again, and what was made is not looked through any more."""
+    try:
+        with _without_collections():
+            made = [gc.isenabled()]
+
+        assert made == [False]
+        assert gc.isenabled()
+        assert not any(each is made for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
