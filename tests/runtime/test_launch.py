@@ -9,7 +9,7 @@ from runtime.launch import UNIT_DIGEST_KEYS, digest_of, read_gateway_launch, rea
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, resealed, sealed, with_leaf_changed, write
 
 UNIT_LEAVES = sorted(leaves(UNIT), key=str)
-WHERE_TO_MEET = ("gateway", "ports")  # may differ between the ranks of a unit, so only launch_digest covers them
+WHERE_TO_MEET = ("gateway", "tls", "ports")  # may differ between the ranks of a unit, so only launch_digest covers them
 BROKEN_RULES = {
     "slots that do not divide": {"expert_map__physical_to_logical": [[0, 1, 2], [0, 1, 2]]},
     "an expert without slot": {"expert_map__physical_to_logical": [[0, 1, 2, 0], [0, 1, 0, 1]]},

@@ -240,7 +240,7 @@ def played(monkeypatch, tmp_path):
     def run(day, names):
         seen = []
         units = tuple(UnitRecord(name, "mixed", "starting" if name in day.first_units else "off", 1) for name in names)
-        layout = SimpleNamespace(gateway=None, nodes=(), drain_s=30.0)
+        layout = SimpleNamespace(gateway=None, nodes=(), identities=(), drain_s=30.0)
         plays = supervisor._Supervisor(RunFolder(tmp_path), layout, Record("demo", "", "", "", units, day=day))
         groups = {name: plays._units[name].group for name in names}
 
