@@ -16,7 +16,6 @@ from planner.problems.errors import CallError, Violation
 
 __all__ = ["Identity", "Layout", "NodeProcess", "lay_out_locally"]
 
-
 GATEWAY = "gateway"  # no unit is called so
 
 

@@ -123,7 +123,7 @@ def read(model, body):
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 def test_every_wish_at_the_borders_is_answered_or_refused_alone(engine, alone, model, kind):
-    """Of many random combinations each in range is answered, and requests beside them get the text they always get."""
+    """Each of many random combinations in range is answered, and requests beside them get the text they always get."""
     wishes = ((name, read(model, body)) for name, body in combinations())
     asked = dict(itertools.islice(((name, wish) for name, wish in wishes if wish), NUM_COMBINATIONS))
     for names in batches(list(asked)):
