@@ -199,6 +199,12 @@ def _keys(spec: ResolvedSpec) -> Found:
         yield Violation("gateway.keys", secret, rule, "its router reads no such file", removal())
 
 
+def _tls(spec: ResolvedSpec) -> Found:
+    if spec.written.kubernetes.tls is not None:
+        rule = f"S765 must be absent to run on {spec.written.engine_name}"
+        yield Violation("kubernetes.tls", None, rule, "its servers and router read no such certificates", removal())
+
+
 _SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions
 _DEEPEP = "github.com/deepseek-ai/DeepEP dd758caf README.md"
 _DISPATCHER = "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py"
@@ -206,6 +212,7 @@ _LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are cre
 _BUNDLED = "runtime/demo"
 _MODELS = "planner/facts/engine_models.py"
 _OUR_FORM = "runtime/gateway/keys.py: the file's form is ours"
+_OUR_TLS = "runtime/protocol/tls.py: it is between our gateway and our ranks"
 
 LIMITS = (
     Limit("sglang", _SGLANG, f"{_DEEPEP}; what stands in for it on AMD's GPUs (mori) is not rendered", _not_nvidia),
@@ -231,6 +238,7 @@ LIMITS = (
         _map_in_one_file,
     ),
     Limit("sglang", _SGLANG, _OUR_FORM, _keys),
+    Limit("sglang", _SGLANG, _OUR_TLS, _tls),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
     Limit(
@@ -254,4 +262,5 @@ LIMITS = (
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
     Limit("vllm", _VLLM, _MODELS, model_limits),
     Limit("vllm", _VLLM, _OUR_FORM, _keys),
+    Limit("vllm", _VLLM, _OUR_TLS, _tls),
 )

@@ -25,9 +25,12 @@ __all__ = [
     "SECURITY_ANNOTATION",
     "SECURITY_LABEL",
     "SHARED_MEMORY",
+    "TLS_FILES",
+    "TLS_FOLDER",
     "UNIT_LABEL",
     "UNIT_OBJECTS",
     "Ports",
+    "certificate_secret",
     "cluster_endpoint",
     "compute_domain_channel",
     "digest_annotation",
@@ -64,6 +67,8 @@ SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or ha
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 KEYS_FILE = "keys.json"  # of the API keys, in their Secret and in the gateway's pod
+TLS_FILES = ("tls.crt", "tls.key", "ca.crt")  # of a certificate's Secret, as cert-manager and the runtime call them
+TLS_FOLDER = "tls"  # beside the launch file
 SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.
@@ -131,6 +136,11 @@ def gateway_identity(namespace: str, plan: str) -> str:
 def unit_identities(namespace: str, plan: str) -> str:
     """What the URIs of units' certificates begin with; each goes on with its unit's name."""
     return f"spiffe://{DOMAIN}/ns/{namespace}/deployment/{plan}/unit/"
+
+
+def certificate_secret(owner: str) -> str:
+    """The Secret with the certificate of the gateway's Deployment, or of a unit."""
+    return f"{owner}-tls"
 
 
 def phase_budget(plan: str, phase: Phase) -> str:

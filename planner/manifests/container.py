@@ -4,7 +4,7 @@ This is all that a template knows of an engine. Other engines fill the same valu
 their nodes (`pods.py`) is the same for all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +70,11 @@ def _probes(told: LaunchDocument) -> tuple[LaunchDocument, LaunchDocument]:
     return told["liveness"], told["readiness"]
 
 
-def runtime_container(document: LaunchDocument, launch_file: str, registry: str, drain_s: float) -> Container:
-    """Return what runs our runtime, as told by the unit's launch document. `registry`: the Service of the gateway."""
+def runtime_container(document: LaunchDocument, launch_file: str, registry: str, told: Sequence[str]) -> Container:
+    """Return what runs our runtime, as told by the unit's launch document.
+
+    `registry` is the Service of the gateway; `told` are the arguments that the spec's `kubernetes` makes.
+    """
     return Container(
         command=("python", "-m", "runtime", "node"),
         args=(
@@ -80,7 +83,7 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
             "--address=$(POD_IP)",
             "--leader=$(LWS_LEADER_ADDRESS)",
             f"--gateway={registry}",
-            f"--drain={drain_s:g}",
+            *told,
         ),
         ports={"metrics": document["ports"]["metrics"]},
         started=Probe("/health", "metrics"),

@@ -29,6 +29,7 @@ from planner.manifests.pods import (
     security_needs,
     unit_pod,
 )
+from planner.manifests.secrets import certificate, gateway_arguments, gateway_secrets, unit_arguments, unit_secrets
 from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec
 
@@ -181,10 +182,12 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
         "annotations": _digests(document, "launch"),
         "launch_configs": [{"name": part.config} for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
-        **({"keys": {"secret": plan.gateway.keys, "file": names.KEYS_FILE}} if plan.gateway.keys else {}),
+        "more_args": gateway_arguments(plan),
+        "secrets": gateway_secrets(plan),
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
     yield from _launch_configs(parts, workload)
+    yield from _certificate(plan, {"name": gateway, **service})
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     if plan.engine == OURS:
         yield Manifest("service-registry", registry, {"name": registry, **service})
@@ -212,7 +215,8 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
     if plan.engine == OURS:
-        container = runtime_container(document, launch_file, names.registry_name(plan.name), plan.kubernetes.drain)
+        told = (f"--drain={plan.kubernetes.drain:g}", *unit_arguments(plan))
+        container = runtime_container(document, launch_file, names.registry_name(plan.name), told)
     else:
         container = engine_container(document)
     parts = unit_parts(plan, unit, shared)
@@ -222,6 +226,7 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
         "annotations": _digests(document, "launch", "unit"),
         "object_labels": service["labels"] | _queue(plan.kubernetes),
         "launch_configs": sources(plan, unit, parts, shared),
+        "secrets": unit_secrets(plan, unit.name),
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
         "num_nodes": len(unit.nodes),
@@ -230,6 +235,7 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
         "unit_label": names.UNIT_LABEL,
     }
     yield from _launch_configs(parts, workload)
+    yield from _certificate(plan, service)
     yield Manifest("service-unit", unit.name, service)
     if has_compute_domain(plan, unit):
         yield Manifest("computedomain", unit.name, service | {"channel": names.compute_domain_channel(unit.name)})
@@ -241,6 +247,13 @@ def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterato
     for part in parts:
         variables = {**workload, "name": part.config, "launch_file": part.file, "text": part.text}
         yield Manifest("configmap", part.owner, variables)
+
+
+def _certificate(plan: Deployable, owner: Variables) -> Iterator[Manifest]:
+    """The Certificate of the gateway or a unit, where the spec names an issuer."""
+    variables = certificate(plan, owner["name"])
+    if variables is not None:
+        yield Manifest("certificate", owner["name"], owner | variables)
 
 
 def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:

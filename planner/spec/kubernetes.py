@@ -16,6 +16,7 @@ from planner.spec.pods import (
     RdmaSpec,
     StageSpec,
     Texts,
+    TlsSpec,
     TolerationSpec,
     Variables,
 )
@@ -218,6 +219,11 @@ class KubernetesSpec(Section):
         description="Units of a phase that evictions may end at a time; on GPUs, unless given, 1 where a phase has "
         "several and 0 where it has one.",
         examples=[1],
+    )
+    tls: TlsSpec | None = Field(
+        default=None,
+        description="Mutual TLS between the gateway and the ranks, which without it take each other at their word.",
+        examples=[{"issuer": "tidemill-ca"}],
     )
     monitors: bool = Field(
         default=False,

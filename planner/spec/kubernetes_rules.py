@@ -56,6 +56,12 @@ def keys_are_in_an_object(secret: str | None) -> Broken | None:
     return None if secret is None or is_object_name(secret) else no_object_name("gateway.keys", secret)
 
 
+@_reads("kubernetes.tls.issuer")
+def issuers_are_objects(issuer: str | None) -> Broken | None:
+    """Refuse what the API server would refuse."""
+    return None if issuer is None or is_object_name(issuer) else no_object_name("kubernetes.tls.issuer", issuer)
+
+
 @_reads("kubernetes.volumes")
 def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""

@@ -40,6 +40,8 @@ DECIDED = {
     ("spec", "podManagementPolicy"),
     ("spec", "updateStrategy"),
     ("spec", "serviceName"),
+    ("spec", "secretName"),
+    ("spec", "uris"),
 }
 # What a plan's pods are made of. A patch may change what is in these, and take none of them away.
 TEMPLATES = (("spec", "template"), ("spec", "leaderWorkerTemplate", "workerTemplate"))
@@ -136,12 +138,18 @@ def patches_are_of_kinds_that_are_rendered(
             yield Broken(NOT_RENDERED, reason, fix, f"kubernetes.patches.{index}.kind", each["kind"])
 
 
-@_reads("kubernetes.patches", "cluster.device", "kubernetes.disruptions", "kubernetes.compute_domain")
-def patches_are_of_kinds_of_gpus(
-    patches: Patches, gpu: Gpu, disruptions: int | None, compute_domain: bool | None
+@_reads(
+    "kubernetes.patches",
+    "cluster.device",
+    "kubernetes.disruptions",
+    "kubernetes.compute_domain",
+    "kubernetes.tls.issuer",
+)
+def patches_are_of_kinds_that_this_plan_has(
+    patches: Patches, gpu: Gpu, disruptions: int | None, compute_domain: bool | None, issuer: str | None
 ) -> Iterator[Broken]:
-    """The same of kinds that are rendered for some GPUs."""
-    absent = set()
+    """The same of kinds that are rendered for some GPUs, or where an issuer is named."""
+    absent = {"Certificate"} if issuer is None else set()
     if gpu.device == "cpu" and disruptions is None:
         absent.add("PodDisruptionBudget")
     if not gpu.nvlink_leaves_node or compute_domain is False:
@@ -178,6 +186,7 @@ def _object_names(plan: str, num_units: Mapping[Phase, int], namespace: str) -> 
         "Namespace": [namespace],
         "PodDisruptionBudget": [names.phase_budget(plan, phase) for phase in num_units],
         "PodMonitor": [gateway, runtime],
+        "Certificate": [gateway, *units],
     }
     return {kind: found.get(kind, units) for kind in PATCHED_KINDS}
 

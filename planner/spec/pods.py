@@ -20,6 +20,7 @@ __all__ = [
     "RdmaSpec",
     "StageSpec",
     "Texts",
+    "TlsSpec",
     "TolerationSpec",
     "Variables",
 ]
@@ -43,6 +44,7 @@ PatchedKind = Literal[
     "PodDisruptionBudget",
     "PodMonitor",
     "ComputeDomain",
+    "Certificate",
 ]
 PATCHED_KINDS: tuple[str, ...] = get_args(PatchedKind)
 
@@ -121,6 +123,22 @@ class StageSpec(Section):
         min_length=1,
         description="The image with the runtime, which copies; kubernetes.image unless given.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+
+
+class TlsSpec(Section):
+    """Certificates by which the gateway and the ranks of each unit prove to each other who they are."""
+
+    issuer: str | None = Field(
+        default=None,
+        description="cert-manager's issuer of their Certificates; without it, Secrets that are there: OWNER-tls with "
+        "tls.crt, tls.key and ca.crt, where OWNER is the gateway's Deployment or a unit.",
+        examples=["tidemill-ca"],
+    )
+    issuer_kind: Literal["Issuer", "ClusterIssuer"] = Field(
+        default="Issuer",
+        description="Whether that issuer is one of the namespace or of the whole cluster.",
+        examples=["ClusterIssuer"],
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from planner.facts.names import PLAN_LABEL, UNIT_LABEL
+from planner.facts.names import KEYS_FILE, PLAN_LABEL, UNIT_LABEL
 from planner.plan.deployable import Deployable
 from planner.problems.errors import InfeasibleError, Violation
 from stacks.kube.manifest import Manifest, Reference
@@ -209,13 +209,23 @@ def _num_pods(workload: Manifest) -> int:
 
 
 def _named(objects: Sequence[Manifest], pod_sets: Sequence[PodSet], namespace: str) -> Iterator[Named]:
+    made = {("Secret", each["spec"]["secretName"]) for each in objects if each.get("kind") == "Certificate"}
     for each in objects:
+        if each.get("kind") == "Certificate":
+            yield _issuer(each["spec"]["issuerRef"], namespace)
         for secret in each.get("imagePullSecrets") or []:
             yield Named("", "Secret", namespace, secret["name"], "kubernetes.image_pull_secrets")
         if queue := (each["metadata"].get("labels") or {}).get(QUEUE):
             yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
     for pod_set in pod_sets:
-        yield from _named_by_pod(pod_set, namespace)
+        yield from (each for each in _named_by_pod(pod_set, namespace) if (each.kind, each.name) not in made)
+
+
+def _issuer(reference: dict[str, str], namespace: str) -> Named:
+    """Return who is to issue a Certificate."""
+    kind = reference["kind"]
+    within = namespace if kind == "Issuer" else ""
+    return Named(reference["group"], kind, within, reference["name"], "kubernetes.tls.issuer")
 
 
 def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
@@ -224,8 +234,9 @@ def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
         yield Named("", "PersistentVolumeClaim", namespace, claim, "kubernetes.volumes")
     for secret in _secrets(spec):
         yield Named("", "Secret", namespace, secret, "kubernetes.env")
-    for secret in _mounted_secrets(spec):
-        yield Named("", "Secret", namespace, secret, "gateway.keys")
+    for secret, keys in _mounted_secrets(spec):
+        field = "gateway.keys" if KEYS_FILE in keys else "kubernetes.tls"
+        yield Named("", "Secret", namespace, secret, field)
     if name := spec.get("priorityClassName"):
         yield Named("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
     if name := spec.get("runtimeClassName"):
@@ -246,12 +257,13 @@ def _secrets(spec: Template) -> Iterator[str]:
                 yield secret["name"]
 
 
-def _mounted_secrets(spec: Template) -> Iterator[str]:
-    """Yield the Secrets that stand among a pod's other files."""
+def _mounted_secrets(spec: Template) -> Iterator[tuple[str, list[str]]]:
+    """Yield the Secrets that stand among a pod's other files, and the keys that are read of each."""
     for volume in spec.get("volumes") or []:
         for source in (volume.get("projected") or {}).get("sources") or []:
             if "secret" in source:
-                yield source["secret"]["name"]
+                secret = source["secret"]
+                yield secret["name"], [item["key"] for item in secret.get("items") or []]
 
 
 def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from kubernetes import client
 
 from tests.cluster import images, products
+from tests.cluster.cert_manager import serve_certificates, start_cert_manager
 from tests.cluster.control_plane import (
     SERVICE_RANGE,
     Address,
@@ -36,6 +37,7 @@ __all__ = ["CLUSTER_PRODUCTS", "NODE_GRACE_S", "Cluster", "running_cluster"]
 CLUSTER_PRODUCTS = (
     *(products.ETCD, products.API_SERVER, products.CONTROLLER_MANAGER, products.SCHEDULER, products.COREDNS),
     *(products.LWS_CRDS, products.LWS_WEBHOOKS, products.LWS_CONTROLLER),
+    *(products.CERT_MANAGER, products.CERT_MANAGER_CRDS),
     *(products.CONTAINERD, products.RUNC, products.CNI_PLUGINS, products.KUBELET, products.KUBE_PROXY),
 )
 NUM_NODES = 4
@@ -148,9 +150,11 @@ def _start(run: Run, network: Network, control_plane: ControlPlane, outside: Dae
     start_controllers(control_plane, node_grace_s=NODE_GRACE_S)
     start_scheduler(control_plane)
     serve_leaderworkersets(control_plane)
+    serve_certificates(control_plane)
     objects = Objects(control_plane.api, str(control_plane.folder / "discovery.json"))
     start_dns(control_plane, objects)
     start_leaderworkersets(control_plane, objects)
+    start_cert_manager(control_plane)
     cluster.wait_until(lambda: dns_answers(control_plane), "cluster DNS answers", READY_TIMEOUT_S)
     cluster.wait_until(
         lambda: all(cluster.is_up(name) for name in cluster.nodes), "the nodes are ready", READY_TIMEOUT_S

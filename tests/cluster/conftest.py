@@ -12,13 +12,22 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build, preconditions
+from tests.cluster.cert_manager import serve_certificates
 from tests.cluster.cluster import CLUSTER_PRODUCTS, Cluster, running_cluster
 from tests.cluster.control_plane import Address, ControlPlane, running_api_server, start_controllers
 from tests.cluster.definitions import serve_definitions
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, create_nodes, h800_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.leaderworkersets import serve_leaderworkersets
 from tests.cluster.processes import Daemons
-from tests.cluster.products import API_SERVER, CONTROLLER_MANAGER, ETCD, LWS_CRDS, MONITOR_CRDS, Product
+from tests.cluster.products import (
+    API_SERVER,
+    CERT_MANAGER_CRDS,
+    CONTROLLER_MANAGER,
+    ETCD,
+    LWS_CRDS,
+    MONITOR_CRDS,
+    Product,
+)
 from tests.cluster.runs import only_run
 
 # Fixtures; tests without any come first.
@@ -87,12 +96,16 @@ def toolchain(aloud: Callable[[], AbstractContextManager[None]]) -> Callable[...
 def api_server(
     toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    """An API server that knows LeaderWorkerSets and PodMonitors, and no controller. Use a namespace of your own."""
-    _, _, _, monitors = toolchain(ETCD, API_SERVER, LWS_CRDS, MONITOR_CRDS)
+    """An API server that knows LeaderWorkerSets, PodMonitors and Certificates, and no controller.
+
+    Use a namespace of your own.
+    """
+    *_, monitors = toolchain(ETCD, API_SERVER, LWS_CRDS, CERT_MANAGER_CRDS, MONITOR_CRDS)
     daemons = Daemons(tmp_path_factory.mktemp("control-plane"))
     with running_api_server(daemons, Address.on_loopback()) as started:
         serve_leaderworkersets(started)
         serve_definitions(started, [monitors])
+        serve_certificates(started)
         yield started
 
 

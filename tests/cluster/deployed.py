@@ -20,6 +20,7 @@ from planner.spec.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.live.status import LiveUnit, look_at
+from tests.cluster.cert_manager import ISSUER
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
 
@@ -145,6 +146,7 @@ def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:
         "volumes": [dict(volume) for volume in cluster.volumes],
         "resources": RESOURCES,
         "ready_timeout": "10min",
+        "tls": {"issuer": ISSUER, "issuer_kind": "ClusterIssuer"},
     }
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(document))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 __all__ = [
     "API_SERVER",
+    "CERT_MANAGER",
+    "CERT_MANAGER_CRDS",
     "CNI_PLUGINS",
     "CONTAINERD",
     "CONTROLLER_MANAGER",
@@ -102,6 +104,11 @@ MONITOR_CRDS = Product(
     TOOLCHAIN / "prometheus-operator",
     "github.com/prometheus-operator/prometheus-operator",
     inside="example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+)
+
+CERT_MANAGER = Product("cert-manager", TOOLCHAIN / "cert-manager", ".")
+CERT_MANAGER_CRDS = Product(
+    "crds", TOOLCHAIN / "cert-manager", "github.com/cert-manager/cert-manager", inside="deploy/crds"
 )
 
 CONTAINERD = _containerd("containerd", _containerd("containerd-shim-runc-v2"), _containerd("ctr"))

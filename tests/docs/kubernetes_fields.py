@@ -58,7 +58,7 @@ OPERATED = {
     "spec": "",
     "status": "",
 }  # the rest is theirs
-OTHER_KINDS = LEADER_WORKER_SET | {"PodMonitor": OPERATED, "ComputeDomain": OPERATED}
+OTHER_KINDS = LEADER_WORKER_SET | {"PodMonitor": OPERATED, "ComputeDomain": OPERATED, "Certificate": OPERATED}
 PLAIN = {
     "IntOrString": "int or text",
     "Quantity": "quantity",

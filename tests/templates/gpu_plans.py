@@ -61,7 +61,7 @@ def pod_of(objects, name="river-decode-0"):
 def validate(objects, units):
     """Hold objects to Kubernetes' own schemas, strictly: those that it has, and Pods of the templates of `units`."""
     for document in objects:
-        if document["kind"] not in ("LeaderWorkerSet", "PodMonitor", "ComputeDomain"):
+        if document["kind"] not in ("LeaderWorkerSet", "PodMonitor", "ComputeDomain", "Certificate"):
             kubernetes_validate.validate(document, VERSION, strict=True)
     for name in units:
         template = pod_of(objects, name)

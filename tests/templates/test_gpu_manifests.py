@@ -32,6 +32,7 @@ EVERYTHING = {
     "stage": {"source": "/models/r1", "host_path": "/mnt/nvme/r1"},
     "kernel_cache": "/mnt/nvme/kernels",
     "drain": "2min",
+    "tls": {"issuer": "tidemill-ca"},
 }
 
 

@@ -351,6 +351,50 @@ def test_keys_reach_the_gateway_by_reference(tmp_path):
     assert "chat-keys" not in json.dumps([each for each in rendered if each["kind"] != "Deployment"])
 
 
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory):
+    """The demo's objects where an issuer of the cluster makes its certificates."""
+    return rendered_with(tmp_path_factory.mktemp("tls"), "  tls: {issuer: tidemill-ca, issuer_kind: ClusterIssuer}\n")
+
+
+def test_certificates_reach_every_pod_by_reference(issued):
+    """Each in its own Secret beside the launch file, for the pod alone to read, and renewed while the pod runs."""
+    for owner_name, kind in (("demo-gateway", "Deployment"), ("demo-decode-0", "LeaderWorkerSet")):
+        (workload,) = (each for each in issued if each["kind"] == kind and each["metadata"]["name"] == owner_name)
+        pod = pod_of(workload)
+        source = pod["volumes"][0]["projected"]["sources"][-1]["secret"]
+
+        assert "--tls=/etc/tidemill/tls" in pod["containers"][0]["args"]
+        assert source["name"] == f"{owner_name}-tls"
+        assert [each["key"] for each in source["items"]] == ["tls.crt", "tls.key", "ca.crt"]
+        assert {(each["path"], each["mode"]) for each in source["items"]} == {
+            (f"tls/{each['key']}", 0o440) for each in source["items"]
+        }
+
+
+def test_each_certificate_says_who_its_launch_file_expects(issued, plan):
+    """The gateway's is good for a server, a unit's for a client, and their URIs are those of the launch files."""
+    certificates = {each["metadata"]["name"]: each["spec"] for each in issued if each["kind"] == "Certificate"}
+    units = [unit.name for unit in plan.units]
+
+    assert certificates.keys() == {"demo-gateway", *units}
+    assert certificates["demo-gateway"]["uris"] == [plan.unit_document(plan.units[0])["tls"]["gateway"]]
+    prefix = plan.launch_documents["gateway.launch.json"]["tls"]["units"]
+    assert {name: certificates[name]["uris"] for name in units} == {name: [prefix + name] for name in units}
+    assert certificates["demo-gateway"]["usages"] == ["digital signature", "server auth"]
+    assert {tuple(certificates[name]["usages"]) for name in units} == {("digital signature", "client auth")}
+    assert {each["secretName"] for each in certificates.values()} == {f"{name}-tls" for name in certificates}
+    assert {each["issuerRef"]["kind"] for each in certificates.values()} == {"ClusterIssuer"}
+
+
+def test_without_an_issuer_the_secrets_are_somebody_elses(tmp_path):
+    """Pods mount them by the same names, and no Certificate is rendered."""
+    rendered = rendered_with(tmp_path, "  tls: {}\n")
+
+    assert "demo-gateway-tls" in json.dumps(rendered)
+    assert not [each for each in rendered if each["kind"] == "Certificate"]
+
+
 def test_rendering_again_gives_the_same_bytes(files):
     """From the spec, twice."""
     assert render_files(compile_plan(check_spec(DEMO)).deployable) == files

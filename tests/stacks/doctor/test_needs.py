@@ -77,6 +77,7 @@ def test_what_pods_name_is_found_wherever_it_stands(needs):
     assert [str(each) for each in rendered] == [
         "Secret tidemill/login",
         "LocalQueue tidemill/inference",
+        "ClusterIssuer tidemill-ca",
         "PersistentVolumeClaim tidemill/models",
         "Secret tidemill/token",
         "Secret tidemill/chat-keys",
@@ -85,6 +86,10 @@ def test_what_pods_name_is_found_wherever_it_stands(needs):
         "NetworkAttachmentDefinition tidemill/rail-0",
         "NetworkAttachmentDefinition fabric/rail-1",
     ]
+
+
+KEYS = {"secret": {"name": "chat-keys", "items": [{"key": "keys.json", "path": "keys.json"}]}}
+MADE = {"secret": {"name": "u-tls", "items": [{"key": "tls.crt", "path": "tls/tls.crt"}]}}  # by its Certificate
 
 
 def needs_with_everything():
@@ -103,7 +108,7 @@ def needs_with_everything():
             "volumes": [
                 {"name": "v", "persistentVolumeClaim": {"claimName": "models"}},
                 {"name": "s", "emptyDir": {}},
-                {"name": "l", "projected": {"sources": [{"configMap": {}}, {"secret": {"name": "chat-keys"}}]}},
+                {"name": "l", "projected": {"sources": [{"configMap": {}}, KEYS, MADE]}},
             ],
             "priorityClassName": "production",
             "runtimeClassName": "nvidia",
@@ -112,7 +117,20 @@ def needs_with_everything():
     account = {"metadata": {"name": "a"}, "imagePullSecrets": [{"name": "login"}]}
     workload = {"metadata": {"name": "u", "labels": {module.QUEUE: "inference"}}, "spec": {"template": template}}
     pod_set = module.PodSet("u", "decode", 1, (), (), template)
-    return list(dict.fromkeys(module._named([account, workload], [pod_set, pod_set], "tidemill")))
+    issuer = {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "tidemill-ca"}
+    spec = {"secretName": "u-tls", "issuerRef": issuer}
+    certificate = {"kind": "Certificate", "metadata": {"name": "u"}, "spec": spec}
+    return list(dict.fromkeys(module._named([account, workload, certificate], [pod_set, pod_set], "tidemill")))
+
+
+def test_certificates_that_nobody_issues_are_secrets_to_be_made():
+    """Each is a need of its own, and names the field that asks for it."""
+    from stacks.doctor import needs as module
+
+    template = {"spec": {"containers": [], "volumes": [{"name": "l", "projected": {"sources": [MADE, KEYS]}}]}}
+    found = list(module._named([], [module.PodSet("u", "decode", 1, (), (), template)], "tidemill"))
+
+    assert [(each.name, each.field) for each in found] == [("u-tls", "kubernetes.tls"), ("chat-keys", "gateway.keys")]
 
 
 def test_networks_may_be_a_json_list():

@@ -1,0 +1,75 @@
+"""What pods mount of Secrets beside their launch files: API keys, and certificates, which a cert-manager may make.
+
+Secrets are named here and never written: whoever runs the cluster, or cert-manager, puts the values there, and changes
+them in running pods.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from planner.facts import names
+from planner.plan.deployable import Deployable
+from planner.spec.pods import TlsSpec
+
+__all__ = ["certificate", "gateway_arguments", "gateway_secrets", "unit_arguments", "unit_secrets"]
+
+FOLDER = names.MOUNTED[0]
+# As long as those of `tidemill up` (stacks/local/certificates.py). cert-manager renews after two thirds of it.
+LASTS = "24h"
+FOR_THE_POD_ALONE = 0o440
+
+Secrets = list[dict[str, Any]]
+
+
+def gateway_arguments(plan: Deployable) -> list[str]:
+    """Return what the gateway is told of its Secrets."""
+    keys = [f"--keys={FOLDER}/{names.KEYS_FILE}"] if plan.gateway.keys else []
+    return keys + _tls_arguments(plan.kubernetes.tls)
+
+
+def unit_arguments(plan: Deployable) -> list[str]:
+    """Return what a unit's nodes are told of theirs."""
+    return _tls_arguments(plan.kubernetes.tls)
+
+
+def gateway_secrets(plan: Deployable) -> Secrets:
+    """Return the Secrets that the gateway's pod mounts: `name`, and the `files` with `key` and `path`."""
+    keys = [_mounted(plan.gateway.keys, [names.KEYS_FILE])] if plan.gateway.keys else []
+    return keys + _tls_secrets(plan, names.gateway_name(plan.name))
+
+
+def unit_secrets(plan: Deployable, unit: str) -> Secrets:
+    """Return the same of a unit's pods."""
+    return _tls_secrets(plan, unit)
+
+
+def certificate(plan: Deployable, owner: str) -> dict[str, Any] | None:
+    """Return what a Certificate of the gateway's Deployment, or of a unit, is made of; None if nobody issues it."""
+    tls, namespace = plan.kubernetes.tls, plan.kubernetes.namespace
+    if tls is None or tls.issuer is None:
+        return None
+    is_gateway = owner == names.gateway_name(plan.name)
+    units = names.unit_identities(namespace, plan.name)
+    return {
+        "secret": names.certificate_secret(owner),
+        "identity": names.gateway_identity(namespace, plan.name) if is_gateway else units + owner,
+        "usage": "server auth" if is_gateway else "client auth",
+        "duration": LASTS,
+        "issuer": tls.issuer,
+        "issuer_kind": tls.issuer_kind,
+    }
+
+
+def _tls_arguments(tls: TlsSpec | None) -> list[str]:
+    return [] if tls is None else [f"--tls={FOLDER}/{names.TLS_FOLDER}"]
+
+
+def _tls_secrets(plan: Deployable, owner: str) -> Secrets:
+    if plan.kubernetes.tls is None:
+        return []
+    return [_mounted(names.certificate_secret(owner), names.TLS_FILES, f"{names.TLS_FOLDER}/", FOR_THE_POD_ALONE)]
+
+
+def _mounted(secret: str, files: Sequence[str], below: str = "", mode: int | None = None) -> dict[str, Any]:
+    bits = {} if mode is None else {"mode": mode}
+    return {"name": secret, "files": [{"key": file, "path": below + file} | bits for file in files]}
