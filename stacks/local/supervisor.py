@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from stacks.local.certificates import Certificates, now
@@ -139,6 +140,7 @@ class _Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         folder.write(record)
+        self._written = record
 
     def run(self) -> None:
         try:
@@ -179,7 +181,8 @@ class _Supervisor:
 
     def _watch(self) -> None:
         """Look once at everything, and record what has changed."""
-        self._certificates.renew_if_due(now())
+        with suppress(OSError):  # a full disk: the old ones are good for hours, and this is tried at every look
+            self._certificates.renew_if_due(now())
         record = self._record
         report = ask_gateway(self._layout, self._gateway.group.pids)
         if report is not None:
@@ -192,9 +195,15 @@ class _Supervisor:
             if all(_has_reached(unit, reached) for unit in record.units):
                 record = self._with_stage(record, reached)
         record = self._with_day(record)
-        if record != self._record:
-            self._folder.write(record)
-            self._record = record
+        self._record = record
+        self._write_if_changed()
+
+    def _write_if_changed(self) -> None:
+        """Keep the file true. What a full disk does not take is written when there is room: answers go on meanwhile."""
+        if self._written != self._record:
+            with suppress(OSError):
+                self._folder.write(self._record)
+                self._written = self._record
 
     def _with_stage(self, record: Record, stage: str) -> Record:
         if stage in record.stages:

@@ -1,19 +1,21 @@
 """Mutated bytes for every port of a deployment that really runs: `python -m tests.stacks.fire 2000` brings one up.
 
 What is sent to a port is what it is there for, and then changed: frames of the runtime's protocol, HTTP requests, and
-for gloo's ports what its own library says first. Others' requests go on meanwhile. The port of torch's store is closed
-once a unit's ranks have joined.
+for gloo's ports what its own library says first. The gateway's port for ranks gets half in the clear, and half over
+TLS with a unit's own certificate. Others' requests go on meanwhile. The port of torch's store is closed once a unit's
+ranks have joined.
 """
 
 import json
 import socket
+import ssl
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from openai import OpenAI
 
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Failed, Handover, Hello, Logprobs, Offer, Sampling, Token
+from runtime.protocol.tls import Credentials
 from tests.runtime.mutations import mutated_bytes, mutated_frames
 from tests.stacks.deployments import HOSTS, Tidemill, listening, wait_until
 
@@ -48,10 +51,12 @@ def fire(deployed: Tidemill, launch: dict[str, dict], frames_a_port: int, seed: 
     ports = listening(deployed.processes())
     kinds = [_kind(port, launch) for _, port in ports]
 
+    tls = _credentials(deployed, _any_unit(launch))
+
     def shoot(number: int) -> None:
         host, port = ports[number]
-        for data in _ammunition(kinds[number], launch, frames_a_port, seed + number):
-            _send(host, port, data)
+        for index, data in enumerate(_ammunition(kinds[number], launch, frames_a_port, seed + number)):
+            _send(host, port, data, tls if kinds[number] == "registry" and index % 2 else None)
 
     with ThreadPoolExecutor(len(ports)) as threads:
         list(threads.map(shoot, range(len(ports))))
@@ -108,7 +113,9 @@ def _kind(port: int, launch: dict[str, dict]) -> str:
 def _ammunition(kind: str, launch: dict[str, dict], number: int, seed: int) -> Iterator[bytes]:
     digest = launch["gateway"]["kv_digest"]
     if kind == "registry":
-        hello = msgspec.structs.replace(HELLO, kv_digest=digest)
+        unit = _any_unit(launch)
+        own = {"unit": unit, "unit_digest": launch[unit]["unit_digest"], "kv_digest": digest}
+        hello = msgspec.structs.replace(HELLO, **own)
         yield from mutated_frames(hello, b"", number // 2, seed)
         for data in mutated_frames(SPOKEN[seed % 2], b"", number - number // 2, seed):
             yield encode_frame(hello) + data
@@ -121,8 +128,21 @@ def _ammunition(kind: str, launch: dict[str, dict], number: int, seed: int) -> I
         yield from mutated_bytes(GLOO if kind == "gloo" else HTTP, number, seed)
 
 
-def _send(host: str, port: int, data: bytes) -> None:
-    with suppress(OSError), socket.create_connection((host, port), timeout=5) as connection:
+def _any_unit(launch: dict[str, dict]) -> str:
+    return min(launch.keys() - {"gateway"})
+
+
+def _credentials(deployed: Tidemill, unit: str) -> ssl.SSLContext:
+    """Those of a real unit, so that what is sent comes past the handshake."""
+    (folder,) = (deployed.state / "tidemill").glob(f"*/tls/{unit}")
+    return Credentials(folder, "client").context
+
+
+def _send(host: str, port: int, data: bytes, tls: ssl.SSLContext | None) -> None:
+    with suppress(OSError), ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, port), timeout=5))
+        if tls is not None:
+            connection = stack.enter_context(tls.wrap_socket(connection))
         connection.settimeout(PATIENCE_S)
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
