@@ -143,7 +143,7 @@ def patches_are_of_kinds_that_are_rendered(
     "cluster.device",
     "kubernetes.disruptions",
     "kubernetes.compute_domain",
-    "kubernetes.tls.issuer",
+    "kubernetes.tls.issuer?",
 )
 def patches_are_of_kinds_that_this_plan_has(
     patches: Patches, gpu: Gpu, disruptions: int | None, compute_domain: bool | None, issuer: str | None
