@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 
-from planner.estimate.throughput.overlap import one_layer
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.slow_link_ranks import OVERLAP, STEPS
@@ -35,7 +34,7 @@ def traces(folder):
             if event["ph"] == "X" and event["tid"] == 0
         ]
         for phase, overlapped in OVERLAP.items()
-        for overlap in ("none", overlapped, "late")
+        for overlap in ("none", overlapped)
         for rank in range(SIZE)
     }
 
@@ -44,21 +43,6 @@ def traces(folder):
 def busy(folder):
     """The times at which each rank's link was busy."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
-
-
-@pytest.fixture(scope="module")
-def links(folder):
-    """(phase, overlap, rank) -> spans of the link's track."""
-    return {
-        (phase, overlap, rank): [
-            event
-            for event in json.loads((folder / f"{phase}-{overlap}-{rank}.json").read_text())
-            if event["ph"] == "X" and event["tid"] == 1
-        ]
-        for phase, overlapped in OVERLAP.items()
-        for overlap in ("none", overlapped, "late")
-        for rank in range(SIZE)
-    }
 
 
 def steps(spans):
@@ -146,46 +130,3 @@ def test_without_overlap_both_fail(traces, busy, phase):
         plain = traces[phase, "none", rank]
         assert not hides_every_exchange(plain)
         assert not halves(plain, plain, busy[rank])
-
-
-def predicted_and_found_us(step, exchanges, overlap, layer):
-    """What the planner's event model makes of a layer's spans in a step, and how long the layer waited there.
-
-    An exchange lasts from its issue, or from when the link was free: on a busy machine its thread begins late.
-    """
-    began, ended = step[0]["ts"], end_of(step[-1])
-    exchanges = sorted((span for span in exchanges if began <= span["ts"] <= ended), key=end_of)
-    free = dict(zip((span["ts"] for span in exchanges[1:]), map(end_of, exchanges), strict=False))
-    waited, micro_batches = 0, []
-    for number in range(1 if overlap == "none" else 2):
-        about = {"layer": layer, "micro_batch": number}
-        own = {span["name"]: span for span in step if span["args"] == about}
-        times = {name: span["dur"] for name, span in own.items() if not name.endswith(" wait")}
-        for span in exchanges:
-            if span["args"] == about:
-                issued = end_of(own[f"{span['name']} issue"])
-                times[span["name"]] = end_of(span) - max(issued, free.get(span["ts"], 0))
-        waited += sum(span["dur"] for name, span in own.items() if name.endswith(" wait"))
-        micro_batches.append(times)
-    return one_layer(micro_batches, overlap).exposed, waited
-
-
-def end_of(span):
-    return span["ts"] + span["dur"]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("phase", OVERLAP)
-@pytest.mark.parametrize("name", ["none", "late"])
-def test_the_planners_event_model_lays_over_the_trace(traces, links, phase, name):
-    """In the step that a busy machine has disturbed least, what it exposes is what the layer waited, within a tenth.
-
-    The last layer has no next one behind which to hide.
-    """
-    overlap = "none" if name == "none" else OVERLAP[phase]
-    layer = CONFIG["num_hidden_layers"] - 2
-    for rank in range(SIZE):
-        exchanges = links[phase, name, rank]
-        pairs = [predicted_and_found_us(step, exchanges, overlap, layer) for step in steps(traces[phase, name, rank])]
-
-        assert min(abs(predicted / found - 1) for predicted, found in pairs) <= 0.1
