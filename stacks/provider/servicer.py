@@ -38,6 +38,7 @@ from stacks.kube.waiting import Patience
 from stacks.provider import config, objects, occupants
 from stacks.provider.engine import Engine
 from stacks.provider.objects import Changes
+from stacks.provider.rollout import Rollout, rolled_phase
 from stacks.provider.session import Session
 from stacks.provider.wire import has_unknown, to_plain, to_struct
 
@@ -96,6 +97,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._cancelled = threading.Event()
+        self._rollout = Rollout(self._cancelled)
         self._session: Session | None = None
         self._made: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
         self._new: set[Reference] = set()  # what is listed for the first time, and not awaited one by one
@@ -210,7 +212,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             several.foresee(self._api(), before, _known(manifests))
             return provider_pb2.UpdateResponse(properties=named)
-        self._store(request, before, manifests)
+        self._change(request, before, manifests)
         return provider_pb2.UpdateResponse(properties=named, refresh_before_update=True)
 
     @answered
@@ -249,6 +251,29 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             lifecycle.await_all(self._api(), self._arriving, self._patience(request))
         except NotReadyError as error:
             raise InitFailed(occupants.ID, to_struct(listed), Struct(), error.reasons) from error
+
+    def _change(self, request: Any, old: Manifests, new: Manifests) -> None:
+        """Store what changes; a unit that serves meanwhile in its turn, and as it was if it does not get ready."""
+        phase, unit = rolled_phase(old, new), several.last(new)[1]["metadata"]["name"]
+        if phase is None:
+            self._store(request, old, new)
+            return
+        with self._rollout.turn(phase, unit, self._patience(request).report):
+            others = set(self._made)
+            try:
+                self._store(request, old, new)
+            except InitFailed as error:
+                self._rollout.fail(unit)
+                self._undo(request, old, new, others)
+                raise ProviderError(f"{error}; {unit} was made as it was before, and is ready") from error
+
+    def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
+        """Make everything as `old` says, and delete what is new of the change; `others` are the run's other uids."""
+        patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
+        try:
+            several.store(self._api(), new, old, patience, lambda *_: None, spared=others)
+        except PartlyStoredError as error:
+            raise InitFailed.of(error.there, request.type, error.reasons) from error
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
         """Does what a resource is for."""

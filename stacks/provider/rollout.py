@@ -1,0 +1,104 @@
+"""Units that change while they serve: one of a phase at a time, and none after one that did not get ready.
+
+A unit changes in place if its pods become others and it keeps its nodes and the KV that it exchanges. Then units of
+before and after serve together, and each phase is short of one unit at most. What does not get ready is made as it was.
+
+All others change at once, as they must: with another KV the old units are of no use to the new ones, and with other
+nodes a unit may wait for those of one that waits for its turn. Other engines' units, of whose KV nothing is known here,
+are among them.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest
+from stacks.kube.several import Manifests, last
+
+__all__ = ["Rollout", "rolled_phase"]
+
+PHASE_LABEL = "tidemill.dev/phase"
+LOOK_S = 1.0  # between two looks at whether the user has cancelled
+
+
+class Rollout:
+    """Turns of units, by phase, in one run."""
+
+    def __init__(self, cancelled: threading.Event) -> None:
+        self._cancelled = cancelled
+        self._changed = threading.Condition()
+        self._changing: dict[str, str] = {}  # phase -> the unit whose turn it is
+        self._failed: str | None = None
+
+    @contextmanager
+    def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
+        """Wait until no other unit of the phase changes. Raise ProviderError when one has failed, or when cancelled."""
+        with self._changed:
+            while (other := self._changing.get(phase)) and not self._is_over():
+                report(f"its turn comes after {other}")
+                self._changed.wait(LOOK_S)
+            if self._is_over():
+                raise ProviderError(f"{unit} was left as it was: {self._failed or 'the run'} {self._why()}")
+            self._changing[phase] = unit
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._changing[phase]
+                self._changed.notify_all()
+
+    def fail(self, unit: str) -> None:
+        """Let no other unit begin."""
+        with self._changed:
+            self._failed = unit
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._failed is not None or self._cancelled.is_set()
+
+    def _why(self) -> str:
+        return "did not get ready" if self._failed else "was cancelled"
+
+
+def rolled_phase(old: Manifests, new: Manifests) -> str | None:
+    """Return the phase of a unit that changes in place; None for what does not restart, or cannot wait for its turn."""
+    if not old or not new:
+        return None
+    before, after = last(old)[1], last(new)[1]
+    phase = (after["metadata"].get("labels") or {}).get(PHASE_LABEL)
+    if phase is None or _template(before) == _template(after):
+        return None
+    kv = _kv_digest(new)
+    keeps = _places(before) == _places(after) and kv is not None and kv == _kv_digest(old)
+    return str(phase) if keeps else None
+
+
+def _template(unit: Manifest) -> Mapping[str, Any]:
+    spec = unit.get("spec") or {}
+    found: Mapping[str, Any] = (
+        (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or spec.get("template") or {}
+    )
+    return found
+
+
+def _places(unit: Manifest) -> tuple[Any, Any]:
+    """Return what decides a unit's nodes: how many, and which."""
+    spec = unit.get("spec") or {}
+    size = (spec.get("leaderWorkerTemplate") or {}).get("size", spec.get("replicas"))
+    return size, (_template(unit).get("spec") or {}).get("affinity")
+
+
+def _kv_digest(manifests: Manifests) -> str | None:
+    """Return the digest of the KV that a unit exchanges, from its launch file."""
+    for each in manifests.values():
+        for text in (each.get("data") or {}).values() if each.get("kind") == "ConfigMap" else ():
+            try:
+                document = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(document, dict) and "kv_digest" in document:
+                return str(document["kv_digest"])
+    return None

@@ -1,0 +1,145 @@
+"""Units that change in turn, and a unit that does not get ready, against a fake API server."""
+
+import copy
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pulumi.runtime.proto import provider_pb2 as pb
+
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import OBJECTS
+from stacks.provider.rollout import Rollout, rolled_phase
+from stacks.provider.wire import to_struct
+from tests.stacks.provider.test_servicer import GROUPS, fake, servicer  # noqa: F401
+
+READY = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
+AVAILABLE = {"conditions": [{"type": "Available", "status": "True"}]}
+
+
+def unit(name, image="a", *, node="node-0", kv="sha256:1"):
+    """Launch file and group of a unit."""
+    phase = name.rpartition("-")[0]
+    labels = {"tidemill.dev/plan": "demo", "tidemill.dev/unit": name, "tidemill.dev/phase": phase}
+    metadata = {"name": name, "namespace": "demo", "labels": labels}
+    pod = {"affinity": {"node": node}, "containers": [{"name": "runtime", "image": image}]}
+    return {
+        "ConfigMap": {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata | {"name": f"{name}-{image}"},
+            "data": {f"{name}.launch.json": json.dumps({"kv_digest": kv})},
+        },
+        "LeaderWorkerSet": {
+            "apiVersion": "leaderworkerset.x-k8s.io/v1",
+            "kind": "LeaderWorkerSet",
+            "metadata": metadata,
+            "spec": {"leaderWorkerTemplate": {"size": 1, "workerTemplate": {"spec": pod}}},
+        },
+    }
+
+
+def update(provider, old, new, timeout=30):
+    """What Pulumi asks for a unit that has changed."""
+    request = pb.UpdateRequest(type=OBJECTS, old_inputs=to_struct(old), news=to_struct(new), timeout=timeout)
+    return provider.Update.__wrapped__(provider, request)
+
+
+@pytest.fixture
+def cluster(fake, servicer):  # noqa: F811
+    """The provider, and who was changing at each look; a group gets ready after a while, with the image `bad` never."""
+    changing, most = set(), {}
+    store = fake.store
+
+    def store_and_start(path, manifest, manager="tidemill"):
+        if not path.startswith(GROUPS):
+            return store(path, manifest, manager)
+        image = manifest["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["image"]
+        name = manifest["metadata"]["name"]
+        phase = manifest["metadata"]["labels"]["tidemill.dev/phase"]
+        changing.add(name)
+        most[phase] = max(most.get(phase, 0), sum(each.startswith(phase) for each in changing))
+        stored = store(path, manifest, manager)
+        stored["status"] = {}  # the group is made anew
+
+        def start():
+            time.sleep(0.3)
+            changing.discard(name)
+            if image != "bad":
+                stored["status"] = READY | AVAILABLE
+
+        threading.Thread(target=start, daemon=True).start()
+        return stored
+
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+        for each in unit(name).values():
+            status = {"status": READY | AVAILABLE} if each["kind"] == "LeaderWorkerSet" else {}
+            kind = each["kind"].lower() + "s"
+            folder = GROUPS if status else f"/api/v1/namespaces/demo/{kind}"
+            store(f"{folder}/{each['metadata']['name']}", copy.deepcopy(each) | status)
+    fake.store = store_and_start
+    return servicer, most
+
+
+def image_of(fake, name):  # noqa: F811
+    """The image that the group runs."""
+    spec = fake.objects[f"{GROUPS}/{name}"]["spec"]
+    return spec["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["image"]
+
+
+def test_units_of_a_phase_change_one_after_the_other(fake, cluster):  # noqa: F811
+    """Whatever the order in which Pulumi asks; prefill and decode change side by side."""
+    provider, most = cluster
+    names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(update, provider, unit(name), unit(name, "b")) for name in names]:
+            done.result()
+
+    assert most == {"prefill": 1, "decode": 1}
+    assert {image_of(fake, name) for name in names} == {"b"}
+
+
+def test_a_unit_that_does_not_get_ready_is_made_as_it_was_and_the_others_are_left(fake, cluster):  # noqa: F811
+    """Its former launch file is still there, the new one is gone, and the rest of the run does nothing more."""
+    provider, _ = cluster
+
+    with pytest.raises(ProviderError, match="prefill-0 was made as it was before, and is ready"):
+        update(provider, unit("prefill-0"), unit("prefill-0", "bad"), timeout=1)
+    with pytest.raises(ProviderError, match="prefill-1 was left as it was: prefill-0 did not get ready"):
+        update(provider, unit("prefill-1"), unit("prefill-1", "bad"))
+
+    assert {image_of(fake, name) for name in ("prefill-0", "prefill-1")} == {"a"}
+    maps = [path.rpartition("/")[2] for path in fake.objects if "configmaps" in path]
+    assert {"prefill-0-a", "prefill-1-a"} <= set(maps)
+    assert "prefill-0-bad" not in maps
+
+
+@pytest.mark.parametrize(
+    ("changed", "phase"),
+    [
+        (unit("decode-0", "b"), "decode"),
+        (unit("decode-0"), None),
+        (unit("decode-0", "b", node="node-1"), None),
+        (unit("decode-0", "b", kv="sha256:2"), None),
+    ],
+    ids=["its pods", "nothing", "its nodes", "its KV"],
+)
+def test_a_unit_has_a_turn_if_it_serves_with_those_of_before(changed, phase):
+    """Other pods at the same places with the same KV; everything else changes at once."""
+    assert rolled_phase(unit("decode-0"), changed) == phase
+    assert rolled_phase({}, changed) is None
+
+
+def test_whoever_waits_for_a_turn_hears_of_the_end():
+    """A user who cancels does not wait for the unit before."""
+    cancelled = threading.Event()
+    rollout, said = Rollout(cancelled), []
+
+    with rollout.turn("decode", "decode-0", said.append), ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(lambda: rollout.turn("decode", "decode-1", said.append).__enter__())
+        cancelled.set()
+        with pytest.raises(ProviderError, match="decode-1 was left as it was: the run was cancelled"):
+            waiting.result()
