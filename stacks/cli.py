@@ -4,6 +4,7 @@
     key                     an API key for its gateway
     experts --from          the loads that running ranks have recorded, for the next plan
     doctor                  a cluster as it is against a plan
+    controller              units in a cluster that follow the plan's day
     simulate                a day of a spec's traffic over its plan
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
@@ -44,6 +45,7 @@ from planner.problems.printable import printable
 from planner.problems.warned import warnings_json
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from planner.spec.check import ResolvedSpec
+from stacks.controller.cli import add_controller
 from stacks.doctor.cli import add_doctor
 from stacks.live.cli import add_recorded, asks_ranks
 from stacks.local.api_key import new_key
@@ -86,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_commands(commands)
     _add_local_commands(commands)
     add_doctor(commands)
+    add_controller(commands)
     add_simulate(commands)
     return run(parser, words)
 
@@ -303,7 +306,7 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
     if live.unseen:
         _say(f"nodes were not looked at: {live.unseen}")
-    if plan.switches_units:
+    if plan.switches_units and plan.kubernetes.controller is None:
         _say(NOT_EXECUTED)
     if arguments.format == "json":
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]

@@ -21,7 +21,7 @@ FLOORS = {
         "cli > compiler, manifests, experts > plan > cost > search > schedule, engines > estimate > placement"
         " > cluster, layout > spec > expert_map > families > facts > problems"
     ),
-    "stacks": "cli, __main__ > doctor > program > provider, live, simulator > kube, local",
+    "stacks": "cli, __main__ > doctor, controller > program > provider, live, simulator > kube, local",
     "runtime": (
         "__main__ > offline > worker, gateway > serving > model > expert_parallel > kv > kernels > protocol"
         " > launch, checkpoint, trace > errors"

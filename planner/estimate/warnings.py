@@ -59,6 +59,7 @@ def warnings_of(
         _image_for_cpus(spec.written) if is_runnable else (),
         _image_of_another(spec.written),
         _no_rdma(spec),
+        _escaped_policies(spec.written),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
         refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),
@@ -268,6 +269,15 @@ def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
         reason = "pods with their own network see only the RDMA devices that they request"
         fix = "write the device plugin's resource in kubernetes.rdma, or write kubernetes.host_network: true"
         yield Violation("kubernetes.rdma", None, rule, reason, fix)
+
+
+def _escaped_policies(spec: Spec) -> Iterator[Violation]:
+    """Yield pods on the network of their nodes, where no NetworkPolicy holds."""
+    if spec.kubernetes.host_network and spec.kubernetes.network_policies:
+        rule = "W119 takes the pods of units out of NetworkPolicies"
+        reason = "whoever reaches the nodes then reaches the ranks' ports, where collectives authenticate nobody"
+        fix = "fence the nodes by their own firewall, or give pods their NICs by kubernetes.rdma"
+        yield Violation("kubernetes.host_network", True, rule, reason, fix)
 
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:

@@ -11,6 +11,8 @@ from planner.facts.terms import Phase
 
 __all__ = [
     "CONTAINER_VARIABLES",
+    "DEPLOYMENT_API_VERSION",
+    "DEPLOYMENT_KIND",
     "DOMAIN",
     "GATEWAY_LAUNCH_FILE",
     "HUGE_PAGES",
@@ -19,9 +21,11 @@ __all__ = [
     "MAX_UNIT_NAME",
     "MOUNTED",
     "NETWORKS_ANNOTATION",
+    "NODE_LABEL",
     "PLAN_LABEL",
     "POD_CONTAINERS",
     "QUEUE_LABEL",
+    "RECLAIMED_TAINT",
     "SECURITY_ANNOTATION",
     "SECURITY_LABEL",
     "SHARED_MEMORY",
@@ -33,6 +37,9 @@ __all__ = [
     "certificate_secret",
     "cluster_endpoint",
     "compute_domain_channel",
+    "controller_name",
+    "controller_nodes_role",
+    "controller_selector",
     "digest_annotation",
     "first_pod_label",
     "gateway_identity",
@@ -62,6 +69,8 @@ DOMAIN = "tidemill.dev"
 PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
 UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 PHASE_LABEL = f"{DOMAIN}/phase"  # likewise
+NODE_LABEL = f"{DOMAIN}/node"  # on a node whose unit is off: `free`, or `reclaimed` when it is to be left
+RECLAIMED_TAINT = f"{DOMAIN}/reclaimed"  # on such a node; its value is the plan
 SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which pods it admits
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -73,7 +82,7 @@ SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.
 MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES, KERNEL_CACHE)  # noqa: S108
-POD_CONTAINERS = ("runtime", "gateway", "router", "stage")  # as templates/ call them, of whatever pod
+POD_CONTAINERS = ("runtime", "gateway", "router", "stage", "controller")  # as templates/ call them, of whatever pod
 # What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
@@ -91,6 +100,7 @@ UNIT_OBJECTS = {
     "leaderworkerset": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     "statefulset": ("apps/v1", "StatefulSet"),
 }
+DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeployment"
 
 
 class Ports:
@@ -143,6 +153,16 @@ def certificate_secret(owner: str) -> str:
     return f"{owner}-tls"
 
 
+def controller_name(plan: str) -> str:
+    """The Deployment, ServiceAccount, Role and Lease of what makes units follow the plan's day."""
+    return f"{plan}-controller"
+
+
+def controller_nodes_role(namespace: str, plan: str) -> str:
+    """The controller's ClusterRole for nodes: clusters may have several plans of one name."""
+    return f"tidemill-{namespace}-{controller_name(plan)}"
+
+
 def phase_budget(plan: str, phase: Phase) -> str:
     """The PodDisruptionBudget of a phase's units."""
     return f"{plan}-{phase}"
@@ -191,7 +211,7 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """Return the owner of an object with these labels: a unit's name, `gateway` or `plan`."""
+    """Return the owner of an object with these labels: a unit's name, `gateway`, `controller` or `plan`."""
     return labels.get(UNIT_LABEL, labels["app.kubernetes.io/component"])
 
 
@@ -223,6 +243,11 @@ def first_pod_label(unit_kind: UnitKind) -> str:
 def phase_selector(plan: str, phase: Phase) -> dict[str, str]:
     """The labels that pick the pods of all units of a phase."""
     return {PLAN_LABEL: plan, PHASE_LABEL: phase}
+
+
+def controller_selector(plan: str) -> dict[str, str]:
+    """The labels that pick the controller's pods."""
+    return {PLAN_LABEL: plan, "app.kubernetes.io/component": "controller"}
 
 
 def gateway_selector(plan: str) -> dict[str, str]:

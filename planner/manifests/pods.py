@@ -15,8 +15,9 @@ from planner.facts.engines import OURS
 from planner.layout.unit import Unit
 from planner.manifests.container import Container, Probe
 from planner.manifests.nics import nic_variables
+from planner.manifests.pod_parts import memory, mounts_of, requests_of, volumes_of
 from planner.plan.deployable import Deployable
-from planner.spec.kubernetes import KubernetesSpec, PodResources
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.pods import HugepagesSpec, TolerationSpec
 from planner.spec.volume_rules import volume_of
 
@@ -50,7 +51,7 @@ Variables = dict[str, Any]
 
 def router_pod(plan: Deployable, container: Container) -> Variables:
     """Return what the pod of another engine's router is made of; it reads no checkpoint."""
-    resources = _requests(plan.kubernetes.resources.gateway)
+    resources = requests_of(plan.kubernetes.resources.gateway)
     variables = {
         "image": container.image,
         "command": list(container.command),
@@ -68,7 +69,7 @@ def router_pod(plan: Deployable, container: Container) -> Variables:
 def gateway_pod(plan: Deployable) -> Variables:
     """Return what the gateway's pod is made of."""
     kubernetes, stage = plan.kubernetes, plan.kubernetes.stage
-    mounts = _volume_mounts(kubernetes)
+    mounts = mounts_of(kubernetes)
     if stage is not None:  # the original, shown where ranks have the copy
         index = volume_of(stage.source, [volume.model_dump() for volume in kubernetes.volumes])
         assert index is not None  # a rule
@@ -79,17 +80,17 @@ def gateway_pod(plan: Deployable) -> Variables:
         "image": kubernetes.image,
         "drain_s": f"{kubernetes.drain:g}",
         "grace_s": _grace_s(kubernetes),
-        "volumes": _volumes(kubernetes),
+        "volumes": volumes_of(kubernetes),
         "mounts": mounts,
     }
-    resources = _requests(kubernetes.resources.gateway)
+    resources = requests_of(kubernetes.resources.gateway)
     return variables | ({"resources": resources} if resources else {})
 
 
 def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
     """Return what each pod of `unit` is made of, around `container`."""
     kubernetes = plan.kubernetes
-    volumes, mounts = _volumes(kubernetes), _volume_mounts(kubernetes)
+    volumes, mounts = volumes_of(kubernetes), mounts_of(kubernetes)
     for folder in _memory_folders(plan, unit):
         volumes.append({"name": folder["name"], "memory": {key: folder[key] for key in ("medium", "size")}})
         mounts.append({"name": folder["name"], "mount_path": folder["mount_path"]})
@@ -150,20 +151,11 @@ def _unit_resources(plan: Deployable, unit: Unit) -> Variables:
     if kubernetes.rdma:
         devices[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
     if kubernetes.hugepages:
-        devices[f"hugepages-{_page(kubernetes.hugepages)}"] = _memory(kubernetes.hugepages.size)
-    found = _requests(kubernetes.resources.unit, devices)
+        devices[f"hugepages-{_page(kubernetes.hugepages)}"] = memory(kubernetes.hugepages.size)
+    found = requests_of(kubernetes.resources.unit, devices)
     if has_compute_domain(plan, unit):
         found["claims"] = [_claim(unit)["name"]]
     return found
-
-
-def _requests(resources: PodResources | None, devices: Mapping[str, str] | None = None) -> Variables:
-    """CPUs are requested without a limit, because a limit throttles; memory is both, because what is over it kills."""
-    requests, limits = dict(devices or {}), dict(devices or {})
-    if resources is not None:
-        requests = {"cpu": _cpu(resources.cpus), "memory": _memory(resources.memory)} | requests
-        limits = {"memory": _memory(resources.memory)} | limits
-    return {"requests": requests, "limits": limits} if requests else {}
 
 
 def _memory_folders(plan: Deployable, unit: Unit) -> list[Variables]:
@@ -177,7 +169,7 @@ def _memory_folders(plan: Deployable, unit: Unit) -> list[Variables]:
     if pages := kubernetes.hugepages:
         medium = f"HugePages-{_page(pages)}"
         folders.append({"name": "huge-pages", "mount_path": names.HUGE_PAGES, "medium": medium, "bytes": pages.size})
-    return [folder | {"size": _memory(folder["bytes"])} for folder in folders]
+    return [folder | {"size": memory(folder["bytes"])} for folder in folders]
 
 
 def _page(pages: HugepagesSpec) -> str:
@@ -250,7 +242,7 @@ def _stage(plan: Deployable) -> Variables | None:
     if stage is None:
         return None
     destination = _checkpoint_path(plan)
-    mounts = [*_volume_mounts(plan.kubernetes), {"name": "staged", "mount_path": destination}]
+    mounts = [*mounts_of(plan.kubernetes), {"name": "staged", "mount_path": destination}]
     image = stage.image or plan.kubernetes.image
     return {"image": image, "source": stage.source, "destination": destination, "mounts": mounts}
 
@@ -266,7 +258,7 @@ def _scheduling(kubernetes: KubernetesSpec) -> Variables:
     """Return the fields that say where pods may run, and before whom."""
     return {
         "host_network": kubernetes.host_network,
-        "tolerations": [_toleration(each) for each in kubernetes.tolerations],
+        "tolerations": [*map(_toleration, kubernetes.tolerations), *_of_own_taint(kubernetes)],
         "node_selector": kubernetes.node_selector,
         "priority_class": kubernetes.priority_class,
         "scheduler": kubernetes.scheduler_name,
@@ -282,6 +274,12 @@ def _toleration(toleration: TolerationSpec) -> Variables:
     return fields | ({"tolerationSeconds": seconds} if seconds is not None else {})
 
 
+def _of_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
+    """Return the toleration of the taint by which the controller has a unit's nodes left to it."""
+    taint = {"key": names.RECLAIMED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+    return [taint] if kubernetes.lends_nodes else []
+
+
 def _annotations(kubernetes: KubernetesSpec) -> dict[str, str]:
     networks = {names.NETWORKS_ANNOTATION: ",".join(kubernetes.networks)} if kubernetes.networks else {}
     return networks | kubernetes.annotations
@@ -290,31 +288,3 @@ def _annotations(kubernetes: KubernetesSpec) -> dict[str, str]:
 def _claim(unit: Unit) -> Variables:
     """The pod's part of the unit's ComputeDomain."""
     return {"name": "compute-domain", "template": names.compute_domain_channel(unit.name)}
-
-
-def _volumes(kubernetes: KubernetesSpec) -> list[Variables]:
-    return [
-        {"name": f"volume-{index}"} | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
-        for index, volume in enumerate(kubernetes.volumes)
-    ]
-
-
-def _volume_mounts(kubernetes: KubernetesSpec) -> list[Variables]:
-    return [
-        {"name": f"volume-{index}", "mount_path": volume.mount_path, "read_only": True}
-        for index, volume in enumerate(kubernetes.volumes)
-    ]
-
-
-def _cpu(cpus: float) -> str:
-    """`500m` or `2`: as the API server itself would write it, so that nothing looks changed."""
-    millicpus = round(cpus * 1000)
-    return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)
-
-
-def _memory(num_bytes: int) -> str:
-    """`1536Mi`, `2Gi` or `1Ti`: likewise."""
-    amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
-    while amount % 1024 == 0 and len(units) > 1:
-        amount, units = amount // 1024, units[1:]
-    return f"{amount}{units[0]}"

@@ -19,7 +19,9 @@ from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.manifests.container import engine_container, runtime_container
+from planner.manifests.controller import controller_variables
 from planner.manifests.launch_parts import LaunchPart, gateway_parts, map_parts, sources, unit_parts
+from planner.manifests.network import controller_edges, edges_of_all, gateway_edges, unit_edges
 from planner.manifests.patches import patched
 from planner.manifests.pods import (
     Variables,
@@ -110,6 +112,7 @@ def _manifests(plan: Deployable) -> Iterator[Manifest]:
     yield from _gateway(plan)
     for unit in plan.units:
         yield from _unit(plan, unit, maps[unit.phase])
+    yield from _controller(plan)
 
 
 def _shared(plan: Deployable) -> Iterator[Manifest]:
@@ -126,6 +129,7 @@ def _shared(plan: Deployable) -> Iterator[Manifest]:
     digest = {names.digest_annotation("plan"): plan.digest}  # here, since the namespace may be the user's
     runtime = {**shared, "annotations": digest | reason, **_pull_secrets(plan.kubernetes)}
     yield Manifest("serviceaccount", account, {"name": account, **runtime})
+    yield from _policy(plan, plan.name, shared | {"selector": names.plan_selector(plan.name)}, edges_of_all())
     for phase in dict.fromkeys(unit.phase for unit in plan.units):
         yield from _budget(plan, phase, shared)
     if plan.kubernetes.monitors:
@@ -188,6 +192,7 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
     yield from _launch_configs(parts, workload)
     yield from _certificate(plan, {"name": gateway, **service})
+    yield from _policy(plan, gateway, service, gateway_edges(plan))
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     if plan.engine == OURS:
         yield Manifest("service-registry", registry, {"name": registry, **service})
@@ -236,10 +241,36 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
     }
     yield from _launch_configs(parts, workload)
     yield from _certificate(plan, service)
+    yield from _policy(plan, unit.name, service, unit_edges(plan, unit))
     yield Manifest("service-unit", unit.name, service)
     if has_compute_domain(plan, unit):
         yield Manifest("computedomain", unit.name, service | {"channel": names.compute_domain_channel(unit.name)})
     yield Manifest(plan.kubernetes.unit_kind, unit.name, workload)
+
+
+def _controller(plan: Deployable) -> Iterator[Manifest]:
+    """What makes the units follow their day, where the spec asks for it. The last of all: it acts on the others."""
+    variables = controller_variables(plan)
+    if variables is None:
+        return
+    name = variables["name"]
+    yield Manifest("serviceaccount", name, variables | _pull_secrets(plan.kubernetes))
+    yield from _policy(plan, name, variables, controller_edges())
+    yield Manifest("role-controller", name, variables)
+    yield Manifest("rolebinding", name, variables)
+    if "nodes_role" in variables:
+        of_cluster = variables | {"name": variables["nodes_role"], "account": name}
+        yield Manifest("clusterrole-controller", of_cluster["name"], of_cluster)
+        yield Manifest("clusterrolebinding", of_cluster["name"], of_cluster)
+    yield Manifest("tidemilldeployment", plan.name, variables)
+    yield Manifest("deployment-controller", name, variables)
+
+
+def _policy(plan: Deployable, name: str, of: Variables, edges: Variables) -> Iterator[Manifest]:
+    """The NetworkPolicy of the pods that the selector in `of` picks, unless the spec wants none."""
+    if plan.kubernetes.network_policies:
+        ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
+        yield Manifest("networkpolicy", name, of | {"name": name} | ways)
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:

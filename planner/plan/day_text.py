@@ -26,7 +26,13 @@ def day_text(plan: Plan) -> str:
     parts = [table(rows), *filled(f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip())]
     if schedule.transitions:
         parts += ["", *_transitions(plan, schedule)]
-    return "\n".join([*parts, *(filled(f"{NOT_EXECUTED} {PLAYED}") if schedule.switches else [])])
+    return "\n".join([*parts, *(filled(_executed(plan)) if schedule.switches else [])])
+
+
+def _executed(plan: Plan) -> str:
+    """Say who makes the units follow the day."""
+    follows = "kubernetes.controller makes the units follow it in a cluster."
+    return f"{NOT_EXECUTED if plan.spec.kubernetes.controller is None else follows} {PLAYED}"
 
 
 def _mean(schedule: DaySchedule) -> str:

@@ -20,7 +20,7 @@ from planner.facts.day import DAY_S, minute_of
 from planner.facts.wall_clock import dates_between, instants_of, offset_at, wall_time
 from planner.schedule.schedule import Step
 
-__all__ = ["Change", "Day", "changes_between", "units_at"]
+__all__ = ["Change", "Day", "changes_between", "state_at", "units_at"]
 
 
 class Day(Protocol):
@@ -57,6 +57,11 @@ def units_at(day: Day, instant: int) -> tuple[str, ...]:
     begun = [step for step in day.steps if first < minute_of(step.at) < end]
     on = {unit for step in (_step_at(day.steps, first), *begun) for unit in step.units}
     return tuple(unit for unit in _all_units(day.steps) if unit in on)
+
+
+def state_at(day: Day, instant: int) -> Step:
+    """Return the step that clocks show at an instant."""
+    return _step_at(day.steps, wall_time(instant, day.timezone).minute)
 
 
 def changes_between(day: Day, begin: int, end: int) -> tuple[Change, ...]:

@@ -16,12 +16,16 @@ __all__ = ["Timetable", "timetable_of"]
 
 @dataclass(frozen=True)
 class Timetable:
-    """The states of a day, and the seconds of the schedule's clock between start and service, and service and end."""
+    """The states of a day, and how many seconds of its clock a unit warms up and drains.
+
+    Whoever uses the nodes of a unit that is off is told `notice_s` before they are taken.
+    """
 
     timezone: str
     steps: tuple[Step, ...]
     warm_up_s: float
     drain_s: float
+    notice_s: float = 0.0
 
     @property
     def switches(self) -> bool:
@@ -32,4 +36,6 @@ class Timetable:
 def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:
     """Return what `spec` asks of its placed units over a day; None where all are always on."""
     day = spec.schedule
-    return None if day is None else Timetable(day.timezone, steps_of(spec, day, units), day.warm_up, day.drain)
+    if day is None:
+        return None
+    return Timetable(day.timezone, steps_of(spec, day, units), day.warm_up, day.drain, day.start.notice)

@@ -64,6 +64,33 @@ class ResourcesSpec(Section):
     )
 
 
+class ControllerSpec(Section):
+    """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The image with Tidemill; kubernetes.image unless given, which other engines have for themselves.",
+        examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+    resources: PodResources | None = Field(
+        default=None, description="What its pod is sure to get.", examples=[{"cpus": 0.1, "memory": "256MiB"}]
+    )
+    lend_nodes: bool = Field(
+        default=False,
+        description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"
+        " before they are taken again.",
+        examples=[True],
+    )
+    pace: float = Field(
+        default=1,
+        ge=1,
+        le=86_400,
+        description="For a rehearsal: how many times as fast as clocks the day goes by, from the deployment on.",
+        examples=[144],
+    )
+
+
 class KubernetesSpec(Section):
     """Names, image, mounts and sizes of the pods, and what the pods of units get of their nodes."""
 
@@ -220,6 +247,16 @@ class KubernetesSpec(Section):
         "several and 0 where it has one.",
         examples=[1],
     )
+    controller: ControllerSpec | None = Field(
+        default=None,
+        description="Units that follow the schedule's day by themselves; without it, all of them stay on.",
+        examples=[{}],
+    )
+    network_policies: bool = Field(
+        default=True,
+        description="NetworkPolicies that let the pods have the connections that they need, and no other.",
+        examples=[False],
+    )
     tls: TlsSpec | None = Field(
         default=None,
         description="Mutual TLS between the gateway and the ranks, which without it take each other at their word.",
@@ -235,3 +272,8 @@ class KubernetesSpec(Section):
         description="Changes merged into rendered objects, for what has no field.",
         examples=[[{"kind": "Service", "name": "chat-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}]],
     )
+
+    @property
+    def lends_nodes(self) -> bool:
+        """True if the nodes of units that are off are handed to batch jobs."""
+        return self.controller is not None and self.controller.lend_nodes

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.problems.fix import nearest
+from planner.facts.engines import OURS
+from planner.facts.terms import EngineName
+from planner.problems.fix import Fix, for_example, nearest, removal
 from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
 from planner.spec.rule import Broken, Rule, declare_in
 
@@ -34,6 +36,12 @@ def staging_image_is_one_word(image: str | None) -> Broken | None:
     return None if image is None else _one_word(image)
 
 
+@_reads("kubernetes.controller.image")
+def controllers_image_is_one_word(image: str | None) -> Broken | None:
+    """The same of the image that switches units."""
+    return None if image is None else _one_word(image)
+
+
 def _one_word(image: str) -> Broken | None:
     without_spaces = "".join(image.split())
     if image == without_spaces:
@@ -60,6 +68,42 @@ def keys_are_in_an_object(secret: str | None) -> Broken | None:
 def issuers_are_objects(issuer: str | None) -> Broken | None:
     """Refuse what the API server would refuse."""
     return None if issuer is None or is_object_name(issuer) else no_object_name("kubernetes.tls.issuer", issuer)
+
+
+@_reads("kubernetes.controller.pace", "spec.sections")
+def controllers_have_a_day(_: float, sections: frozenset[str]) -> Broken | None:
+    """Every unit runs all day where there is no schedule."""
+    if "schedule" in sections:
+        return None
+    rule, fix = "S469 must come with a schedule", removal("kubernetes.controller")
+    return Broken(rule, "there is no day for the units to follow", fix, "kubernetes.controller")
+
+
+@_reads("kubernetes.controller.pace", "kubernetes.unit_kind")
+def controllers_scale_whole_units(_: float, unit_kind: str) -> Broken | None:
+    """A StatefulSet's replicas are a unit's nodes, which the plan decides and whoever applies it writes."""
+    if unit_kind == "leaderworkerset":
+        return None
+    fix = Fix(
+        "remove kubernetes.unit_kind or kubernetes.controller",
+        ({"kubernetes.unit_kind": None}, {"kubernetes.controller": None}),
+    )
+    rule = f"S470 must not stand beside kubernetes.unit_kind: {unit_kind}"
+    reason = "only a LeaderWorkerSet can be scaled to none and back without the plan's number of nodes"
+    return Broken(rule, reason, fix, "kubernetes.controller")
+
+
+@_reads("kubernetes.controller.pace", "kubernetes.controller.image?", "engine?", "engine.name?")
+def controllers_of_other_engines_have_an_image(
+    _: float, image: str | None, engine: EngineName | None, name: EngineName | None
+) -> Broken | None:
+    """Their images hold no Tidemill."""
+    used = name or engine
+    if image is not None or used in (None, OURS):
+        return None
+    rule = f"S471 must be given with engine {used}"
+    fix = for_example("kubernetes.controller.image: registry.example.com/tidemill-runtime:0.1.0")
+    return Broken(rule, f"the image of {used} does not hold tidemill controller", fix, "kubernetes.controller.image")
 
 
 @_reads("kubernetes.volumes")

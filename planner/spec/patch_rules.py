@@ -116,9 +116,15 @@ def patched_items_have_names(patches: Patches) -> Iterator[Broken]:
         yield from _unnamed(f"kubernetes.patches.{index}.patch", each.get("patch"))
 
 
-@_reads("kubernetes.patches", "kubernetes.unit_kind", "kubernetes.monitors", "kubernetes.create_namespace")
+@_reads(
+    "kubernetes.patches",
+    "kubernetes.unit_kind",
+    "kubernetes.monitors",
+    "kubernetes.create_namespace",
+    "kubernetes.network_policies",
+)
 def patches_are_of_kinds_that_are_rendered(
-    patches: Patches, unit_kind: str, monitors: bool, create_namespace: bool
+    patches: Patches, unit_kind: str, monitors: bool, create_namespace: bool, network_policies: bool
 ) -> Iterator[Broken]:
     """A patch of nothing would be lost without a word."""
     absent: dict[str, tuple[str, Fix]] = {}
@@ -129,6 +135,7 @@ def patches_are_of_kinds_that_are_rendered(
     for kind, field, is_on in (
         ("PodMonitor", "kubernetes.monitors", monitors),
         ("Namespace", "kubernetes.create_namespace", create_namespace),
+        ("NetworkPolicy", "kubernetes.network_policies", network_policies),
     ):
         if not is_on:
             absent[kind] = f"{field} is false", Fix(f"write {field}: true", ({field: True},))
@@ -161,12 +168,12 @@ def patches_are_of_kinds_that_this_plan_has(
             yield Broken(NOT_RENDERED, "this plan has none", fix, f"{path}.kind", each["kind"])
 
 
-@_reads("kubernetes.patches", "name", "spec.units", "kubernetes.namespace")
+@_reads("kubernetes.patches", "name", "spec.units", "kubernetes.namespace", "kubernetes.controller.pace?")
 def patches_are_of_objects_that_are_rendered(
-    patches: Patches, plan: str, num_units: Mapping[Phase, int], namespace: str
+    patches: Patches, plan: str, num_units: Mapping[Phase, int], namespace: str, pace: float | None
 ) -> Iterator[Broken]:
     """A patch of nothing would be lost without a word."""
-    known = _object_names(plan, num_units, namespace)
+    known = _object_names(plan, num_units, namespace, has_controller=pace is not None)
     for index, each in enumerate(patches):
         kind, name = each.get("kind"), each.get("name")
         if isinstance(each, Partial) or kind not in known or name is None or name in known[kind]:
@@ -176,16 +183,20 @@ def patches_are_of_objects_that_are_rendered(
         yield Broken(rule, "the patch would have no effect", fix, f"kubernetes.patches.{index}.name", name)
 
 
-def _object_names(plan: str, num_units: Mapping[Phase, int], namespace: str) -> dict[str, list[str]]:
+def _object_names(
+    plan: str, num_units: Mapping[Phase, int], namespace: str, *, has_controller: bool
+) -> dict[str, list[str]]:
     units = [names.unit_name(plan, phase, index) for phase, count in num_units.items() for index in range(count)]
     gateway, runtime = names.gateway_name(plan), names.runtime_account(plan)
+    controller = [names.controller_name(plan)] if has_controller else []
     found = {
-        "Deployment": [gateway],
+        "Deployment": [gateway, *controller],
         "Service": [gateway, names.registry_name(plan), *units],
-        "ServiceAccount": [gateway, runtime],
+        "ServiceAccount": [gateway, runtime, *controller],
         "Namespace": [namespace],
         "PodDisruptionBudget": [names.phase_budget(plan, phase) for phase in num_units],
         "PodMonitor": [gateway, runtime],
+        "NetworkPolicy": [plan, gateway, *units, *controller],
         "Certificate": [gateway, *units],
     }
     return {kind: found.get(kind, units) for kind in PATCHED_KINDS}

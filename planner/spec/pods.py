@@ -45,6 +45,7 @@ PatchedKind = Literal[
     "PodMonitor",
     "ComputeDomain",
     "Certificate",
+    "NetworkPolicy",
 ]
 PATCHED_KINDS: tuple[str, ...] = get_args(PatchedKind)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stacks.doctor.facts import ClusterFacts, Refused
-from stacks.doctor.findings import Finding, split_sentence
+from stacks.doctor.findings import Finding, plural, split_sentence
 from stacks.doctor.needs import Needs
 from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedError
 
@@ -26,7 +26,7 @@ def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         fix = f"bind a {role} to it that allows get, create, patch and delete of them"
         if each.kind == "Namespace":
             fix = f"have {needs.namespace} created for you and set kubernetes.create_namespace: false, or {fix}"
-        yield Finding("rights", f"{each.kind}s", reason, fix)
+        yield Finding("rights", plural(each.kind), reason, fix)
 
 
 def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:

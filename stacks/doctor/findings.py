@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Check", "Finding", "findings_json", "findings_lines", "split_sentence"]
+__all__ = ["Check", "Finding", "findings_json", "findings_lines", "plural", "split_sentence"]
 
 Check = Literal[
     "rights",
@@ -70,6 +70,11 @@ def split_sentence(sentence: str) -> tuple[str, str]:
     """Split a sentence of `kube/errors.py` in two: what is wrong, and what to do."""
     reason, _, fix = sentence.rpartition("; ")
     return (reason, fix) if reason else (fix, "remove what the server names, and repeat")
+
+
+def plural(kind: str) -> str:
+    """Return the name of several objects of a kind: `Services`, `NetworkPolicies`."""
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:

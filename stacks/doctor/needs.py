@@ -51,8 +51,10 @@ class Named:
 class PodSet:
     """The equal pods of one workload."""
 
-    owner: str  # a unit's name, or the gateway's
-    component: str  # `prefill`, `decode`, `gateway`: pods of one component differ only in nodes and launch files
+    owner: str  # a unit's name, or the gateway's or the controller's
+    component: (
+        str  # `prefill`, `decode`, `gateway`, `controller`: pods of one component differ only in nodes and launch files
+    )
     num_pods: int
     nodes: tuple[str, ...]  # planned for them; empty where any node will do
     spares: tuple[str, ...]
@@ -104,8 +106,7 @@ def needs_of(plan: Deployable) -> Needs:
     A patch may write anything anywhere; without this check `up` would hear of it from the server.
     """
     rendered = plan_objects(plan)
-    in_order = [*rendered.shared, *rendered.gateway, *(each for unit in rendered.units.values() for each in unit)]
-    objects = tuple(each.manifest for each in in_order)
+    objects = tuple(each.manifest for each in rendered.in_order())
     _require_readable(plan, objects)
     places = {unit.name: (unit.nodes, tuple(plan.unit_document(unit)["spares"])) for unit in plan.units}
     pod_sets = tuple(_pod_set(each, places) for each in objects if _template(each) is not None)

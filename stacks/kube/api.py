@@ -1,4 +1,4 @@
-"""The API server as this provider uses it: get, list, server-side apply, delete. Manifests in, manifests out.
+"""The API server as stacks use it: get, list, server-side apply, merge, create, delete. Manifests in, manifests out.
 
 It uses plain REST paths, with one discovery call for each apiVersion in use. Rejected: `kubernetes.dynamic`, which asks
 for every kind of the cluster first and keeps them in a file that other programs share.
@@ -16,9 +16,10 @@ from stacks.kube.errors import NotServedError, RefusedError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.shape import GROUP, KINDS, REVIEW, STORED, Shape, list_shapes, misfit, object_shapes
 
-__all__ = ["DEFAULT_NAMESPACE", "Api", "connect"]
+__all__ = ["DEFAULT_NAMESPACE", "Api", "connect", "connect_inside"]
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
+MERGE = "application/merge-patch+json"
 DEFAULT_NAMESPACE = "default"
 REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
@@ -26,6 +27,11 @@ REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 def connect(context: str | None) -> "Api":
     """Return the cluster of a kubeconfig context, or of the current one. No call is made yet. Raise KubeconfigError."""
     return Api(Connection.by_kubeconfig(context))
+
+
+def connect_inside() -> "Api":
+    """Return the cluster that this process is a pod of. No call is made yet. Raise KubeconfigError outside of one."""
+    return Api(Connection.by_account())
 
 
 class Api:
@@ -104,6 +110,18 @@ class Api:
         shapes = object_shapes(reference.kind) if dry_run else (*object_shapes(reference.kind), STORED)
         answer = self._object("PATCH", path, subject, shapes, query=query, body=manifest, content_type=APPLY)
         return _named(reference, answer)
+
+    def merge(self, reference: Reference, changes: Manifest, *, manager: str, part: str = "") -> None:
+        """Merge `changes` into an object, or into its `part`, such as `scale`; null removes. Raise ProviderError."""
+        path = f"{self._path(reference)}/{part}" if part else self._path(reference)
+        query = [("fieldManager", manager)]
+        self._connection.request("PATCH", path, str(reference), query=query, body=changes, content_type=MERGE)
+
+    def create(self, manifest: Manifest, *, manager: str) -> None:
+        """Create an object that nobody has made. Raise ProviderError."""
+        reference = Reference.of(manifest)
+        query = [("fieldManager", manager)]
+        self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
     def delete(self, reference: Reference, uid: str) -> None:
         """Begin to delete in the foreground: the object stays until what it owns is gone. If it is gone, do nothing.

@@ -66,13 +66,27 @@ class Connection:
 
         No call is made. Raise KubeconfigError.
         """
-        settings = Configuration()
-        settings.retries = RETRIES
-        settings.connection_pool_maxsize = CONNECTIONS
+        settings = _settings()
         try:
             config.load_kube_config(context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
         except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
             raise KubeconfigError(_about_kubeconfig(context, error)) from error
+        return cls(ApiClient(settings))
+
+    @classmethod
+    def by_account(cls) -> Self:
+        """Take the service account of the pod that this process is in; its token is read anew as it is renewed.
+
+        No call is made. Raise KubeconfigError.
+        """
+        settings = _settings()
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except (config.ConfigException, OSError, ValueError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise KubeconfigError(
+                f"this is no pod with a service account ({reason}); elsewhere, name a context of the kubeconfig"
+            ) from error
         return cls(ApiClient(settings))
 
     @property
@@ -119,6 +133,13 @@ class Connection:
         return UnreachableError(
             f"{self.address} answers, but not as an API server does ({why}); correct the kubeconfig's server"
         )
+
+
+def _settings() -> Configuration:
+    settings = Configuration()
+    settings.retries = RETRIES
+    settings.connection_pool_maxsize = CONNECTIONS
+    return settings
 
 
 def _document(body: bytes) -> Any:

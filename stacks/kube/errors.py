@@ -44,6 +44,7 @@ INSTALL = {
     "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml, "
     "or write kubernetes.unit_kind: statefulset",
     "PodMonitor": "install the Prometheus operator, or write kubernetes.monitors: false",
+    "TidemillDeployment": "install it with tidemill controller --definition | kubectl apply --server-side -f -",
     "Certificate": "install cert-manager 1.15 or newer, or leave out kubernetes.tls.issuer and make the Secrets",
     "ComputeDomain": "install NVIDIA's DRA driver for GPUs, or write kubernetes.compute_domain: false",
 }

@@ -119,6 +119,12 @@ SHAPES: Mapping[str, Shape] = {
     "Deployment": {"spec": dict},
     "StatefulSet": {"spec": dict},
     "LeaderWorkerSet": {"spec": dict},
+    "Lease": {"spec": {"holderIdentity?": str, "renewTime?": str}, "metadata": {"resourceVersion": str}},
+    "TidemillDeployment": {
+        "metadata": {"namespace": str, "uid": str, "generation": int, "creationTimestamp": str},
+        "spec": {"timezone": str, "units": [{"name": str, "phase": str}], "steps": [{"at": str, "units": dict}]},
+        "status?": {"conditions?": [{"lastTransitionTime": str}]},
+    },
 }
 
 # kind -> what is read of a rendered object; empty for every kind

@@ -1,7 +1,7 @@
 """A whole plan as a Pulumi component: what all pods share, then the gateway and the units side by side.
 
     Provider -> Deployment -> namespace, account -> gateway
-                                                 -> Occupants -> unit, unit, ... -> Arrivals
+                                                 -> Occupants -> unit, unit, ... -> Arrivals -> controller
 
 Gateway and units wait for each other inside the cluster (ranks register, then the gateway is ready), so Pulumi must
 bring them up together and may order only what comes before both. Units that the plan before had and this one has not
@@ -69,7 +69,11 @@ class Deployment(pulumi.ComponentResource):
         after_list = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=[occupants]), timeout)
         units = [Objects(name, _by_key(name, unit), after_list) for name, unit in objects.units.items()]
         arriving = pulumi.ResourceOptions(parent=self, depends_on=units)
-        Arrivals("units-ready", list(objects.units), _with_deadline(arriving, timeout))
+        arrivals = Arrivals("units-ready", list(objects.units), _with_deadline(arriving, timeout))
+        if objects.controller:  # after the units: each has been seen ready once before any is turned off
+            controller = names.controller_name(plan.name)
+            last = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=[arrivals]), timeout)
+            Objects(controller, _by_key(controller, objects.controller), last)
         self.endpoint = plan.endpoint
         self.register_outputs({"endpoint": self.endpoint})
 

@@ -43,6 +43,7 @@ class PlanObjects:
     shared: tuple[PlanObject, ...]
     gateway: tuple[PlanObject, ...]
     units: dict[str, tuple[PlanObject, ...]]  # by unit name
+    controller: tuple[PlanObject, ...]  # empty where all units stay on
 
     def occupants(self) -> dict[str, dict[str, Any]]:
         """What takes a unit's nodes, by unit name: the identity of its own object."""
@@ -51,8 +52,12 @@ class PlanObjects:
 
     def kinds(self) -> list[str]:
         """Every kind that the cluster has to serve, sorted."""
-        everything = [*self.shared, *self.gateway, *(each for unit in self.units.values() for each in unit)]
-        return sorted({each.kind for each in everything})
+        return sorted({each.kind for each in self.in_order()})
+
+    def in_order(self) -> list[PlanObject]:
+        """Return everything, in the order in which it can be created."""
+        units = (each for unit in self.units.values() for each in unit)
+        return [*self.shared, *self.gateway, *units, *self.controller]
 
 
 def plan_objects(plan: Deployable) -> PlanObjects:
@@ -65,6 +70,7 @@ def plan_objects(plan: Deployable) -> PlanObjects:
         shared=tuple(each for owner, each in owned if owner == "plan"),
         gateway=tuple(each for owner, each in owned if owner == "gateway"),
         units={unit.name: tuple(each for owner, each in owned if owner == unit.name) for unit in plan.units},
+        controller=tuple(each for owner, each in owned if owner == "controller"),
     )
 
 

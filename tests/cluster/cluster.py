@@ -23,6 +23,7 @@ from tests.cluster.control_plane import (
     start_controllers,
     start_scheduler,
 )
+from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.diagnosis import diagnose
 from tests.cluster.dns import dns_answers, start_dns
 from tests.cluster.leaderworkersets import serve_leaderworkersets, start_leaderworkersets
@@ -80,6 +81,10 @@ class Cluster:
     def logs(self) -> Path:
         """The folder of every log; those of pods are below `pods`."""
         return self.control_plane.folder
+
+    def process_of(self, name: str) -> int:
+        """The first process of a node, in whose namespaces everything of it is."""
+        return next(each.process.pid for each in self.control_plane.daemons.started if each.name == name)
 
     def crash_node(self, name: str) -> None:
         """Everything on the node ends at once, as when the power fails; nobody tells the API server."""
@@ -151,6 +156,7 @@ def _start(run: Run, network: Network, control_plane: ControlPlane, outside: Dae
     start_scheduler(control_plane)
     serve_leaderworkersets(control_plane)
     serve_certificates(control_plane)
+    serve_definitions(control_plane, [OUR_DEFINITION])
     objects = Objects(control_plane.api, str(control_plane.folder / "discovery.json"))
     start_dns(control_plane, objects)
     start_leaderworkersets(control_plane, objects)

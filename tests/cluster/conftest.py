@@ -15,7 +15,7 @@ from tests.cluster import build, preconditions
 from tests.cluster.cert_manager import serve_certificates
 from tests.cluster.cluster import CLUSTER_PRODUCTS, Cluster, running_cluster
 from tests.cluster.control_plane import Address, ControlPlane, running_api_server, start_controllers
-from tests.cluster.definitions import serve_definitions
+from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, create_nodes, h800_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.leaderworkersets import serve_leaderworkersets
 from tests.cluster.processes import Daemons
@@ -96,7 +96,7 @@ def toolchain(aloud: Callable[[], AbstractContextManager[None]]) -> Callable[...
 def api_server(
     toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    """An API server that knows LeaderWorkerSets, PodMonitors and Certificates, and no controller.
+    """An API server that knows our own kind, LeaderWorkerSets, PodMonitors and Certificates, and no controller.
 
     Use a namespace of your own.
     """
@@ -104,7 +104,7 @@ def api_server(
     daemons = Daemons(tmp_path_factory.mktemp("control-plane"))
     with running_api_server(daemons, Address.on_loopback()) as started:
         serve_leaderworkersets(started)
-        serve_definitions(started, [monitors])
+        serve_definitions(started, [monitors, OUR_DEFINITION])
         serve_certificates(started)
         yield started
 

@@ -11,9 +11,10 @@ from kubernetes.client import ApiClient
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.objects import Objects
 
-__all__ = ["serve_definitions"]
+__all__ = ["OUR_DEFINITION", "serve_definitions"]
 
 SERVED_TIMEOUT_S = 60
+OUR_DEFINITION = Path(__file__).parents[2] / "stacks" / "controller" / "definition.yaml"
 
 
 def serve_definitions(control_plane: ControlPlane, files: Iterable[Path]) -> None:

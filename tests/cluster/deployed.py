@@ -1,4 +1,4 @@
-"""The demo's plan as `pulumi up` brings it to a cluster, and ways to look at it from the cluster's host."""
+"""A plan as `pulumi up` brings it to a cluster, and ways to look at it from the cluster's host."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.cluster.cert_manager import ISSUER
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
 
-__all__ = ["Deployed", "listing", "new_stack"]
+__all__ = ["RESOURCES", "Deployed", "listing", "new_stack"]
 
 STACKS = Path(__file__).parents[2] / "stacks"
 DEMO = STACKS / "specs" / "demo.yaml"
@@ -44,6 +44,7 @@ class Deployed:
     pulumi: Pulumi
     spec: Path
     namespace: str
+    name: str = "demo"  # the plan's
 
     @classmethod
     def of_demo(cls, executable: Path, folder: Path, cluster: Cluster, namespace: str) -> "Deployed":
@@ -77,12 +78,14 @@ class Deployed:
 
     def endpoint(self) -> str:
         """The gateway's Service, by its ClusterIP."""
-        service = client.CoreV1Api(self.cluster.api).read_namespaced_service("demo-gateway", self.namespace)
+        service = client.CoreV1Api(self.cluster.api).read_namespaced_service(f"{self.name}-gateway", self.namespace)
         return f"http://{service.spec.cluster_ip}:{service.spec.ports[0].port}"
 
     def pods(self, owner: str) -> list[client.V1Pod]:
-        """Of a unit, in order of its group; of the gateway, `owner` is `demo-gateway`."""
-        label = "app.kubernetes.io/component=gateway" if owner == "demo-gateway" else f"tidemill.dev/unit={owner}"
+        """Of a unit, in order of its group; of the gateway or the controller, `owner` is `NAME-gateway`."""
+        component = owner.removeprefix(f"{self.name}-")
+        others = component in ("gateway", "controller")
+        label = f"app.kubernetes.io/component={component}" if others else f"tidemill.dev/unit={owner}"
         found = client.CoreV1Api(self.cluster.api).list_namespaced_pod(self.namespace, label_selector=label)
         return sorted(found.items, key=lambda pod: pod.metadata.name)
 

@@ -20,6 +20,7 @@ from kubernetes.client.exceptions import ConflictException
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.doctor.checks import findings
+from stacks.doctor.findings import plural
 from stacks.doctor.needs import needs_of
 from stacks.doctor.reading import read_facts
 from stacks.kube.api import Api
@@ -317,7 +318,7 @@ def test_a_user_without_rights_hears_which(control_plane, needs):
     found = findings(needs, facts)
 
     assert {each.check for each in found} == {"rights"}
-    assert {each.object for each in found if each.blocks} == {f"{kind}s" for _, kind in needs.kinds}
+    assert {each.object for each in found if each.blocks} == {plural(kind) for _, kind in needs.kinds}
     assert {each.verbs for each in facts.denied} == {("get", "create", "patch", "delete")}
     assert {"nodes", "pods", "the namespace"} <= {each.object for each in found if not each.blocks}
 
@@ -328,7 +329,11 @@ def test_rights_in_a_namespace_are_enough_there(control_plane, needs):
     with suppress(ConflictException):  # other tests plan for that namespace too
         core.create_namespace({"metadata": {"name": "tidemill"}})
     rules = [
-        {"apiGroups": ["", "apps", "leaderworkerset.x-k8s.io"], "resources": ["*"], "verbs": [*VERBS, "list"]},
+        {
+            "apiGroups": ["", "apps", "leaderworkerset.x-k8s.io", "networking.k8s.io"],
+            "resources": ["*"],
+            "verbs": [*VERBS, "list"],
+        },
     ]
     rbac.create_namespaced_role("tidemill", {"metadata": {"name": "deployer"}, "rules": rules})
     subject = {"kind": "User", "name": "adam", "apiGroup": "rbac.authorization.k8s.io"}

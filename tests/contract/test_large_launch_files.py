@@ -99,6 +99,7 @@ def test_a_larger_file_is_in_several_config_maps(large):
         f"configmap-{MAP}.yaml": None,
         f"configmap-{MAP}-part-1.yaml": None,
         f"configmap-{UNIT}.yaml": UNIT,
+        f"networkpolicy-{UNIT}.yaml": UNIT,
         f"service-{UNIT}.yaml": UNIT,
         f"leaderworkerset-{UNIT}.yaml": UNIT,
     }

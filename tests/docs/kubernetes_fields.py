@@ -19,6 +19,7 @@ KINDS = {
     "Service": "io.k8s.api.core.v1.Service",
     "ServiceAccount": "io.k8s.api.core.v1.ServiceAccount",
     "Namespace": "io.k8s.api.core.v1.Namespace",
+    "NetworkPolicy": "io.k8s.api.networking.v1.NetworkPolicy",
     "PodDisruptionBudget": "io.k8s.api.policy.v1.PodDisruptionBudget",
 }
 LEADER_WORKER_SET = {
@@ -58,7 +59,8 @@ OPERATED = {
     "spec": "",
     "status": "",
 }  # the rest is theirs
-OTHER_KINDS = LEADER_WORKER_SET | {"PodMonitor": OPERATED, "ComputeDomain": OPERATED, "Certificate": OPERATED}
+THEIR_KINDS = ("PodMonitor", "ComputeDomain", "Certificate")
+OTHER_KINDS = LEADER_WORKER_SET | dict.fromkeys(THEIR_KINDS, OPERATED)
 PLAIN = {
     "IntOrString": "int or text",
     "Quantity": "quantity",

@@ -15,6 +15,7 @@ from planner.problems.errors import TidemillError
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from stacks import cli
+from stacks.controller.cli import read_deployment
 from stacks.doctor import needs
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
@@ -206,6 +207,7 @@ BROUGHT_ABOUT = {
     "R414": _empty_window,
     "R415": lambda _: read_call(_options(window="0-600")),
     "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv"))),
+    "R501": lambda _: read_deployment("chat"),
 }
 
 

@@ -86,6 +86,7 @@ def test_what_is_rendered(objects):
         "Kustomization": 1,
         "LeaderWorkerSet": 2,
         "Namespace": 1,
+        "NetworkPolicy": 4,
         "Service": 4,
         "ServiceAccount": 2,
     }

@@ -45,6 +45,7 @@ def test_every_kind_of_the_plan_is_asked_for(needs):
     assert needs.kinds == [
         ("apps/v1", "Deployment"),
         ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
+        ("networking.k8s.io/v1", "NetworkPolicy"),
         ("v1", "ConfigMap"),
         ("v1", "Namespace"),
         ("v1", "Service"),

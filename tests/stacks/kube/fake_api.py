@@ -42,6 +42,7 @@ KINDS = {
         {"name": "deployments", "kind": "Deployment", "namespaced": True},
         {"name": "statefulsets", "kind": "StatefulSet", "namespaced": True},
     ],
+    "/apis/networking.k8s.io/v1": [{"name": "networkpolicies", "kind": "NetworkPolicy", "namespaced": True}],
     "/apis/scheduling.k8s.io/v1": [{"name": "priorityclasses", "kind": "PriorityClass", "namespaced": False}],
     "/apis/storage.k8s.io/v1": [{"name": "storageclasses", "kind": "StorageClass", "namespaced": False}],
     "/apis/leaderworkerset.x-k8s.io/v1": [{"name": "leaderworkersets", "kind": "LeaderWorkerSet", "namespaced": True}],

@@ -160,6 +160,6 @@ def test_the_command_says_that_nothing_switches_units(server, tmp_path, monkeypa
     assert cli.main(["status", str(path), "--context", "any"]) == 0
 
     assert (
-        "Nothing switches units in a cluster yet: all of them stay on, whatever the schedule says."
+        "Nothing switches units in a cluster without kubernetes.controller: all of them stay on."
         in capsys.readouterr().err
     )

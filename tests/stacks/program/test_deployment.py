@@ -15,6 +15,7 @@ from stacks.kube.manifest import OBJECTS
 from stacks.program.deployment import deploy
 from stacks.program.plan_objects import plan_objects
 from stacks.provider import occupants
+from tests.stacks.controller.day_spec import day_plan
 from tests.stacks.deployments import DEMO_SPEC
 
 
@@ -85,6 +86,18 @@ def test_units_come_after_the_list_of_all_units(plan, declared):
     assert declared[-1][2] == {"names": [unit.name for unit in plan.units]}
 
 
+def test_the_controller_comes_last(tmp_path):
+    """Each unit has been seen ready once before any is turned off."""
+    of_day = day_plan(tmp_path)
+
+    assert [name for _, name, _ in declared_of(of_day, slow="units-ready")[-2:]] == [
+        "units-ready",
+        "demo-day-controller",
+    ]
+    assert len(plan_objects(of_day).controller) == 6
+    assert "tidemill.dev/v1alpha1/TidemillDeployment" in plan_objects(of_day).kinds()
+
+
 def test_what_pods_share_waits_for_its_namespace_alone(plan):
     """One that takes long keeps none of the others."""
     with_budgets = replace(plan, kubernetes=plan.kubernetes.model_copy(update={"disruptions": 0}))
@@ -100,7 +113,7 @@ def test_gateway_and_units_are_one_resource_each(plan, declared):
     objects = plan_objects(plan)
 
     assert set(made) == {"demo-gateway", *objects.units}  # the engine hears of them in any order
-    assert set(made["demo-prefill-0"]) == {"ConfigMap", "LeaderWorkerSet", "Service"}
+    assert set(made["demo-prefill-0"]) == {"ConfigMap", "LeaderWorkerSet", "NetworkPolicy", "Service"}
     assert {"Deployment", "Service", "Service demo-registry"} <= set(made["demo-gateway"])
     for name, of_owner in {"demo-gateway": objects.gateway, **objects.units}.items():
         assert len(made[name]) == len(of_owner)

@@ -1,0 +1,62 @@
+"""The words of templates for the controller: its pod, what it may do, and the day that it follows."""
+
+from typing import Any
+
+from planner.facts import names
+from planner.manifests.pod_parts import requests_of
+from planner.manifests.pods import Variables
+from planner.plan.deployable import Deployable
+
+__all__ = ["controller_variables"]
+
+
+def controller_variables(plan: Deployable) -> Variables | None:
+    """Return what the controller's objects are made of; None where the spec has no controller.
+
+    The rules of the spec see to it that there is a day.
+    """
+    kubernetes, day = plan.kubernetes, plan.timetable
+    if kubernetes.controller is None or day is None:
+        return None
+    name, namespace = names.controller_name(plan.name), kubernetes.namespace
+    resources = requests_of(kubernetes.controller.resources)
+    variables: Variables = {
+        "name": name,
+        "namespace": namespace,
+        "labels": names.labels(plan.name, "controller"),
+        "selector": names.controller_selector(plan.name),
+        "plan": plan.name,
+        "deployment": f"{namespace}/{plan.name}",
+        "image": kubernetes.controller.image or kubernetes.image,
+        "api_version": names.DEPLOYMENT_API_VERSION,
+        "kind": names.DEPLOYMENT_KIND,
+        "group": names.DOMAIN,
+        "pace": f"{kubernetes.controller.pace:g}",
+        "timezone": day.timezone,
+        "warm_up_s": f"{day.warm_up_s:g}",
+        "drain_s": f"{day.drain_s:g}",
+        "notice_s": f"{day.notice_s:g}",
+        "units": _units(plan),
+        "steps": [{"at": step.at, "units": step.num_units} for step in day.steps],
+    }
+    return variables | ({"resources": resources} if resources else {}) | _lending(plan)
+
+
+def _units(plan: Deployable) -> list[dict[str, Any]]:
+    """Return the units in the order in which steps count them."""
+    lends = plan.kubernetes.lends_nodes
+    return [
+        {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes)}
+        | ({"nodes": list(unit.nodes)} if lends else {})
+        for unit in plan.units
+    ]
+
+
+def _lending(plan: Deployable) -> Variables:
+    """Return what the controller needs more where the nodes of units that are off do other work."""
+    if not plan.kubernetes.lends_nodes:
+        return {}
+    steps = plan.timetable.steps if plan.timetable else ()
+    switched = {unit for step in steps for unit in step.units if any(unit not in other.units for other in steps)}
+    nodes = sorted({node for unit in plan.units if unit.name in switched for node in unit.nodes})
+    return {"nodes": nodes, "nodes_role": names.controller_nodes_role(plan.kubernetes.namespace, plan.name)}

@@ -1,0 +1,93 @@
+"""NetworkPolicies: what they are made of. They allow the edges of the design and no other.
+
+    callers -> gateway: http          ranks -> gateway: registry       prefill -> decode: kv
+    ranks of one unit: everything     scrapers -> everybody: metrics   everybody -> DNS
+    controller -> API server          another engine's router and units: everything among themselves
+
+What a kubelet asks for probes is always allowed. A cluster whose network does not enforce policies ignores them, and
+pods on the network of their node, or with interfaces of other networks, escape them.
+"""
+
+from typing import Any
+
+from planner.facts import names
+from planner.facts.engines import OURS
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.manifests.container import engine_container
+from planner.plan.deployable import Deployable
+
+__all__ = ["controller_edges", "edges_of_all", "gateway_edges", "unit_edges"]
+
+Edges = dict[str, Any]  # `ingress` and `egress`: lists of rules of a NetworkPolicy
+
+API_SERVER_PORTS = (443, 6443)  # its Service's, and what it listens on by default: kube-apiserver --secure-port
+DNS_PORT = 53
+EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
+
+
+def edges_of_all() -> Edges:
+    """Return what every pod of a plan may do; what nothing else allows is refused, both ways."""
+    return {"ingress": [], "egress": [{"ports": [_port(DNS_PORT, protocol=each) for each in ("UDP", "TCP")]}]}
+
+
+def gateway_edges(plan: Deployable) -> Edges:
+    """Return whom the gateway talks to: ours is called by ranks, and another engine's router calls them."""
+    ports = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]
+    units = {"podSelector": _of_units(plan)}
+    from_callers = {"ports": [_port(ports["http"])]}  # anybody, from outside the cluster too
+    scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(ports["metrics"])]}
+    if plan.engine == OURS:
+        return {
+            "ingress": [from_callers, {"from": [units], "ports": [_port(ports["registry"])]}, scraped],
+            "egress": [],
+        }
+    watches = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["container"].get("watches_pods", False)
+    to_server: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}] if watches else []
+    return {"ingress": [from_callers, {"from": [units]}, scraped], "egress": [{"to": [units]}, *to_server]}
+
+
+def unit_edges(plan: Deployable, unit: Unit) -> Edges:
+    """Return whom the pods of a unit talk to."""
+    own = {"podSelector": {"matchLabels": names.unit_selector(unit.name)}}
+    if plan.engine != OURS:
+        container = engine_container(plan.unit_document(unit))
+        scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(container.ports[container.metrics])]}
+        everybody = {"podSelector": {"matchLabels": names.plan_selector(plan.name)}}
+        return {"ingress": [{"from": [everybody]}, scraped], "egress": [{"to": [everybody]}]}
+    ports, last = plan.unit_document(unit)["ports"], unit.ranks_per_node - 1
+    gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
+    kv, metrics = ([_port(ports[name], ports[name] + last)] for name in ("kv", "metrics"))
+    edges: Edges = {
+        "ingress": [{"from": [own]}, {"from": [EVERY_NAMESPACE], "ports": metrics}],
+        "egress": [{"to": [own]}, {"to": [gateway], "ports": [_port(ports["registry"])]}],
+    }
+    if unit.phase == "decode":
+        edges["ingress"].append({"from": [_of_phase(plan, "prefill")], "ports": kv})
+    if unit.phase == "prefill":
+        decode = max(each.ranks_per_node for each in plan.units_of("decode"))
+        edges["egress"].append(
+            {"to": [_of_phase(plan, "decode")], "ports": [_port(ports["kv"], ports["kv"] + decode - 1)]}
+        )
+    return edges
+
+
+def controller_edges() -> Edges:
+    """Return whom the controller talks to: nobody calls it, and it calls the API server, which is no pod."""
+    return {"ingress": [], "egress": [{"ports": [_port(port) for port in API_SERVER_PORTS]}]}
+
+
+def _of_units(plan: Deployable) -> Edges:
+    """Return what picks the pods of all units."""
+    is_unit = {"key": names.UNIT_LABEL, "operator": "Exists"}
+    return {"matchLabels": names.plan_selector(plan.name), "matchExpressions": [is_unit]}
+
+
+def _of_phase(plan: Deployable, phase: Phase) -> Edges:
+    return {"podSelector": {"matchLabels": names.phase_selector(plan.name, phase)}}
+
+
+def _port(first: int, last: int | None = None, protocol: str = "TCP") -> dict[str, Any]:
+    """Return a port, or all from `first` to `last`."""
+    more = {"endPort": last} if last is not None and last > first else {}
+    return {"protocol": protocol, "port": first} | more

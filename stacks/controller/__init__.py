@@ -1,0 +1,1 @@
+"""Units in a cluster that follow the plan's day by themselves."""

@@ -1,0 +1,88 @@
+"""What the controller writes: a unit's replicas, marks of nodes, a deployment's status, and events that say so.
+
+Replicas go through `/scale`, under a field manager of our own, and no manifest has them. So neither Pulumi nor a Git
+repository takes them back, and neither sees drift in them. (The server records that manager for its own kinds only, and
+for a LeaderWorkerSet nobody: github.com/kubernetes/kubernetes/issues/131892.)
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+
+from planner.facts import names
+from stacks.controller.decide import Scale
+from stacks.controller.lend import RECLAIMED, Mark, Marks
+from stacks.controller.observe import UNIT_API_VERSION, UNIT_KIND, deployment_reference
+from stacks.controller.report import Status, timestamp
+from stacks.kube.api import Api
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest, Reference
+
+__all__ = ["FIELD_MANAGER", "mark_nodes", "scale", "tell", "write_status"]
+
+FIELD_MANAGER = "tidemill-controller"
+
+
+def scale(api: Api, namespace: str, change: Scale) -> None:
+    """Turn a unit on or off. Raise ProviderError."""
+    unit = Reference(UNIT_API_VERSION, UNIT_KIND, namespace, change.unit)
+    api.merge(unit, {"spec": {"replicas": int(change.is_on)}}, part="scale", manager=FIELD_MANAGER)
+
+
+def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[ProviderError]:
+    """Mark the plan's `nodes`, and yield what went wrong with some of them. Raise ProviderError if nobody may look."""
+    selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
+    marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
+    for name in nodes:
+        mark, live = marks.of(name), marked.get(name)
+        if mark == (live["metadata"]["labels"][names.NODE_LABEL] if live else None):
+            continue
+        try:
+            _mark_node(api, plan, name, live or api.get(Reference("v1", "Node", "", name)), mark)
+        except ProviderError as error:
+            yield error
+
+
+def _mark_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
+    """Write label and taint at once, and only if nobody has written the node since; a node that is gone is left."""
+    if live is None:
+        return
+    taints = [each for each in live["spec"].get("taints") or [] if each["key"] != names.RECLAIMED_TAINT]
+    if mark == RECLAIMED:
+        taints.append({"key": names.RECLAIMED_TAINT, "value": plan, "effect": "NoSchedule"})
+    labels = {names.PLAN_LABEL: plan if mark else None, names.NODE_LABEL: mark}
+    metadata = {"resourceVersion": live["metadata"]["resourceVersion"], "labels": labels}
+    changes = {"metadata": metadata, "spec": {"taints": taints or None}}
+    api.merge(Reference("v1", "Node", "", name), changes, manager=FIELD_MANAGER)
+
+
+def write_status(api: Api, deployment: Manifest, status: Status) -> None:
+    """Make the deployment's status this one; if it is, send nothing. Raise ProviderError."""
+    if deployment.get("status") == status:
+        return
+    metadata = deployment["metadata"]
+    reference = deployment_reference(metadata["namespace"], metadata["name"])
+    gone = dict.fromkeys((deployment.get("status") or {}).keys() - status.keys())
+    api.merge(reference, {"status": gone | status}, part="status", manager=FIELD_MANAGER)
+
+
+def tell(api: Api, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False) -> None:
+    """Write an event about the deployment, which `kubectl describe` shows. Raise ProviderError."""
+    metadata = deployment["metadata"]
+    name = f"{metadata['name']}.{secrets.token_hex(8)}"
+    about = {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
+    api.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "involvedObject": {"apiVersion": names.DEPLOYMENT_API_VERSION, "kind": names.DEPLOYMENT_KIND} | about,
+            "type": "Warning" if is_warning else "Normal",
+            "reason": reason,
+            "message": message,
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": timestamp(now),
+            "lastTimestamp": timestamp(now),
+            "count": 1,
+        },
+        manager=FIELD_MANAGER,
+    )

@@ -1,0 +1,87 @@
+"""The `tidemill controller` command: this file reads words and signals, and the room follows the day."""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from planner.cli import add_command
+from planner.facts.names import DEPLOYMENT_KIND, controller_name
+from planner.problems.errors import CallError, Violation
+from planner.problems.printable import printable
+
+__all__ = ["add_controller", "read_deployment"]
+
+DEFINITION = Path(__file__).parent / "definition.yaml"
+
+
+def add_controller(commands: Any) -> None:
+    """Add the command to what `add_subparsers` returned."""
+    controller = add_command(
+        commands,
+        "controller",
+        "make a deployment's units follow its day",
+        f"Turn the units of a {DEPLOYMENT_KIND} on and off as its day says, until it is told to end. It runs in the "
+        "cluster, where kubernetes.controller puts it; with --dry-run it says what it would do, from anywhere.",
+    )
+    controller.add_argument("deployment", nargs="?", metavar="NAMESPACE/NAME", help=f"the {DEPLOYMENT_KIND}")
+    controller.add_argument(
+        "--context", metavar="NAME", help="a context of the kubeconfig; default: this pod's account"
+    )
+    controller.add_argument("--dry-run", action="store_true", help="write nothing, and say what would be done")
+    controller.add_argument("--once", action="store_true", help="look once instead of until it is told to end")
+    controller.add_argument(
+        "--definition", action="store_true", help=f"print the definition of {DEPLOYMENT_KIND}, for kubectl apply"
+    )
+    controller.set_defaults(command=_controller)
+
+
+def _controller(arguments: argparse.Namespace) -> None:
+    if arguments.definition:
+        print(DEFINITION.read_text(encoding="utf-8"), end="")
+        return
+    namespace, name = read_deployment(arguments.deployment)
+    _follow(namespace, name, arguments.context, dry_run=arguments.dry_run, once=arguments.once)
+
+
+def read_deployment(written: str | None) -> tuple[str, str]:
+    """Return the namespace and the name of a deployment. Raise CallError."""
+    namespace, slash, name = (written or "").partition("/")
+    if namespace and slash and name and "/" not in name:
+        return namespace, name
+    rule, reason = "R501 must be NAMESPACE/NAME", "that is how kubectl get tidemill -A lists a deployment"
+    fix = f"write the namespace and the name of a {DEPLOYMENT_KIND}, with a slash between them"
+    raise CallError([Violation("DEPLOYMENT", written, rule, reason, fix).at("tidemill controller")])
+
+
+def _follow(namespace: str, name: str, context: str | None, *, dry_run: bool, once: bool) -> None:
+    from stacks.controller.act import FIELD_MANAGER  # loads the Kubernetes client, which nothing else here needs
+    from stacks.controller.lease import Lease
+    from stacks.controller.loop import Following, follow, one_round
+    from stacks.kube.api import connect, connect_inside
+    from stacks.kube.errors import ProviderError
+    from stacks.live.status import ClusterError
+
+    holder = f"{socket.gethostname()}_{os.getpid()}"
+    lease = None if dry_run else Lease.of(namespace, controller_name(name), holder, FIELD_MANAGER)
+    try:
+        api = connect(context) if context else connect_inside()
+        following = Following(api, namespace, name, lease, _say)
+        if once:
+            _say(one_round(following, time.time()))
+            return
+    except ProviderError as error:
+        raise ClusterError(error) from None
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    follow(following, ending.is_set, ending.wait)
+
+
+def _say(sentence: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {printable(sentence)}", file=sys.stdout, flush=True)

@@ -1,0 +1,165 @@
+"""What to do now, so that the units follow the day. Pure: it asks for no time and touches no cluster.
+
+    start   a unit that the day wants, from its warm-up on
+    drain   a unit that the day does not want, as soon as enough others of every phase are ready
+
+A unit is drained by scaling it to 0: its pods are told to end, the gateway sends them nothing new, and they go when
+their answers are done. Prefill and decode change together, since no unit goes while either phase would have fewer ready
+units than the day wants. So a unit that stays away keeps another one in its place.
+
+A person may hold everything as it is, or force another state of the day, both until a time.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import floor
+
+from planner.facts.terms import Phase
+from planner.schedule.clock import changes_between, state_at, units_at
+from planner.schedule.runs import runs_between
+from planner.schedule.schedule import Step
+from stacks.controller.situation import Force, LiveUnit, Situation
+
+__all__ = ["Decision", "NextChange", "Scale", "decide", "units_on"]
+
+LOOK_AHEAD_S = 2 * 86_400  # a day has a change unless all its states are equal; clocks may shift it
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A unit that has to run, or to go."""
+
+    unit: str
+    is_on: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class NextChange:
+    """When the day's state changes next, and the units that then serve, or go."""
+
+    instant: int
+    starts: tuple[str, ...]
+    stops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done, and what a person is told of it."""
+
+    state: str  # when the state began that is wanted now: `22:00`
+    scales: tuple[Scale, ...]
+    wanted: tuple[str, ...]  # the units that have to serve now
+    next_change: NextChange | None
+    is_held: bool
+    is_forced: bool
+    short: tuple[str, ...]  # phases with fewer ready units than wanted: `1 of 2 decode units are ready`
+    why: str
+
+
+def decide(situation: Situation, now: float) -> Decision:
+    """Return what to do at `now`, in seconds since 1970-01-01 00:00 UTC."""
+    orders, force = situation.orders, _force(situation, now)
+    wanted = _wanted(situation, now, force)
+    short = tuple(_short(situation.units, _count(situation, wanted)))
+    decision = Decision(
+        state=force.state if force else state_at(situation.timetable, floor(now)).at,
+        scales=(),
+        wanted=wanted,
+        next_change=_next_change(situation, now),
+        is_held=orders.hold_until is not None and now < orders.hold_until,
+        is_forced=force is not None,
+        short=short,
+        why="held as it is",
+    )
+    if decision.is_held:
+        return decision
+    on = units_on(situation, now)
+    starts, drains = tuple(_starts(situation.units, on)), tuple(_drains(situation, wanted, on))
+    kept = [unit.name for unit in situation.units if unit.is_on and unit.name not in {*on, *(e.unit for e in drains)}]
+    return replace(decision, scales=starts + drains, why=_why(situation, decision, kept, force))
+
+
+def units_on(situation: Situation, now: float, ahead_s: float = 0.0) -> set[str]:
+    """Return the units that have to run now, or within `ahead_s`: those that serve, and those that warm up for it."""
+    timetable, force = situation.timetable, _force(situation, now)
+    if force is None:
+        runs = runs_between(timetable, floor(now), floor(now + ahead_s) + 1)
+        return {
+            run.unit
+            for run in runs
+            if (run.starts is None or run.starts <= now + ahead_s) and (run.drains is None or now < run.drains)
+        }
+    is_near = force.until - now <= timetable.warm_up_s + ahead_s
+    return {*_step(situation, force).units, *(units_at(timetable, floor(force.until)) if is_near else ())}
+
+
+def _wanted(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
+    """Return the units that have to serve now."""
+    if force is not None:
+        return _step(situation, force).units
+    return units_at(situation.timetable, floor(now))
+
+
+def _force(situation: Situation, now: float) -> Force | None:
+    force = situation.orders.force
+    return force if force and now < force.until else None
+
+
+def _step(situation: Situation, force: Force) -> Step:
+    """Return the state that is forced; `observe.py` has looked that there is one."""
+    return next(step for step in situation.timetable.steps if step.at == force.state)
+
+
+def _starts(units: Sequence[LiveUnit], on: set[str]) -> Iterator[Scale]:
+    for unit in units:
+        if unit.name in on and unit.replicas == 0:
+            yield Scale(unit.name, True, "its time has come")
+
+
+def _drains(situation: Situation, wanted: Sequence[str], on: set[str]) -> Iterator[Scale]:
+    """Yield the units that may go, last ones first, as long as every phase keeps what is wanted."""
+    needed, ready = _count(situation, wanted), _ready(situation.units)
+    for unit in reversed(situation.units):
+        if unit.name in on or not unit.is_on:
+            continue
+        left = ready - Counter({unit.phase: int(unit.is_ready)})
+        if all(left[phase] >= number for phase, number in needed.items()):
+            ready = left
+            yield Scale(unit.name, False, "nobody needs it now")
+
+
+def _count(situation: Situation, units: Sequence[str]) -> Counter[Phase]:
+    phases = situation.phases()
+    return Counter(phases[unit] for unit in units)
+
+
+def _ready(units: Sequence[LiveUnit]) -> Counter[Phase]:
+    return Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
+
+
+def _short(units: Sequence[LiveUnit], needed: Counter[Phase]) -> Iterator[str]:
+    ready = _ready(units)
+    for phase, number in needed.items():
+        if ready[phase] < number:
+            yield f"{ready[phase]} of {number} {phase} units are ready"
+
+
+def _next_change(situation: Situation, now: float) -> NextChange | None:
+    begin = floor(now)
+    for change in changes_between(situation.timetable, begin + 1, begin + LOOK_AHEAD_S):
+        return NextChange(change.instant, change.starts, change.stops)
+    return None
+
+
+def _why(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
+    """Return what a person reads. A unit is kept only while one that is wanted is not ready."""
+    ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
+    awaited = [unit for unit in decision.wanted if unit not in ready]
+    missing = [unit.name for unit in situation.units if unit.replicas is None]
+    parts = [f"state {force.state} is forced"] if force else []
+    parts += decision.short
+    parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
+    parts += [f"{', '.join(missing)} not created"] if missing else []
+    return "; ".join(parts) or "as planned"

@@ -1,0 +1,90 @@
+"""One controller at a time: whoever holds a Lease acts, and the others wait until it is let go or runs out.
+
+Two that act at once would do no harm, since both read everything anew and would decide alike; they would say everything
+twice. So a lease that is lost is no error.
+
+Rejected: `kubernetes.leaderelection`. It runs threads, keeps its record in an annotation of a ConfigMap, and does not
+let go when it ends.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from stacks.kube.api import Api
+from stacks.kube.errors import RefusedError
+from stacks.kube.manifest import Manifest, Reference
+
+__all__ = ["LASTS_S", "Lease"]
+
+LASTS_S = 15  # Kubernetes' own controllers' default: --leader-elect-lease-duration of kube-controller-manager
+API_VERSION = "coordination.k8s.io/v1"
+CONFLICTS = (404, 409)  # it was deleted, or somebody else has written it first
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A Lease, and who wants to hold it."""
+
+    reference: Reference
+    holder: str
+    manager: str
+
+    @classmethod
+    def of(cls, namespace: str, name: str, holder: str, manager: str) -> "Lease":
+        """Return the lease of that name."""
+        return cls(Reference(API_VERSION, "Lease", namespace, name), holder, manager)
+
+    def is_taken(self, api: Api, now: float) -> bool:
+        """Take or renew it. Return False where somebody else holds it. Raise ProviderError.
+
+        `now` is compared with the time that the holder has written: machines whose clocks differ by more than the lease
+        lasts take it from each other, which does no harm.
+        """
+        live = api.get(self.reference)
+        if live is not None and _is_held(live["spec"], self.holder, now):
+            return False
+        return self._write(api, live, self.holder, now)
+
+    def let_go(self, api: Api, now: float) -> None:
+        """Let another one take it at once. Raise ProviderError."""
+        live = api.get(self.reference)
+        if live is not None and live["spec"].get("holderIdentity") == self.holder:
+            self._write(api, live, "", now)
+
+    def _write(self, api: Api, live: Manifest | None, holder: str, now: float) -> bool:
+        """Write it if nobody else has in the meantime; return whether that was so."""
+        was = live["spec"] if live is not None else {}
+        is_new = was.get("holderIdentity") != holder
+        spec = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": LASTS_S,
+            "renewTime": _micro_time(now),
+            "acquireTime": _micro_time(now) if is_new else was.get("acquireTime"),
+            "leaseTransitions": int(was.get("leaseTransitions") or 0) + int(is_new and bool(holder)),
+        }
+        metadata: dict[str, Any] = {"name": self.reference.name, "namespace": self.reference.namespace}
+        try:
+            if live is None:
+                new = {"apiVersion": API_VERSION, "kind": "Lease", "metadata": metadata, "spec": spec}
+                api.create(new, manager=self.manager)
+            else:
+                version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
+                api.merge(self.reference, version | {"spec": spec}, manager=self.manager)
+        except RefusedError as error:
+            if error.status in CONFLICTS:
+                return False
+            raise
+        return True
+
+
+def _is_held(spec: dict[str, Any], by_us: str, now: float) -> bool:
+    """Return whether somebody else holds it still."""
+    holder, renewed = spec.get("holderIdentity"), spec.get("renewTime")
+    if not holder or holder == by_us or not renewed:
+        return False
+    return now < datetime.fromisoformat(renewed).timestamp() + float(spec.get("leaseDurationSeconds") or LASTS_S)
+
+
+def _micro_time(instant: float) -> str:
+    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,170 @@
+"""The cluster as the controller needs it: a TidemillDeployment and its units' LeaderWorkerSets to a `Situation`."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from planner.facts import names
+from planner.facts.day import DAY_MINUTES, minute_of
+from planner.facts.terms import Phase
+from planner.facts.timezones import is_timezone
+from planner.schedule.schedule import Step
+from planner.schedule.timetable import Timetable
+from stacks.controller.clock import Clock
+from stacks.controller.lend import FREE, RECLAIMED, Marks
+from stacks.controller.situation import Force, LiveUnit, Orders, Situation
+from stacks.kube.api import Api
+from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.readiness import missing
+
+__all__ = [
+    "Observed",
+    "WrongDay",
+    "clock_of",
+    "deployment_reference",
+    "find_deployment",
+    "marks_before",
+    "observe",
+    "situation_of",
+]
+
+UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
+
+
+class WrongDay(ValueError):
+    """A TidemillDeployment that its schema admits and whose day nobody can follow: which field, and why."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the deployment's own object and its units make together, and the clock that it goes by."""
+
+    situation: Situation
+    clock: Clock
+
+
+def deployment_reference(namespace: str, name: str) -> Reference:
+    """Return what names a TidemillDeployment."""
+    return Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, namespace, name)
+
+
+def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
+    """Return the TidemillDeployment as it is; None where there is none. Raise ProviderError."""
+    return api.get(deployment_reference(namespace, name))
+
+
+def observe(api: Api, deployment: Manifest) -> Observed:
+    """Look at the units once. Raise ProviderError or WrongDay."""
+    metadata, spec, clock = deployment["metadata"], deployment["spec"], clock_of(deployment)
+    selector = f"{names.PLAN_LABEL}={metadata['name']}"
+    units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
+    ending = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
+    return Observed(situation_of(spec, units, clock, ending), clock)
+
+
+def clock_of(deployment: Manifest) -> Clock:
+    """Return the clock that its day goes by."""
+    return Clock(_instant(deployment["metadata"]["creationTimestamp"]), float(deployment["spec"].get("pace", 1)))
+
+
+def situation_of(
+    spec: Mapping[str, Any], objects: Sequence[Manifest], clock: Clock, ending: Collection[str] = ()
+) -> Situation:
+    """Return what a deployment's spec and its units' objects say; those in `ending` still have pods. Raise WrongDay."""
+    live = {each["metadata"]["name"]: each for each in objects}
+    units = tuple(_unit(each, live.get(each["name"]), ending) for each in spec["units"])
+    steps = tuple(_steps(spec))
+    orders = _orders(spec, {step.at for step in steps}, clock)
+    return Situation(_timetable(spec, steps), units, orders, lends_nodes="lendNodes" in spec)
+
+
+def marks_before(deployment: Manifest) -> Marks:
+    """Return the marks of nodes as they were written last."""
+    nodes = (deployment.get("status") or {}).get("nodes") or {}
+    return Marks(tuple(nodes.get(FREE) or ()), tuple(nodes.get(RECLAIMED) or ()))
+
+
+def _being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
+    """Return the units that are off and whose nodes are not marked as free yet."""
+    if "lendNodes" not in deployment["spec"]:
+        return []
+    off = {each["metadata"]["name"] for each in units if each["spec"].get("replicas") == 0}
+    free = set(marks_before(deployment).free)
+    return [
+        each["name"]
+        for each in deployment["spec"]["units"]
+        if each["name"] in off and not free & {*each.get("nodes", ())}
+    ]
+
+
+def _units_with_pods(api: Api, namespace: str, units: Sequence[str]) -> set[str]:
+    if not units:
+        return set()
+    pods = api.list_all("v1", "Pod", namespace, labelSelector=f"{names.UNIT_LABEL} in ({','.join(units)})")
+    return {each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}
+
+
+def _unit(told: Mapping[str, Any], live: Manifest | None, ending: Collection[str]) -> LiveUnit:
+    replicas = None if live is None else int(live["spec"].get("replicas", 1))
+    return LiveUnit(
+        told["name"],
+        told["phase"],
+        replicas,
+        is_ready=live is not None and bool(replicas) and missing(live) is None,
+        has_pods=bool(replicas) or told["name"] in ending,
+        nodes=tuple(told.get("nodes", ())),
+    )
+
+
+def _timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:
+    if not is_timezone(spec["timezone"]):
+        raise WrongDay(f"spec.timezone ({spec['timezone']}) is no name of a time zone")
+    notice_s = float(spec["lendNodes"]["noticeSeconds"]) if "lendNodes" in spec else 0.0
+    return Timetable(spec["timezone"], steps, float(spec["warmUpSeconds"]), float(spec["drainSeconds"]), notice_s)
+
+
+def _steps(spec: Mapping[str, Any]) -> Iterator[Step]:
+    by_phase: dict[Phase, list[str]] = {}
+    pods = {each["name"]: each["pods"] for each in spec["units"]}
+    for each in spec["units"]:
+        by_phase.setdefault(each["phase"], []).append(each["name"])
+    starts = sorted(minute_of(step["at"]) for step in spec["steps"])
+    if len(set(starts)) != len(starts):
+        raise WrongDay("spec.steps has two states that begin at one time")
+    for step in spec["steps"]:
+        _require_units(step, by_phase)
+        num_units = {phase: step["units"].get(phase, 0) for phase in by_phase}
+        units = tuple(name for phase, number in num_units.items() for name in by_phase[phase][:number])
+        begins = minute_of(step["at"])
+        ends = next((minute for minute in starts if minute > begins), starts[0] + DAY_MINUTES)
+        yield Step(step["at"], ends - begins, num_units, units, sum(pods[name] for name in units), None)
+
+
+def _require_units(step: Mapping[str, Any], by_phase: Mapping[Phase, Sequence[str]]) -> None:
+    for phase, number in step["units"].items():
+        there_are = len(by_phase.get(phase, []))
+        if number > there_are:
+            raise WrongDay(f"spec.steps at {step['at']} wants {number} {phase} units of {there_are}")
+
+
+def _orders(spec: Mapping[str, Any], states: set[str], clock: Clock) -> Orders:
+    hold, force = spec.get("hold"), spec.get("force")
+    if force is not None and force["state"] not in states:
+        raise WrongDay(f"spec.force.state ({force['state']}) is none of the day's: {', '.join(sorted(states))}")
+    return Orders(
+        hold_until=None if hold is None else clock.of(_until(hold, "hold")),
+        force=None if force is None else Force(force["state"], clock.of(_until(force, "force"))),
+    )
+
+
+def _until(order: Mapping[str, Any], name: str) -> float:
+    """Return the instant at which an order ends; the server's schema admits more forms of time than Python reads."""
+    try:
+        return _instant(order["until"])
+    except (ValueError, OverflowError) as error:
+        raise WrongDay(f"spec.{name}.until ({order['until']}) is no time such as 2026-11-25T06:00:00Z") from error
+
+
+def _instant(written: str) -> float:
+    return datetime.fromisoformat(written).timestamp()

@@ -1,0 +1,97 @@
+"""What a person reads of a deployment: the status of its object, from what was decided and what was said before. Pure.
+
+kubectl get tidemill    state, units, next change, why
+conditions              Following: the day is followed, or held, or cannot be read
+                        Served: every unit that is wanted is ready
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from planner.facts.day import hh_mm
+from planner.facts.wall_clock import wall_time
+from stacks.controller.clock import Clock
+from stacks.controller.decide import Decision, NextChange
+from stacks.controller.lend import FREE, RECLAIMED, Marks
+from stacks.controller.situation import Situation
+
+__all__ = ["Status", "status_of", "status_of_wrong_day", "timestamp"]
+
+Status = dict[str, Any]
+
+
+def status_of(
+    situation: Situation, decision: Decision, marks: Marks, clock: Clock, now: float, deployment: Mapping[str, Any]
+) -> Status:
+    """Return the status at `now`, the world's time; what has not changed since the deployment's status stays."""
+    lent = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
+    reason = "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
+    conditions = [
+        ("Following", "False" if decision.is_held else "True", reason, decision.why),
+        ("Served", "False" if decision.short else "True", *_served(decision.short)),
+    ]
+    return {
+        "state": decision.state,
+        "units": _units(situation, decision),
+        "next": _next(decision.next_change, situation.timetable.timezone, clock),
+        "why": decision.why,
+        **(lent if situation.lends_nodes else {}),
+        **_observed(conditions, deployment, now),
+    }
+
+
+def status_of_wrong_day(why: str, now: float, deployment: Mapping[str, Any]) -> Status:
+    """Return the status of a deployment whose day nobody can follow."""
+    kept = {
+        key: value
+        for key, value in (deployment.get("status") or {}).items()
+        if key in ("state", "units", "freeNodes", "nodes")
+    }
+    return kept | {"why": why, **_observed([("Following", "False", "WrongDay", why)], deployment, now)}
+
+
+def timestamp(instant: float) -> str:
+    """Return an instant as Kubernetes writes it: `2026-11-24T06:00:00Z`."""
+    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _served(short: Sequence[str]) -> tuple[str, str]:
+    return ("TooFewUnits", "; ".join(short)) if short else ("AllReady", "every unit that is wanted is ready")
+
+
+def _units(situation: Situation, decision: Decision) -> str:
+    """Return how many units of each phase are ready, of those that are wanted: `prefill 2/2, decode 1/1`."""
+    phases = situation.phases()
+    wanted = [phases[unit] for unit in decision.wanted]
+    ready = [unit.phase for unit in situation.units if unit.is_on and unit.is_ready]
+    return ", ".join(f"{phase} {ready.count(phase)}/{wanted.count(phase)}" for phase in dict.fromkeys(phases.values()))
+
+
+def _next(change: NextChange | None, timezone: str, clock: Clock) -> str:
+    """Return when the state changes, by the clocks of the schedule, and how: `22:00: 1 stops (2026-...Z)`."""
+    if change is None:
+        return "never"
+    at = hh_mm(wall_time(change.instant, timezone).minute)
+    parts = [f"{len(units)} {verb}" for units, verb in ((change.starts, "more"), (change.stops, "fewer")) if units]
+    return f"{at}: {', '.join(parts)} ({timestamp(clock.real(change.instant))})"
+
+
+def _observed(
+    conditions: Sequence[tuple[str, str, str, str]], deployment: Mapping[str, Any], now: float
+) -> dict[str, Any]:
+    before = {each["type"]: each for each in (deployment.get("status") or {}).get("conditions") or []}
+    return {
+        "observedGeneration": deployment["metadata"]["generation"],
+        "conditions": list(_conditions(conditions, before, now)),
+    }
+
+
+def _conditions(
+    conditions: Sequence[tuple[str, str, str, str]], before: Mapping[str, Mapping[str, str]], now: float
+) -> Iterator[dict[str, str]]:
+    """Yield them with the time at which each took its present status."""
+    for kind, status, reason, message in conditions:
+        same = before.get(kind)
+        since = same["lastTransitionTime"] if same and same["status"] == status else timestamp(now)
+        yield {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}

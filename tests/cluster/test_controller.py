@@ -1,0 +1,398 @@
+"""The controller against a real API server, with the rights that its own Role gives it.
+
+Nothing runs pods here: what units report is written into their status by the test.
+"""
+
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+from kubernetes import client
+
+from planner.manifests.render import KUSTOMIZATION, render_files
+from stacks.controller.act import FIELD_MANAGER
+from stacks.controller.lease import LASTS_S, Lease
+from stacks.controller.loop import Following, follow, one_round
+from stacks.kube.api import Api
+from stacks.kube.connection import Connection
+from tests.cluster.objects import Objects
+from tests.stacks.controller.day_spec import day_plan
+
+NAMESPACE, NAME, ACCOUNT = "day", "demo-day", "demo-day-controller"
+UNITS = [f"demo-day-{phase}-{index}" for phase in ("prefill", "decode") for index in (0, 1)]
+SECOND = {"demo-day-prefill-1", "demo-day-decode-1"}
+NODES = [f"node-{index}" for index in range(4)]  # of the units, in their order
+TAINT = {"key": "team", "value": "serving", "effect": "PreferNoSchedule"}  # somebody else's
+LWS = ("leaderworkerset.x-k8s.io", "v1", NAMESPACE, "leaderworkersets")
+DEPLOYMENTS = ("tidemill.dev", "v1alpha1", NAMESPACE, "deployments")
+
+
+def at(hour, minute=0):
+    """A time of 1 December 2026."""
+    return datetime(2026, 12, 1, hour, minute, tzinfo=UTC).timestamp()
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """Kind and name -> object of the demo's day with a controller."""
+    plan = day_plan(tmp_path_factory.mktemp("day"), namespace=NAMESPACE, controller={"lend_nodes": True})
+    files = render_files(plan)
+    found = [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+@pytest.fixture(scope="module")
+def objects(api_server, documents, tmp_path_factory):
+    """The provider's way to write, after it has written everything."""
+    made = Objects(api_server.api, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
+    core = client.CoreV1Api(api_server.api)
+    for name in NODES:
+        core.create_node({"metadata": {"name": name}, "spec": {"taints": [TAINT]}})
+    for each in documents.values():
+        made.apply(each)
+    yield made
+    for name in NODES:
+        core.delete_node(name)
+
+
+@pytest.fixture(scope="module")
+def account(api_server, objects):
+    """The API as the controller's pod sees it."""
+    return api_of_account(api_server, ACCOUNT)
+
+
+def api_of_account(api_server, name):
+    """The API by the token of an account of the plan."""
+    body = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600))
+    token = client.CoreV1Api(api_server.api).create_namespaced_service_account_token(name, NAMESPACE, body)
+    settings = client.Configuration()
+    settings.host, settings.ssl_ca_cert = api_server.api.configuration.host, api_server.api.configuration.ssl_ca_cert
+    settings.api_key = {"authorization": f"Bearer {token.status.token}"}
+    return client.ApiClient(settings)
+
+
+@pytest.fixture
+def custom(api_server, objects):
+    """The administrator's way to objects of other groups. All units are on and ready, and there is no order."""
+    calls = client.CustomObjectsApi(api_server.api)
+    for unit in UNITS:
+        calls.patch_namespaced_custom_object(*LWS, unit, {"spec": {"replicas": 1}})
+        report(calls, unit, ready=1)
+    calls.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None}})
+    client.CoreV1Api(api_server.api).delete_collection_namespaced_event(NAMESPACE)
+    leases = client.CoordinationV1Api(api_server.api)
+    for each in leases.list_namespaced_lease(NAMESPACE).items:
+        leases.delete_namespaced_lease(each.metadata.name, NAMESPACE)
+    return calls
+
+
+@pytest.fixture
+def following(custom, account):
+    """The controller of the demo's day."""
+    return following_as("one", account)
+
+
+def following_as(holder, account, said=None):
+    lease = Lease.of(NAMESPACE, ACCOUNT, holder, FIELD_MANAGER)
+    return Following(Api(Connection(account)), NAMESPACE, NAME, lease, (said if said is not None else []).append)
+
+
+def report(custom, unit, ready):
+    """Write the status that LeaderWorkerSet's controller would write."""
+    live = custom.get_namespaced_custom_object(*LWS, unit)
+    condition = {
+        "type": "Available",
+        "status": "True",
+        "reason": "AllGroupsReady",
+        "message": "",
+        "lastTransitionTime": "2026-12-01T00:00:00Z",
+    }
+    status = {
+        "observedGeneration": live["metadata"]["generation"],
+        "replicas": ready,
+        "readyReplicas": ready,
+        "updatedReplicas": ready,
+        "conditions": [condition],
+    }
+    custom.patch_namespaced_custom_object_status(*LWS, unit, {"status": status})
+
+
+def replicas(custom):
+    """Unit -> the groups that it is scaled to."""
+    items = custom.list_namespaced_custom_object(*LWS)["items"]
+    return {each["metadata"]["name"]: each["spec"]["replicas"] for each in items}
+
+
+def on(custom):
+    return {unit for unit, number in replicas(custom).items() if number}
+
+
+def deployment(custom):
+    return custom.get_namespaced_custom_object(*DEPLOYMENTS, NAME)
+
+
+def condition(custom, kind):
+    (found,) = (each for each in deployment(custom)["status"]["conditions"] if each["type"] == kind)
+    return found["status"], found["reason"], found["message"]
+
+
+def test_units_go_and_come_back_as_the_day_says(custom, following, api_server):
+    """At noon the second unit of each phase drains; both are started again so long before 18:00 as they warm up."""
+    one_round(following, at(12))
+    assert on(custom) == set(UNITS) - SECOND
+
+    one_round(following, at(17, 29))
+    assert on(custom) == set(UNITS) - SECOND
+
+    one_round(following, at(17, 30))
+    assert on(custom) == set(UNITS)
+    events = client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items
+    assert {(each.reason, each.message.partition(":")[0]) for each in events if each.reason in ("Drain", "Start")} == {
+        (reason, unit) for reason in ("Drain", "Start") for unit in SECOND
+    }
+
+
+def test_a_unit_that_is_not_ready_keeps_another_in_its_place(custom, following):
+    """No unit goes while a phase would have too few ready ones without it."""
+    report(custom, "demo-day-decode-0", ready=0)
+
+    one_round(following, at(12))
+
+    assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
+    assert "stays until demo-day-decode-0" in deployment(custom)["status"]["why"]
+    report(custom, "demo-day-decode-0", ready=1)
+    one_round(following, at(12, 1))
+    assert on(custom) == set(UNITS) - SECOND
+
+
+def test_a_round_that_changes_nothing_writes_nothing_but_its_lease(custom, following):
+    """So nobody who watches the cluster hears of it."""
+    one_round(following, at(12))
+    one_round(following, at(12, 1))  # writes that the units are gone
+    before = [deployment(custom), custom.list_namespaced_custom_object(*LWS)["items"]]
+
+    one_round(following, at(12, 2))
+
+    assert [deployment(custom), custom.list_namespaced_custom_object(*LWS)["items"]] == before
+
+
+def test_neither_the_stack_nor_the_controller_undoes_the_other(custom, following, objects, documents):
+    """What is applied again leaves replicas to the controller, and an order to the person who gave it."""
+    one_round(following, at(12))
+    hold = {"spec": {"hold": {"until": "2026-12-01T19:00:00Z"}}}
+    custom.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, hold, field_manager="kubectl-patch")
+
+    for each in documents.values():
+        objects.apply(each)
+
+    assert on(custom) == set(UNITS) - SECOND
+    assert deployment(custom)["spec"]["hold"] == hold["spec"]["hold"]
+    managers = custom.get_namespaced_custom_object(*LWS, "demo-day-decode-1")["metadata"]["managedFields"]
+    owners = {each["manager"] for each in managers if "f:replicas" in each["fieldsV1"].get("f:spec", {})}
+    assert owners <= {FIELD_MANAGER}  # empty until kubernetes/kubernetes#131892 is mended
+
+
+def test_a_person_holds_the_day_and_forces_a_state(custom, following):
+    """Each until its time, and the status says so."""
+    order(custom, hold={"until": "2026-12-01T13:00:00Z"})
+    one_round(following, at(12))
+    assert on(custom) == set(UNITS)
+    assert condition(custom, "Following")[:2] == ("False", "Held")
+
+    order(custom, hold=None, force={"state": "22:00", "until": "2026-12-02T12:00:00Z"})
+    one_round(following, at(20))
+    assert on(custom) == set(UNITS) - SECOND
+    assert condition(custom, "Following") == ("True", "Forced", "state 22:00 is forced")
+
+
+def order(custom, **orders):
+    custom.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, {"spec": orders}, field_manager="kubectl-patch")
+
+
+def test_an_order_that_nobody_can_follow_is_said(custom, following):
+    """A state that the day has not: nothing is changed, and the status has the place and what there is."""
+    order(custom, force={"state": "21:00", "until": "2026-12-02T12:00:00Z"})
+
+    one_round(following, at(12))
+
+    assert on(custom) == set(UNITS)
+    said = "spec.force.state (21:00) is none of the day's: 06:00, 11:00, 18:00, 22:00"
+    assert condition(custom, "Following") == ("False", "WrongDay", said)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"hold": {}}, {"hold": {"until": "tomorrow"}}, {"force": {"state": "noon", "until": "2026-12-02T12:00:00Z"}}],
+)
+def test_an_order_without_form_is_refused_by_the_server(custom, spec):
+    """The definition's schema knows what an order is."""
+    with pytest.raises(client.ApiException) as refused:
+        order(custom, **spec)
+    assert refused.value.status == 422
+
+
+def test_kubectl_shows_a_line_for_people(custom, following, api_server):
+    """State, units, what comes next, and why."""
+    one_round(following, at(12))
+    for unit in SECOND:
+        report(custom, unit, ready=0)
+    one_round(following, at(12, 1))
+
+    path = f"{api_server.api.configuration.host}/apis/tidemill.dev/v1alpha1/namespaces/{NAMESPACE}/deployments"
+    accept = {"Accept": "application/json;as=Table;g=meta.k8s.io;v=v1", **api_server.api.default_headers}
+    table = yaml.safe_load(api_server.api.call_api("GET", path, header_params=accept).read())
+
+    assert [each["name"] for each in table["columnDefinitions"]] == ["Name", "State", "Units", "Free", "Next", "Why"]
+    assert table["rows"][0]["cells"] == [
+        NAME,
+        "11:00",
+        "prefill 1/1, decode 1/1",
+        2,
+        "18:00: 2 more (2026-12-01T18:00:00Z)",
+        "as planned",
+    ]
+
+
+def nodes(api_server):
+    """Node -> its mark, and the keys of its taints, but for those that Kubernetes gives a node without a kubelet."""
+    found = client.CoreV1Api(api_server.api).list_node().items
+    return {
+        each.metadata.name: (
+            (each.metadata.labels or {}).get("tidemill.dev/node"),
+            [taint.key for taint in each.spec.taints if not taint.key.startswith("node.kubernetes.io/")],
+        )
+        for each in found
+        if each.metadata.name in NODES
+    }
+
+
+def test_nodes_of_units_that_are_off_are_lent(custom, following, api_server):
+    """Free when the pods are gone, tainted five minutes before the unit starts, and its own again when it serves."""
+    core = client.CoreV1Api(api_server.api)
+    labels = {"tidemill.dev/plan": NAME, "tidemill.dev/unit": "demo-day-decode-1"}
+    pod = {"serviceAccountName": "demo-day-runtime", "containers": [{"name": "runtime", "image": "x"}]}
+    core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": "ends", "labels": labels}, "spec": pod})
+    none, free = (None, ["team"]), ("free", ["team"])
+    try:
+        one_round(following, at(12))
+        one_round(following, at(12, 1))
+        assert nodes(api_server) == dict(zip(NODES, [none, free, none, none], strict=True))
+    finally:
+        core.delete_namespaced_pod("ends", NAMESPACE, grace_period_seconds=0)
+
+    one_round(following, at(12, 2))
+    assert nodes(api_server) == dict(zip(NODES, [none, free, none, free], strict=True))
+    assert deployment(custom)["status"]["freeNodes"] == 2
+
+    one_round(following, at(17, 25))
+    reclaimed = ("reclaimed", ["team", "tidemill.dev/reclaimed"])
+    assert nodes(api_server) == dict(zip(NODES, [none, reclaimed, none, reclaimed], strict=True))
+
+    one_round(following, at(17, 30))
+    for unit in SECOND:
+        report(custom, unit, ready=1)
+    one_round(following, at(17, 59))
+    assert nodes(api_server) == dict.fromkeys(NODES, none)
+    said = [each.reason for each in core.list_namespaced_event(NAMESPACE).items]
+    assert (said.count("Freed"), said.count("Reclaimed")) == (2, 2)
+
+
+def test_a_mark_that_somebody_took_away_comes_back(custom, following, api_server):
+    """Nodes are looked at every five minutes, whatever the status says."""
+    one_round(following, at(12))
+    one_round(following, at(12, 1))
+    gone = {"metadata": {"labels": {"tidemill.dev/node": None}}}
+    client.CoreV1Api(api_server.api).patch_node("node-3", gone)
+
+    one_round(following, at(12, 5))
+
+    assert nodes(api_server)["node-3"][0] == "free"
+
+
+def test_one_of_two_controllers_acts(custom, following, account):
+    """The other takes over when the first has been silent for as long as a lease lasts."""
+    other = following_as("two", account)
+    now = at(10)
+    assert one_round(following, now).startswith("state 06:00")
+
+    assert one_round(other, now + LASTS_S - 1) == "another controller follows this deployment"
+    assert one_round(other, now + LASTS_S + 1).startswith("state 06:00")
+    assert one_round(following, now + LASTS_S + 2) == "another controller follows this deployment"
+
+
+def test_a_controller_that_ends_lets_go_at_once(custom, account):
+    """The next one does not wait for the lease to run out."""
+    said, ending = [], threading.Event()
+    ended = following_as("one", account, said)
+
+    follow(ended, ending.is_set, lambda _: ending.set())
+
+    assert one_round(following_as("two", account), time.time()).startswith("state ")
+    assert said
+
+
+def test_a_controller_goes_on_after_what_went_wrong(account, custom):
+    """It says each new reason once, and follows the day as soon as that can be done."""
+    said, rounds = [], iter(range(4))
+    lost = following_as("one", account, said)
+    lost = Following(lost.api, "nowhere", NAME, None, said.append)
+
+    follow(lost, lambda: next(rounds) == 3, lambda _: None)
+
+    (reason,) = said
+    assert "may not get deployments" in reason or "forbidden" in reason
+
+
+def test_a_dry_run_says_what_it_would_do(custom, account):
+    """It takes no lease and writes nothing."""
+    said = []
+    before = deployment(custom)
+
+    one_round(Following(Api(Connection(account)), NAMESPACE, NAME, None, said.append), at(12))
+
+    assert said == [
+        "would drain demo-day-decode-1: nobody needs it now",
+        "would drain demo-day-prefill-1: nobody needs it now",
+        "would have 0 nodes free and 0 left",
+    ]
+    assert on(custom) == set(UNITS)
+    assert deployment(custom) == before
+
+
+def rights_of(api):
+    """(verb, resource, name) as `kubectl auth can-i --list` has them, less what every account may do."""
+    review = client.V1SelfSubjectRulesReview(spec=client.V1SelfSubjectRulesReviewSpec(namespace=NAMESPACE))
+    found = client.AuthorizationV1Api(api).create_self_subject_rules_review(review).status.resource_rules
+    return {
+        (verb, resource, name)
+        for each in found
+        for verb in each.verbs
+        for resource in each.resources
+        for name in each.resource_names or [""]
+        if not resource.startswith("selfsubject")
+    }
+
+
+def test_the_account_may_do_what_its_page_says_and_no_more(account):
+    """Each right, by verb, resource and name."""
+    assert rights_of(account) == {
+        ("get", "deployments", NAME),
+        ("patch", "deployments/status", NAME),
+        ("list", "leaderworkersets", ""),
+        *(("patch", "leaderworkersets/scale", unit) for unit in UNITS),
+        ("get", "leases", ACCOUNT),
+        ("patch", "leases", ACCOUNT),
+        ("create", "leases", ""),
+        ("create", "events", ""),
+        ("list", "pods", ""),
+        ("list", "nodes", ""),
+        *((verb, "nodes", node) for verb in ("get", "patch") for node in ("node-1", "node-3")),
+    }
+
+
+@pytest.mark.parametrize("name", ["demo-day-runtime", "demo-day-gateway"])
+def test_ranks_and_gateway_have_no_rights(api_server, objects, name):
+    """Their pods have no token either."""
+    assert rights_of(api_of_account(api_server, name)) == set()

@@ -1,0 +1,25 @@
+"""The demo's day with a controller, as a spec in a file."""
+
+import yaml
+
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec
+from tests.stacks.deployments import REPOSITORY
+
+__all__ = ["day_plan", "write_day"]
+
+DAY = REPOSITORY / "stacks" / "specs" / "demo-day.yaml"
+
+
+def write_day(folder, **kubernetes):
+    """The path of the spec, in `folder`, with more fields of `kubernetes`."""
+    document = yaml.safe_load(DAY.read_text().replace("../../", f"{REPOSITORY}/"))
+    document["kubernetes"] |= {"controller": {}} | kubernetes
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def day_plan(folder, **kubernetes):
+    """Its plan."""
+    return compile_plan(check_spec(write_day(folder, **kubernetes))).deployable

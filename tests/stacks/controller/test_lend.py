@@ -1,0 +1,89 @@
+"""Which nodes are free, over every state of four units at every time that matters."""
+
+from dataclasses import replace
+
+import pytest
+
+from stacks.controller.decide import decide, units_on
+from stacks.controller.lend import Marks, lent, marks_at
+from stacks.controller.situation import Force, Orders
+from tests.stacks.controller.days import HOUR, MIDNIGHT, TIMETABLE, WARM_UP_S, situation
+from tests.stacks.controller.test_decide import EVENING, EVERY_STATE, MORNING, TIMES
+
+NOTICE_S = 600
+NOTICED = MORNING - WARM_UP_S - NOTICE_S
+
+
+def lending(states, orders=None, *, ending=()):
+    """One look, where each unit has two nodes; those in `ending` still have pods."""
+    seen = situation(states, orders)
+    units = tuple(
+        replace(unit, has_pods=unit.is_on or unit.name in ending, nodes=(f"{unit.name}-a", f"{unit.name}-b"))
+        for unit in seen.units
+    )
+    return replace(seen, timetable=replace(TIMETABLE, notice_s=NOTICE_S), units=units, lends_nodes=True)
+
+
+@pytest.mark.parametrize("now", [*TIMES, NOTICED - 1, NOTICED, NOTICED + 1])
+def test_no_node_is_free_that_a_unit_has_or_will_have_soon(now):
+    """In every state: a free node's unit is off, has no pods, and is not wanted for as long as the notice is."""
+    for states in EVERY_STATE:
+        seen = lending(states, ending=("p1",))
+        marks = marks_at(seen, now)
+        for unit in seen.units:
+            for node in unit.nodes:
+                mark = marks.of(node)
+                is_wanted = any(unit.name in units_on(seen, now + ahead) for ahead in (0, NOTICE_S))
+                is_idle = unit.replicas == 0 and not unit.has_pods and not is_wanted
+                assert (mark == "free") == is_idle
+                if unit.is_on:
+                    assert mark == (None if unit.is_ready else "reclaimed")
+
+
+def test_nodes_are_to_be_left_a_notice_before_their_unit_starts():
+    """At night they are free; from the notice on they are not; the unit starts when the notice is over."""
+    night = lending(((1, True), (0, False)) * 2)
+
+    assert marks_at(night, NOTICED - 1) == Marks(free=("p1-a", "p1-b", "d1-a", "d1-b"))
+    assert marks_at(night, NOTICED) == Marks(reclaimed=("p1-a", "p1-b", "d1-a", "d1-b"))
+    assert decide(night, NOTICED + NOTICE_S - 1).scales == ()
+    assert {each.unit for each in decide(night, NOTICED + NOTICE_S).scales} == {"p1", "d1"}
+
+
+def test_nodes_of_a_unit_that_drains_are_not_free_yet():
+    """Its answers are still computed there."""
+    draining = lending(((1, True), (0, False)) * 2, ending=("d1",))
+
+    assert marks_at(draining, EVENING + 1) == Marks(free=("p1-a", "p1-b"))
+
+
+def test_a_forced_state_takes_its_nodes_at_once():
+    """A person who wants the units now does not wait for the notice."""
+    forced = lending(((1, True), (0, False)) * 2, Orders(force=Force("06:00", MIDNIGHT + 3 * HOUR)))
+
+    assert marks_at(forced, MIDNIGHT + 2 * HOUR).reclaimed == ("p1-a", "p1-b", "d1-a", "d1-b")
+
+
+def test_nothing_is_marked_where_nodes_are_not_lent():
+    """The spec did not ask for it."""
+    seen = situation(((1, True), (0, False)) * 2)
+
+    assert marks_at(seen, MIDNIGHT) == Marks()
+
+
+def test_each_change_is_told_once_for_a_unit():
+    """Free, to be left, and taken: of the last the unit's own start speaks."""
+    seen = lending(((1, True),) * 4)
+    free, reclaimed, taken = Marks(free=("d1-a", "d1-b")), Marks(reclaimed=("d1-a", "d1-b")), Marks()
+
+    assert list(lent(seen, taken, free)) == [("Freed", "the 2 nodes of d1 are free")]
+    assert list(lent(seen, free, reclaimed)) == [("Reclaimed", "the 2 nodes of d1 are to be left")]
+    assert list(lent(seen, reclaimed, taken)) == []
+    assert list(lent(seen, free, free)) == []
+
+
+def test_a_unit_that_nobody_has_made_lends_nothing():
+    """Its nodes may be anybody's."""
+    absent = lending(((None, False),) * 4)
+
+    assert marks_at(absent, MIDNIGHT) == Marks()

@@ -1,0 +1,80 @@
+"""What a TidemillDeployment and its units' objects say together, and what of it nobody could follow."""
+
+import pytest
+
+from stacks.controller.clock import Clock
+from stacks.controller.observe import WrongDay, situation_of
+from tests.stacks.controller.days import MIDNIGHT
+
+CLOCK = Clock(MIDNIGHT, 1)
+SPEC = {
+    "timezone": "UTC",
+    "warmUpSeconds": 600,
+    "drainSeconds": 300,
+    "units": [
+        {"name": f"{phase[0]}{index}", "phase": phase, "pods": 2} for phase in ("prefill", "decode") for index in (0, 1)
+    ],
+    "steps": [
+        {"at": "06:00", "units": {"prefill": 2, "decode": 2}},
+        {"at": "22:00", "units": {"prefill": 1, "decode": 1}},
+    ],
+}
+
+
+def group(name, **spec):
+    """A unit's object, of which nothing is ready."""
+    metadata = {"name": name, "generation": 1}
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": metadata, "spec": spec}
+
+
+def test_the_day_is_read_as_it_was_planned():
+    """States last until the next one, the last into the next day, with the first units of each phase."""
+    seen = situation_of(SPEC, [group("p0"), group("d0", replicas=0)], CLOCK, ending=["d0"])
+
+    steps = seen.timetable.steps
+    assert [(step.at, step.minutes, step.units, step.num_nodes) for step in steps] == [
+        ("06:00", 16 * 60, ("p0", "p1", "d0", "d1"), 8),
+        ("22:00", 8 * 60, ("p0", "d0"), 4),
+    ]
+    assert [(unit.name, unit.replicas, unit.has_pods) for unit in seen.units] == [
+        ("p0", 1, True),
+        ("p1", None, False),
+        ("d0", 0, True),
+        ("d1", None, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"timezone": "Europe/Berlinn"}, "spec.timezone (Europe/Berlinn) is no name of a time zone"),
+        ({"steps": [SPEC["steps"][0]] * 2}, "spec.steps has two states that begin at one time"),
+        (
+            {"steps": [{"at": "06:00", "units": {"decode": 3}}]},
+            "spec.steps at 06:00 wants 3 decode units of 2",
+        ),
+        (
+            {"force": {"state": "07:00", "until": "2026-11-25T06:00:00Z"}},
+            "spec.force.state (07:00) is none of the day's: 06:00, 22:00",
+        ),
+        (
+            {"hold": {"until": "2026-12-31T23:59:60Z"}},
+            "spec.hold.until (2026-12-31T23:59:60Z) is no time such as 2026-11-25T06:00:00Z",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_nobody_could_follow_is_said(change, why):
+    """With the field and what it holds; the controller goes on and waits for a better one."""
+    with pytest.raises(WrongDay) as error:
+        situation_of(SPEC | change, [], CLOCK)
+
+    assert str(error.value) == why
+
+
+def test_orders_have_the_worlds_time_and_the_day_its_own():
+    """At a pace of 60, a hold of a minute lasts for an hour of the day."""
+    clock = Clock(MIDNIGHT, 60)
+    seen = situation_of(SPEC | {"hold": {"until": "2025-11-25T00:01:00Z"}}, [], clock)
+
+    assert seen.orders.hold_until == MIDNIGHT + 3600

@@ -1,0 +1,105 @@
+"""What a plan has more with a controller, as Kubernetes will read it.
+
+`tests/cluster` holds the day against the schema of its own definition.
+"""
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from planner.manifests.render import KUSTOMIZATION, render_files
+from tests.stacks.controller.day_spec import day_plan
+from tests.templates.test_schemas import VERSION
+
+NAME = "demo-day-controller"
+
+
+def rendered(folder, **kubernetes):
+    """Kind and name -> object."""
+    files = render_files(day_plan(folder, **kubernetes))
+    found = [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    """Those of the demo's day."""
+    return rendered(tmp_path_factory.mktemp("day"))
+
+
+def test_a_controller_is_six_objects_more(objects, tmp_path):
+    """All of them in the plan's namespace, and the rest is as it would be without."""
+    without = rendered(tmp_path, controller=None)
+
+    assert objects.keys() - without.keys() == {
+        ("TidemillDeployment", "demo-day"),
+        *((kind, NAME) for kind in ("Deployment", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy")),
+    }
+    assert not without.keys() - objects.keys()
+
+
+def test_every_object_is_of_its_kind(objects):
+    """No field that Kubernetes does not know, none of another type, none missing."""
+    for kind in ("Deployment", "ServiceAccount", "Role", "RoleBinding"):
+        kubernetes_validate.validate(objects[kind, NAME], VERSION, strict=True)
+
+
+def test_the_pod_holds_as_little_as_it_can(objects, tmp_path):
+    """An account of its own, no user's volume, no root, nothing to write to but a scratch folder."""
+    volumes = [{"host_path": "/mnt/models", "mount_path": "/models"}]
+    with_volumes = rendered(tmp_path, volumes=volumes)
+    pod = with_volumes["Deployment", NAME]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert pod["serviceAccountName"] == NAME
+    assert pod["volumes"] == [{"name": "scratch", "emptyDir": {}}]
+    assert container["args"] == ["tidemill/demo-day"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["securityContext"]["runAsNonRoot"]
+
+
+def test_the_account_scales_the_plans_own_units_and_no_other(objects):
+    """Rights on a scale name each unit."""
+    (scales,) = (rule for rule in objects["Role", NAME]["rules"] if rule["resources"] == ["leaderworkersets/scale"])
+
+    assert scales["verbs"] == ["patch"]
+    assert scales["resourceNames"] == [name for kind, name in objects if kind == "LeaderWorkerSet"]
+
+
+def test_the_day_is_the_plans(objects):
+    """The units in the plan's order, and the states that the schedule has."""
+    day = objects["TidemillDeployment", "demo-day"]["spec"]
+
+    assert [(each["name"], each["phase"], each["pods"]) for each in day["units"]] == [
+        (f"demo-day-{phase}-{index}", phase, 1) for phase in ("prefill", "decode") for index in (0, 1)
+    ]
+    assert day["steps"][1] == {"at": "11:00", "units": {"prefill": 1, "decode": 1}}
+    assert (day["timezone"], day["warmUpSeconds"], day["drainSeconds"], day["pace"]) == ("UTC", 1800, 900, 1)
+    assert "hold" not in day
+    assert "force" not in day
+
+
+def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
+    """As other engines need, whose images have no Tidemill."""
+    controller = {"image": "registry.example.com/tidemill:1", "resources": {"cpus": 0.1, "memory": "256MiB"}}
+    (container,) = rendered(tmp_path, controller=controller)["Deployment", NAME]["spec"]["template"]["spec"][
+        "containers"
+    ]
+
+    assert container["image"] == "registry.example.com/tidemill:1"
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}}
+
+
+def test_who_lends_nodes_may_write_those_of_units_that_are_off_at_some_time(tmp_path):
+    """And no other; the units' pods stand the taint by which their nodes are left to them."""
+    lending = rendered(tmp_path, controller={"lend_nodes": True})
+    role = lending["ClusterRole", "tidemill-tidemill-demo-day-controller"]
+    binding = lending["ClusterRoleBinding", "tidemill-tidemill-demo-day-controller"]
+    unit = lending["LeaderWorkerSet", "demo-day-decode-1"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+
+    assert role["rules"][1]["resourceNames"] == ["node-1", "node-3"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "tidemill"}]
+    assert {"key": "tidemill.dev/reclaimed", "operator": "Exists", "effect": "NoSchedule"} in unit["tolerations"]
+    assert lending["TidemillDeployment", "demo-day"]["spec"]["lendNodes"] == {"noticeSeconds": 300}
+    for document in (role, binding):
+        kubernetes_validate.validate(document, VERSION, strict=True)
