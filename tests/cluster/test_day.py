@@ -1,0 +1,195 @@
+"""A night and a morning on real nodes, under streams: units go and come back by themselves, and nobody notices.
+
+NetworkPolicies are enforced all the while.
+
+The day goes 120 times as fast as clocks. Nothing else is faster: pods start, load, drain and end in their own time.
+"""
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from kubernetes import client
+
+from tests.benchmarks.played_day import Streams, undisturbed
+from tests.cluster.cluster_day import NAME, day_deployed, hh_mm_in, look, looks_until
+from tests.cluster.policies import connects, enforced_policies
+from tests.cluster.products import PULUMI
+from tests.cluster.test_cluster import pod_spec
+
+NAMESPACE, PACE = "day-and-night", 120
+ALL = tuple(f"{NAME}-{phase}-{index}" for phase in ("decode", "prefill") for index in (0, 1))
+NIGHT = tuple(unit for unit in ALL if unit.endswith("-0"))
+UP_MIN, EVENING_MIN, NIGHT_MIN = 2, 50, 200  # until `up` has made the day, of this world; of the day's, from then on
+CHANGED_S = 240  # on two busy cores a unit takes a minute to start
+
+
+@pytest.fixture(scope="module")
+def up(cluster, toolchain, tmp_path_factory):
+    """All units on, and the evening near."""
+    (executable,) = toolchain(PULUMI)
+    both = {"prefill_units": 2, "decode_units": 2}
+    evening = UP_MIN + EVENING_MIN
+    windows = [
+        {"at": hh_mm_in(evening), "prefill_units": 1, "decode_units": 1},
+        {"at": hh_mm_in(evening + NIGHT_MIN), **both},
+    ]
+    made = day_deployed(
+        executable,
+        tmp_path_factory.mktemp("day"),
+        cluster,
+        NAMESPACE,
+        schedule={"windows": windows, "warm_up": "90min"},
+        kubernetes={"namespace": NAMESPACE, "controller": {"pace": PACE}},
+    )
+    with enforced_policies(cluster):
+        run = made.pulumi.up()
+        assert run.status == 0, run.output
+        yield made
+        made.pulumi.destroy()
+
+
+@pytest.fixture
+def stranger(cluster):
+    """A pod of somebody else's, in a namespace without policies."""
+    core = client.CoreV1Api(cluster.api)
+    core.create_namespace({"metadata": {"name": "strangers"}})
+    cluster.wait_until(lambda: core.list_namespaced_service_account("strangers").items, "an account", 30)
+    spec = pod_spec(cluster, "sleep", "3600")
+    core.create_namespaced_pod("strangers", {"metadata": {"name": "stranger"}, "spec": spec})
+    cluster.wait_until(
+        lambda: core.read_namespaced_pod("stranger", "strangers").status.phase == "Running", "the stranger runs", 60
+    )
+    yield core.read_namespaced_pod("stranger", "strangers")
+    core.delete_namespace("strangers")
+
+
+# where -> who may connect, of GATEWAY's, PREFILL's, DECODE's and the controller's pods, a stranger, and the host
+ALLOWED = {
+    ("gateway", 8000): {"stranger", "host"},
+    ("gateway", 29400): {"prefill-0", "prefill-1", "decode-0", "decode-1"},
+    ("gateway", 9400): {"stranger"},
+    ("prefill-0", 9400): {"stranger"},
+    ("prefill-0", 29600): set(),
+    ("decode-0", 9400): {"stranger"},
+    ("decode-0", 29600): {"prefill-0", "prefill-1"},
+    ("decode-0", 29501): set(),
+    ("controller", 9400): set(),
+    ("server", 443): {"controller", "stranger", "host"},
+    ("dns", 53): {"gateway", "prefill-0", "prefill-1", "decode-0", "decode-1", "controller", "stranger", "host"},
+}
+
+
+def test_pods_have_the_connections_of_the_design_and_no_other(up, cluster, stranger):
+    """From every kind of pod, a stranger and the host to every port: connected or refused, as the table says."""
+    owners = ("gateway", "prefill-0", "prefill-1", "decode-0", "decode-1", "controller")
+    pods = {owner: up.pods(f"{NAME}-{owner}")[0] for owner in owners} | {"stranger": stranger}
+    services = client.CoreV1Api(cluster.api)
+    addresses = {owner: pod.status.pod_ip for owner, pod in pods.items()} | {
+        "server": services.read_namespaced_service("kubernetes", "default").spec.cluster_ip,
+        "dns": cluster.network.control_plane,
+    }
+
+    found = {
+        (where, port): {
+            who for who in (*pods, "host") if who != where and connects(cluster, pods.get(who), addresses[where], port)
+        }
+        for where, port in ALLOWED
+    }
+
+    assert found == ALLOWED
+
+
+def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
+    """Every answer is whole and the same as when nothing changes; the controller is killed in the night.
+
+    A preview in the night finds nothing to do, and `status` calls the units off.
+    """
+    with streams_of(up) as streams:
+        began = time.time()
+        evening = looks_until(up, lambda each: each.running == NIGHT, CHANGED_S)
+        preview = up.pulumi.preview("--expect-no-changes")
+        status = json.loads(up.run_status("--format", "json").stdout)
+        kill_controller(up)
+        morning = looks_until(up, lambda each: "prefill 2/2, decode 2/2" in each.status["units"], CHANGED_S)
+        time.sleep(2)
+    for at, each in evening + morning:
+        print(f"{at - began:5.0f} s  {each.words}  {', '.join(each.running)}", file=sys.stderr)
+
+    assert streams.wrong == []
+    left = next(at for at, each in evening if each.running != ALL)
+    assert streams.num_under_way(left)
+    assert streams.num_under_way(morning[-1][0])
+    assert (preview.steps, preview.status) == ({}, 0)
+    assert {each["name"]: each["state"] for each in status["units"]} == {
+        unit: "ready" if unit in NIGHT else "off" for unit in ALL
+    }
+    assert look(up).running == ALL
+    events = client.CoreV1Api(up.cluster.api).list_namespaced_event(NAMESPACE).items
+    ours = [(each.reason, each.message.partition(":")[0]) for each in events if each.reason in ("Start", "Drain")]
+    assert sorted(ours) == sorted((reason, unit) for reason in ("Start", "Drain") for unit in ALL if unit not in NIGHT)
+
+
+def streams_of(deployed):
+    """Callers of its gateway, who expect the texts of now."""
+    address = deployed.endpoint().removeprefix("http://").partition(":")[0]
+    return Streams(address, undisturbed(address))
+
+
+def test_a_change_of_all_units_reaches_one_of_a_phase_at_a_time(up):
+    """Every pod is another one afterwards; at no look was more than one unit of a phase away, and no answer failed."""
+    before = {unit: up.uids(unit) for unit in ALL}
+    away = []
+    up.change_spec(lambda spec: spec["kubernetes"].update(env={"EXAMPLE": "1"}))
+
+    with streams_of(up) as streams, ThreadPoolExecutor(1) as threads:
+        run = threads.submit(up.pulumi.up)
+        while not run.done():
+            away.append({unit for unit in ALL if not all(map(is_ready, up.pods(unit) or [None]))})
+            time.sleep(0.5)
+
+    assert run.result().status == 0, run.result().output
+    assert streams.wrong == []
+    assert not any(before[unit] & up.uids(unit) for unit in ALL)
+    most = {phase: max(sum(phase in unit for unit in each) for each in away) for phase in ("prefill", "decode")}
+    assert most == {"prefill": 1, "decode": 1}
+
+
+def is_ready(pod):
+    """By its condition; no pod is not."""
+    return pod is not None and any(
+        (each.type, each.status) == ("Ready", "True") for each in pod.status.conditions or []
+    )
+
+
+def test_an_image_that_cannot_be_had_is_undone(up):
+    """One unit of a phase tried it and runs as before; the others were not touched, and no answer failed."""
+    before = {unit: up.uids(unit) for unit in ALL}
+    container = {"name": "runtime", "image": "localhost/nobody:1"}
+    image = {"spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": {"containers": [container]}}}}}
+    right = up.spec.read_text()
+    up.change_spec(lambda spec: spec["kubernetes"]["patches"].append({"kind": "LeaderWorkerSet", "patch": image}))
+    up.change_spec(lambda spec: spec["kubernetes"].update(ready_timeout="15s"))
+
+    with streams_of(up) as streams:
+        run = up.pulumi.up()
+    up.spec.write_text(right)
+
+    assert streams.wrong == []
+    assert run.status != 0
+    assert len([each for each in run.errors if "was made as it was before, and is ready" in each]) in (1, 2), run.output
+    assert len([each for each in run.errors if "was left as it was" in each]) in (2, 3), run.output
+    assert sum(before[unit] == up.uids(unit) for unit in ALL) in (2, 3)
+    assert {pod.spec.containers[0].image for unit in ALL for pod in up.pods(unit)} == {up.cluster.image}
+    digest = {'metadata.annotations["tidemill.dev/plan-digest"]': "update"}  # of the plan that was tried
+    assert up.pulumi.preview().changes == {f"{NAME}-runtime": digest}
+
+
+def kill_controller(deployed):
+    """End its pod; another one comes and goes on."""
+    (pod,) = deployed.pods(f"{NAME}-controller")
+    client.CoreV1Api(deployed.cluster.api).delete_namespaced_pod(
+        pod.metadata.name, deployed.namespace, grace_period_seconds=1
+    )
