@@ -14,6 +14,7 @@ __all__ = [
     "DEPLOYMENT_API_VERSION",
     "DEPLOYMENT_KIND",
     "DOMAIN",
+    "FAULTY_TAINT",
     "GATEWAY_LAUNCH_FILE",
     "HUGE_PAGES",
     "KERNEL_CACHE",
@@ -71,6 +72,7 @@ UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 PHASE_LABEL = f"{DOMAIN}/phase"  # likewise
 NODE_LABEL = f"{DOMAIN}/node"  # on a node whose unit is off: `free`, or `reclaimed` when it is to be left
 RECLAIMED_TAINT = f"{DOMAIN}/reclaimed"  # on such a node; its value is the plan
+FAULTY_TAINT = f"{DOMAIN}/faulty"  # on a node that reports a fault; its value is the plan
 SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which pods it admits
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why it admits such pods, or has to
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"

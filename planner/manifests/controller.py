@@ -35,28 +35,44 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "timezone": day.timezone,
         "warm_up_s": f"{day.warm_up_s:g}",
         "drain_s": f"{day.drain_s:g}",
-        "notice_s": f"{day.notice_s:g}",
         "units": _units(plan),
         "steps": [{"at": step.at, "units": step.num_units} for step in day.steps],
     }
-    return variables | ({"resources": resources} if resources else {}) | _lending(plan)
+    return variables | ({"resources": resources} if resources else {}) | _lending(plan) | _healing(plan) | _nodes(plan)
 
 
 def _units(plan: Deployable) -> list[dict[str, Any]]:
     """Return the units in the order in which steps count them."""
-    lends = plan.kubernetes.lends_nodes
+    lends, heals = plan.kubernetes.lends_nodes, plan.kubernetes.heals
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes)}
-        | ({"nodes": list(unit.nodes)} if lends else {})
+        | ({"nodes": list(unit.nodes)} if lends or heals else {})
+        | ({"spares": plan.unit_document(unit)["spares"]} if heals else {})
         for unit in plan.units
     ]
 
 
 def _lending(plan: Deployable) -> Variables:
-    """Return what the controller needs more where the nodes of units that are off do other work."""
-    if not plan.kubernetes.lends_nodes:
+    """Return what the day says more where the nodes of units that are off do other work."""
+    if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
-    steps = plan.timetable.steps if plan.timetable else ()
+    return {"notice_s": f"{plan.timetable.notice_s:g}"}
+
+
+def _healing(plan: Deployable) -> Variables:
+    """Return what the day says more where units leave faulty nodes."""
+    controller = plan.kubernetes.controller
+    return {} if controller is None or controller.heal is None else {"conditions": controller.heal.conditions}
+
+
+def _nodes(plan: Deployable) -> Variables:
+    """Return the nodes that the controller may write, and the role that lets it; none where it writes none."""
+    kubernetes, steps = plan.kubernetes, plan.timetable.steps if plan.timetable else ()
+    if not (kubernetes.lends_nodes or kubernetes.heals):
+        return {}
     switched = {unit for step in steps for unit in step.units if any(unit not in other.units for other in steps)}
-    nodes = sorted({node for unit in plan.units if unit.name in switched for node in unit.nodes})
-    return {"nodes": nodes, "nodes_role": names.controller_nodes_role(plan.kubernetes.namespace, plan.name)}
+    nodes: set[str] = set()
+    for unit in plan.units:
+        nodes |= {*unit.nodes} if kubernetes.heals or unit.name in switched else set()
+        nodes |= {*plan.unit_document(unit)["spares"]} if kubernetes.heals else set()
+    return {"nodes": sorted(nodes), "nodes_role": names.controller_nodes_role(kubernetes.namespace, plan.name)}

@@ -64,6 +64,17 @@ class ResourcesSpec(Section):
     )
 
 
+class HealSpec(Section):
+    """Units that leave faulty nodes: those that are cordoned, or have taints, or say so themselves."""
+
+    conditions: list[Annotated[str, Field(min_length=1, max_length=316)]] = Field(
+        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors"],
+        description="Conditions of a Node that are true when it is faulty; the default is what AKS's node problem"
+        " detector says of GPUs.",
+        examples=[["GpuNvlinkWatch"]],
+    )
+
+
 class ControllerSpec(Section):
     """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
 
@@ -81,6 +92,11 @@ class ControllerSpec(Section):
         description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"
         " before they are taken again.",
         examples=[True],
+    )
+    heal: HealSpec | None = Field(
+        default=None,
+        description="Have units leave nodes that are cordoned, tainted or report faults, for cluster.spares.",
+        examples=[{}],
     )
     pace: float = Field(
         default=1,
@@ -277,3 +293,8 @@ class KubernetesSpec(Section):
     def lends_nodes(self) -> bool:
         """True if the nodes of units that are off are handed to batch jobs."""
         return self.controller is not None and self.controller.lend_nodes
+
+    @property
+    def heals(self) -> bool:
+        """True if units leave faulty nodes by themselves."""
+        return self.controller is not None and self.controller.heal is not None

@@ -6,7 +6,7 @@ for a LeaderWorkerSet nobody: github.com/kubernetes/kubernetes/issues/131892.)
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from planner.facts import names
 from stacks.controller.decide import Scale
@@ -17,7 +17,7 @@ from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["FIELD_MANAGER", "mark_nodes", "scale", "tell", "write_status"]
+__all__ = ["FIELD_MANAGER", "mark_nodes", "scale", "taint_faulty", "tell", "write_status"]
 
 FIELD_MANAGER = "tidemill-controller"
 
@@ -40,6 +40,26 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
             _mark_node(api, plan, name, live or api.get(Reference("v1", "Node", "", name)), mark)
         except ProviderError as error:
             yield error
+
+
+def taint_faulty(
+    api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str]
+) -> Iterator[tuple[str, ProviderError | None]]:
+    """Have new pods keep away from `faulty` nodes, and no longer from others. Yield what changed, or why not."""
+    for node in nodes:
+        name, taints = node["metadata"]["name"], node["spec"].get("taints") or []
+        ours = [each for each in taints if each["key"] == names.FAULTY_TAINT]
+        if (name in faulty) == bool(ours) or any(each.get("value") != plan for each in ours):
+            continue
+        kept = [each for each in taints if each not in ours]
+        added = [{"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule"}] if name in faulty else []
+        version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        changes = {"metadata": version, "spec": {"taints": kept + added or None}}
+        try:
+            api.merge(Reference("v1", "Node", "", name), changes, manager=FIELD_MANAGER)
+            yield name, None
+        except ProviderError as error:
+            yield name, error
 
 
 def _mark_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:

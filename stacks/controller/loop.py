@@ -1,27 +1,30 @@
 """A deployment followed through its day: look, decide, do, say; and again.
 
-    lease -> deployment -> units -> decide -> scale, event -> mark nodes -> status
+    lease -> deployment -> units -> decide -> scale, event -> mark nodes -> heal -> status
 
 Each round reads everything anew. So it makes no difference at which moment a controller ends: what it has done is in
 the cluster, and the next one decides from that.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stacks.controller.act import mark_nodes, scale, tell, write_status
+from stacks.controller.act import mark_nodes, scale, taint_faulty, tell, write_status
 from stacks.controller.decide import Decision, Scale, decide
+from stacks.controller.heal import heal, nodes_to_taint
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, lent, marks_at
-from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe
-from stacks.controller.report import status_of, status_of_wrong_day
+from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe, observe_health
+from stacks.controller.report import HEALTHY, condition_before, status_of, status_of_wrong_day
+from stacks.controller.situation import Situation
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
 __all__ = ["Following", "follow", "one_round"]
 
+LOOK_AT_HEALTH_S = 30.0  # assumed: nodes are much to read, and to move a unit takes minutes
 LOOK_AT_NODES_S = 300.0  # assumed: nodes of hundreds are much to read, and few people take labels away
 PERIOD_S = 5.0  # assumed: of warm-ups that take minutes; three of them renew a lease in time
 
@@ -78,8 +81,9 @@ def one_round(following: Following, now: float) -> str:
     for change in decision.scales:
         _change(following, deployment, change, now)
     marks = _lend(following, deployment, observed, now)
+    problems = _heal(following, deployment, observed.situation, decision, now)
     if not following.is_dry_run:
-        status = status_of(observed.situation, decision, marks, observed.clock, now, deployment)
+        status = status_of(observed, decision, marks, problems, now, deployment)
         write_status(api, deployment, status)
     return _line(decision)
 
@@ -116,6 +120,45 @@ def _lend(following: Following, deployment: Manifest, observed: Observed, now: f
         following.say(message)
         tell(following.api, deployment, reason, message, now)
     return before if problems else marks
+
+
+def _heal(
+    following: Following, deployment: Manifest, situation: Situation, decision: Decision, now: float
+) -> Sequence[str] | None:
+    """Have one unit leave faulty nodes. Return what keeps units there; None if nobody has looked."""
+    if "heal" not in deployment["spec"] or now % LOOK_AT_HEALTH_S >= PERIOD_S:
+        return None
+    own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
+    try:
+        everywhere = following.api.list_all("v1", "Node", "", resourceVersion="0")  # what the server has in memory
+        nodes = [each for each in everywhere if each["metadata"]["name"] in own]
+        healing = heal(situation, decision, observe_health(following.api, deployment, situation.units, nodes))
+    except ProviderError as error:
+        following.say(f"cannot look at nodes: {error}")
+        return None
+    _taint(following, deployment, nodes, now)
+    if healing.move:
+        _change(following, deployment, healing.move, now)
+    said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
+    for problem in healing.problems:
+        if problem not in said and not following.is_dry_run:
+            tell(following.api, deployment, "Stuck", problem, now, is_warning=True)
+    return healing.problems
+
+
+def _taint(following: Following, deployment: Manifest, nodes: Sequence[Manifest], now: float) -> None:
+    """Keep new pods away from nodes that report a fault, and no longer from those that do not."""
+    faulty, plan = nodes_to_taint(nodes, deployment["spec"]["heal"]["conditions"]), deployment["metadata"]["name"]
+    if following.is_dry_run:
+        following.say(f"would keep new pods away from {', '.join(sorted(faulty)) or 'no node'}")
+        return
+    for node, problem in taint_faulty(following.api, plan, nodes, faulty):
+        if problem:
+            following.say(f"cannot mark a node: {problem}")
+            continue
+        reason, what = ("Faulty", "reports a fault") if node in faulty else ("Mended", "reports no fault any more")
+        following.say(f"{node} {what}")
+        tell(following.api, deployment, reason, f"{node} {what}", now)
 
 
 def _line(decision: Decision) -> str:

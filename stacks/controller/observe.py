@@ -12,6 +12,7 @@ from planner.facts.timezones import is_timezone
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from stacks.controller.clock import Clock
+from stacks.controller.heal import Health, find_health
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
@@ -26,6 +27,7 @@ __all__ = [
     "find_deployment",
     "marks_before",
     "observe",
+    "observe_health",
     "situation_of",
 ]
 
@@ -61,6 +63,13 @@ def observe(api: Api, deployment: Manifest) -> Observed:
     units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
     ending = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
     return Observed(situation_of(spec, units, clock, ending), clock)
+
+
+def observe_health(api: Api, deployment: Manifest, units: Sequence[LiveUnit], nodes: Sequence[Manifest]) -> Health:
+    """Look at the units' pods, on these nodes. Raise ProviderError."""
+    namespace, plan = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
+    selector = f"{names.PLAN_LABEL}={plan},{names.UNIT_LABEL}"
+    return find_health(units, nodes, api.list_all("v1", "Pod", namespace, labelSelector=selector))
 
 
 def clock_of(deployment: Manifest) -> Clock:
@@ -114,6 +123,7 @@ def _unit(told: Mapping[str, Any], live: Manifest | None, ending: Collection[str
         is_ready=live is not None and bool(replicas) and missing(live) is None,
         has_pods=bool(replicas) or told["name"] in ending,
         nodes=tuple(told.get("nodes", ())),
+        spares=tuple(told.get("spares", ())),
     )
 
 

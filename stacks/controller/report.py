@@ -3,6 +3,7 @@
 kubectl get tidemill    state, units, next change, why
 conditions              Following: the day is followed, or held, or cannot be read
                         Served: every unit that is wanted is ready
+                        Healthy: no unit has to stay on a faulty node
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,27 +15,40 @@ from planner.facts.wall_clock import wall_time
 from stacks.controller.clock import Clock
 from stacks.controller.decide import Decision, NextChange
 from stacks.controller.lend import FREE, RECLAIMED, Marks
+from stacks.controller.observe import Observed
 from stacks.controller.situation import Situation
 
-__all__ = ["Status", "status_of", "status_of_wrong_day", "timestamp"]
+__all__ = ["HEALTHY", "Status", "condition_before", "status_of", "status_of_wrong_day", "timestamp"]
+
+HEALTHY = "Healthy"
 
 Status = dict[str, Any]
 
 
 def status_of(
-    situation: Situation, decision: Decision, marks: Marks, clock: Clock, now: float, deployment: Mapping[str, Any]
+    observed: Observed,
+    decision: Decision,
+    marks: Marks,
+    problems: Sequence[str] | None,
+    now: float,
+    deployment: Mapping[str, Any],
 ) -> Status:
-    """Return the status at `now`, the world's time; what has not changed since the deployment's status stays."""
+    """Return the status at `now`, the world's time; what has not changed since the deployment's status stays.
+
+    `problems` are what keeps units on faulty nodes; None if nobody has looked.
+    """
+    situation = observed.situation
     lent = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     reason = "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
     conditions = [
         ("Following", "False" if decision.is_held else "True", reason, decision.why),
         ("Served", "False" if decision.short else "True", *_served(decision.short)),
+        *_healthy(problems, condition_before(deployment, HEALTHY)),
     ]
     return {
         "state": decision.state,
         "units": _units(situation, decision),
-        "next": _next(decision.next_change, situation.timetable.timezone, clock),
+        "next": _next(decision.next_change, situation.timetable.timezone, observed.clock),
         "why": decision.why,
         **(lent if situation.lends_nodes else {}),
         **_observed(conditions, deployment, now),
@@ -56,8 +70,23 @@ def timestamp(instant: float) -> str:
     return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def condition_before(deployment: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+    """Return the condition of a kind as it was written last; empty if there is none."""
+    written = (deployment.get("status") or {}).get("conditions") or []
+    return next((each for each in written if each["type"] == kind), {})
+
+
 def _served(short: Sequence[str]) -> tuple[str, str]:
     return ("TooFewUnits", "; ".join(short)) if short else ("AllReady", "every unit that is wanted is ready")
+
+
+def _healthy(problems: Sequence[str] | None, before: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
+    if problems:
+        yield HEALTHY, "False", "Stuck", "; ".join(problems)
+    elif problems is not None:
+        yield HEALTHY, "True", "NoFaults", "no unit has to stay on a faulty node"
+    elif before:
+        yield HEALTHY, before["status"], before["reason"], before["message"]
 
 
 def _units(situation: Situation, decision: Decision) -> str:
@@ -80,7 +109,7 @@ def _next(change: NextChange | None, timezone: str, clock: Clock) -> str:
 def _observed(
     conditions: Sequence[tuple[str, str, str, str]], deployment: Mapping[str, Any], now: float
 ) -> dict[str, Any]:
-    before = {each["type"]: each for each in (deployment.get("status") or {}).get("conditions") or []}
+    before = {kind: condition_before(deployment, kind) for kind, *_ in conditions}
     return {
         "observedGeneration": deployment["metadata"]["generation"],
         "conditions": list(_conditions(conditions, before, now)),

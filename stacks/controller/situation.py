@@ -22,7 +22,8 @@ class LiveUnit:
     replicas: int | None  # that it is scaled to; None where its object is not there
     is_ready: bool  # all its pods, so that requests can be answered
     has_pods: bool = False  # which may still end
-    nodes: tuple[str, ...] = ()  # that are its own; empty where nodes are not lent
+    nodes: tuple[str, ...] = ()  # that are its own; empty where the controller looks at no nodes
+    spares: tuple[str, ...] = ()  # that it may move to; empty where units do not leave faulty nodes
 
     @property
     def is_on(self) -> bool:

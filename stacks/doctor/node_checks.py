@@ -7,7 +7,6 @@ is of no use is a note: the unit starts without it. A node that cannot be used a
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.findings import Check, Finding
@@ -15,6 +14,7 @@ from stacks.doctor.needs import Needs, PodSet, requests_of, summed
 from stacks.kube.manifest import Manifest
 from stacks.kube.pods import not_ready_nodes
 from stacks.kube.quantities import Amounts, amount_text, amounts
+from stacks.kube.taints import repelling_taints, taint_text
 
 __all__ = ["gateway", "nodes"]
 
@@ -25,7 +25,6 @@ PLAN_WITHOUT = "list the nodes to use in cluster.nodes, and plan again"
 # What the node controller puts on nodes that are said for not ready or cordoned, which other findings say.
 # Source: https://kubernetes.io/docs/reference/labels-annotations-taints/
 SAID_OTHERWISE = {f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")}
-REPELLING = {"NoSchedule", "NoExecute"}
 
 # resource -> what makes a node offer it
 OFFERED_BY = {
@@ -122,28 +121,8 @@ def _labels_lacking(node: Manifest, pod_set: PodSet) -> list[str]:
 
 def _taints_in_the_way(node: Manifest, pod_set: PodSet) -> list[str]:
     """Return the taints as `kubectl taint` writes them, without those that another finding covers."""
-    tolerations = pod_set.template["spec"].get("tolerations") or []
-    return [
-        f"{taint['key']}{'=' if taint.get('value') else ''}{taint.get('value') or ''}:{taint['effect']}"
-        for taint in node["spec"].get("taints") or []
-        if taint["effect"] in REPELLING
-        and taint["key"] not in SAID_OTHERWISE
-        and not any(_tolerates(each, taint) for each in tolerations)
-    ]
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Match as Kubernetes does: a toleration without an effect or a key matches each.
-
-    Source: https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
-    """
-    if toleration.get("effect") not in (None, "", taint["effect"]):
-        return False
-    if not toleration.get("key"):
-        return toleration.get("operator") == "Exists"
-    if toleration["key"] != taint["key"]:
-        return False
-    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+    taints = repelling_taints(node, pod_set.template["spec"].get("tolerations") or [])
+    return [taint_text(each) for each in taints if each["key"] not in SAID_OTHERWISE]
 
 
 def _too_small(place: Place, node: Manifest) -> Iterator[Finding]:

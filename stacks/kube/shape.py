@@ -94,6 +94,7 @@ CONTAINER_STATUS = {"name": str, "image?": str, "state?": STATE, "lastState?": S
 # kind -> what is read of it besides its metadata and the conditions of its status
 SHAPES: Mapping[str, Shape] = {
     "Node": {
+        "metadata": {"resourceVersion?": str},
         "spec": {"taints?": [{"key": str, "effect": str, "value?": str}]},
         "status?": {"allocatable?": QUANTITIES, "capacity?": QUANTITIES},
     },

@@ -50,7 +50,8 @@ def main():
     """Play the day, write the page, and say whether all was well."""
     argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     folder = Path(tempfile.mkdtemp())
-    (folder / "cluster").mkdir()
+    for part in ("cluster", "stack"):
+        (folder / part).mkdir()
     with only_run() as run, running_cluster(run, folder / "cluster") as cluster, enforced_policies(cluster):
         controller = {"namespace": NAMESPACE, "controller": {"pace": PACE}}
         deployed = day_deployed(obtain(PULUMI), folder / "stack", cluster, NAMESPACE, kubernetes=controller)

@@ -24,6 +24,8 @@ NAMESPACE, NAME, ACCOUNT = "day", "demo-day", "demo-day-controller"
 UNITS = [f"demo-day-{phase}-{index}" for phase in ("prefill", "decode") for index in (0, 1)]
 SECOND = {"demo-day-prefill-1", "demo-day-decode-1"}
 NODES = [f"node-{index}" for index in range(4)]  # of the units, in their order
+SPARE = "node-4"
+CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 TAINT = {"key": "team", "value": "serving", "effect": "PreferNoSchedule"}  # somebody else's
 LWS = ("leaderworkerset.x-k8s.io", "v1", NAMESPACE, "leaderworkersets")
 DEPLOYMENTS = ("tidemill.dev", "v1alpha1", NAMESPACE, "deployments")
@@ -37,7 +39,12 @@ def at(hour, minute=0):
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
     """Kind and name -> object of the demo's day with a controller."""
-    plan = day_plan(tmp_path_factory.mktemp("day"), namespace=NAMESPACE, controller={"lend_nodes": True})
+    plan = day_plan(
+        tmp_path_factory.mktemp("day"),
+        cluster={"nodes": 5, "spares": [SPARE]},
+        namespace=NAMESPACE,
+        controller={"lend_nodes": True, "heal": {}},
+    )
     files = render_files(plan)
     found = [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
@@ -48,12 +55,13 @@ def objects(api_server, documents, tmp_path_factory):
     """The provider's way to write, after it has written everything."""
     made = Objects(api_server.api, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
     core = client.CoreV1Api(api_server.api)
-    for name in NODES:
-        core.create_node({"metadata": {"name": name}, "spec": {"taints": [TAINT]}})
+    for name in (*NODES, SPARE):
+        core.create_node({"metadata": {"name": name}})
+        core.patch_node(name, {"spec": {"taints": [TAINT]}})  # and not what a node without a kubelet gets
     for each in documents.values():
         made.apply(each)
     yield made
-    for name in NODES:
+    for name in (*NODES, SPARE):
         core.delete_node(name)
 
 
@@ -299,6 +307,85 @@ def test_nodes_of_units_that_are_off_are_lent(custom, following, api_server):
     assert (said.count("Freed"), said.count("Reclaimed")) == (2, 2)
 
 
+@pytest.fixture
+def pods(api_server, objects):
+    """A pod for each unit, on its node."""
+    core = client.CoreV1Api(api_server.api)
+    for unit, node in zip(UNITS, NODES, strict=True):
+        labels = {"tidemill.dev/plan": NAME, "tidemill.dev/unit": unit}
+        containers = [{"name": "runtime", "image": "x"}]
+        spec = {"serviceAccountName": "demo-day-runtime", "nodeName": node, "containers": containers}
+        core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": f"{unit}-0", "labels": labels}, "spec": spec})
+    yield core
+    for unit in UNITS:
+        core.delete_namespaced_pod(f"{unit}-0", NAMESPACE, grace_period_seconds=0)
+
+
+def healthy(custom):
+    return condition(custom, "Healthy")[:2]
+
+
+def test_a_unit_leaves_a_node_that_is_cordoned(custom, following, pods):
+    """It is drained, and the next round starts it again; the event says why."""
+    one_round(following, at(10))
+    assert healthy(custom) == ("True", "NoFaults")
+    pods.patch_node("node-3", {"spec": {"unschedulable": True, "taints": [TAINT, CORDON]}})
+    try:
+        one_round(following, at(10, 1) + 10)
+        assert on(custom) == set(UNITS), "nobody looks at nodes in every round"
+        one_round(following, at(10, 2))
+        assert on(custom) == set(UNITS) - {"demo-day-decode-1"}
+        one_round(following, at(10, 2) + 5)
+        assert on(custom) == set(UNITS)
+    finally:
+        pods.patch_node("node-3", {"spec": {"unschedulable": None, "taints": [TAINT]}})
+    said = [each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason == "Drain"]
+    assert said == ["demo-day-decode-1: node-3, which is cordoned; it moves to a spare"]
+
+
+def test_a_node_that_reports_a_fault_gets_a_taint_and_its_unit_leaves(custom, following, pods):
+    """First the taint, which the scheduler reads; with the condition it goes again."""
+    one_round(following, at(10))
+    report_condition(pods, "node-1", "True")
+    one_round(following, at(10, 1))
+    assert taints(pods, "node-1") == ["team", "tidemill.dev/faulty"]
+    one_round(following, at(10, 2))
+    assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
+
+    report_condition(pods, "node-1", "False")
+    one_round(following, at(10, 3))
+    assert taints(pods, "node-1") == ["team"]
+    said = [each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason in ("Faulty", "Mended")]
+    assert said == ["node-1 reports a fault", "node-1 reports no fault any more"]
+
+
+def test_without_a_spare_the_status_asks_for_a_new_plan(custom, following, pods):
+    """Once, by an event, and for as long as it is so, by a condition."""
+    for node in (SPARE, "node-3"):
+        pods.patch_node(node, {"spec": {"taints": [TAINT, CORDON]}})
+    try:
+        for minute in range(3):
+            one_round(following, at(10, minute))
+            one_round(following, at(10, minute) + 10)
+    finally:
+        for node in (SPARE, "node-3"):
+            pods.patch_node(node, {"spec": {"taints": [TAINT]}})
+    reason = "demo-day-decode-1 is on node-3, which is cordoned, and no spare is left: plan again without it"
+    assert on(custom) == set(UNITS)
+    assert condition(custom, "Healthy") == ("False", "Stuck", reason)
+    events = [each for each in pods.list_namespaced_event(NAMESPACE).items if each.reason == "Stuck"]
+    assert [(each.type, each.message) for each in events] == [("Warning", reason)]
+
+
+def report_condition(core, node, status):
+    found = {"type": "GPUMissing", "status": status, "reason": "GPUMissing", "message": ""}
+    core.patch_node_status(node, {"status": {"conditions": [found]}})
+
+
+def taints(core, node):
+    return [each.key for each in core.read_node(node).spec.taints]
+
+
 def test_a_mark_that_somebody_took_away_comes_back(custom, following, api_server):
     """Nodes are looked at every five minutes, whatever the status says."""
     one_round(following, at(12))
@@ -356,6 +443,7 @@ def test_a_dry_run_says_what_it_would_do(custom, account):
         "would drain demo-day-decode-1: nobody needs it now",
         "would drain demo-day-prefill-1: nobody needs it now",
         "would have 0 nodes free and 0 left",
+        "would keep new pods away from no node",
     ]
     assert on(custom) == set(UNITS)
     assert deployment(custom) == before
@@ -388,7 +476,7 @@ def test_the_account_may_do_what_its_page_says_and_no_more(account):
         ("create", "events", ""),
         ("list", "pods", ""),
         ("list", "nodes", ""),
-        *((verb, "nodes", node) for verb in ("get", "patch") for node in ("node-1", "node-3")),
+        *((verb, "nodes", node) for verb in ("get", "patch") for node in (*NODES, SPARE)),
     }
 
 

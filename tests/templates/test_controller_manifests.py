@@ -16,7 +16,11 @@ NAME = "demo-day-controller"
 
 def rendered(folder, **kubernetes):
     """Kind and name -> object."""
-    files = render_files(day_plan(folder, **kubernetes))
+    return rendered_of(day_plan(folder, **kubernetes))
+
+
+def rendered_of(plan):
+    files = render_files(plan)
     found = [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
@@ -88,6 +92,31 @@ def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
 
     assert container["image"] == "registry.example.com/tidemill:1"
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}}
+
+
+def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
+    """Those of units and the spares; the day has both, and what makes a node faulty."""
+    cluster = {"nodes": 5, "spares": ["node-4"]}
+    plan = day_plan(tmp_path, cluster=cluster, controller={"heal": {"conditions": ["GPUMissing"]}})
+    healing = rendered_of(plan)
+    day = healing["TidemillDeployment", "demo-day"]["spec"]
+
+    assert healing["ClusterRole", "tidemill-tidemill-demo-day-controller"]["rules"][1] == {
+        "apiGroups": [""],
+        "resources": ["nodes"],
+        "verbs": ["get", "patch"],
+        "resourceNames": [f"node-{index}" for index in range(5)],
+    }
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]} in healing["Role", NAME]["rules"]
+    assert day["heal"] == {"conditions": ["GPUMissing"]}
+    assert "lendNodes" not in day
+    assert day["units"][3] == {
+        "name": "demo-day-decode-1",
+        "phase": "decode",
+        "pods": 1,
+        "nodes": ["node-3"],
+        "spares": ["node-4"],
+    }
 
 
 def test_who_lends_nodes_may_write_those_of_units_that_are_off_at_some_time(tmp_path):

@@ -11,15 +11,16 @@ __all__ = ["day_plan", "write_day"]
 DAY = REPOSITORY / "stacks" / "specs" / "demo-day.yaml"
 
 
-def write_day(folder, **kubernetes):
-    """The path of the spec, in `folder`, with more fields of `kubernetes`."""
+def write_day(folder, *, cluster=None, **kubernetes):
+    """The path of the spec, in `folder`, with more fields of `cluster` and `kubernetes`."""
     document = yaml.safe_load(DAY.read_text().replace("../../", f"{REPOSITORY}/"))
     document["kubernetes"] |= {"controller": {}} | kubernetes
+    document["cluster"] |= cluster or {}
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
 
 
-def day_plan(folder, **kubernetes):
+def day_plan(folder, *, cluster=None, **kubernetes):
     """Its plan."""
-    return compile_plan(check_spec(write_day(folder, **kubernetes))).deployable
+    return compile_plan(check_spec(write_day(folder, cluster=cluster, **kubernetes))).deployable

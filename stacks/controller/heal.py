@@ -1,0 +1,118 @@
+"""Units on nodes that others have found faulty, and which of them moves to a spare now. Pure.
+
+A node is faulty for a unit whose new pods it would repel: it is cordoned, or has a taint that they do not tolerate. So
+the unit is drained and started again, and the scheduler takes a spare. Conditions alone repel nobody: nodes that have
+one of the spec's get a taint first.
+
+One unit moves at a time, while all others that are on are ready, and another one serves its phase.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.facts import names
+from stacks.controller.decide import Decision, Scale
+from stacks.controller.situation import LiveUnit, Situation
+from stacks.kube.manifest import Manifest
+from stacks.kube.taints import repelling_taints, taint_text
+
+__all__ = ["Healing", "Health", "find_health", "heal", "nodes_to_taint"]
+
+OTHERS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
+CORDON = f"{OTHERS}unschedulable"
+
+
+@dataclass(frozen=True)
+class Health:
+    """One look at the nodes and at the pods on them."""
+
+    faults: Mapping[str, Mapping[str, str]]  # unit -> nodes that its pods are on and have to leave -> why
+    unusable: frozenset[str]  # spares that are faulty or not there, and every node that a unit's pod is on
+
+
+@dataclass(frozen=True)
+class Healing:
+    """The unit that moves now, and units that cannot: which, why, and what a person does."""
+
+    move: Scale | None = None
+    problems: tuple[str, ...] = ()
+
+
+def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest]) -> Health:
+    """Return what nodes and the units' pods say."""
+    by_name = {each["metadata"]["name"]: each for each in nodes}
+    placed = [pod for pod in pods if pod["spec"].get("nodeName") in by_name]
+    faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
+    for pod in placed:
+        unit, name = pod["metadata"]["labels"][names.UNIT_LABEL], pod["spec"]["nodeName"]
+        why = _fault(by_name[name], _tolerations(pod))
+        if unit in faults and why and "deletionTimestamp" not in pod["metadata"]:
+            faults[unit][name] = why
+    tolerations = _tolerations(placed[0]) if placed else []  # all units' pods have the same
+    spares = {spare for unit in units for spare in unit.spares}
+    bad = {each for each in spares if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
+    return Health(faults, frozenset(bad | {pod["spec"]["nodeName"] for pod in placed}))
+
+
+def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
+    """Return which unit moves, if any does; none where a person has said hold, or units start or drain already."""
+    is_busy = (
+        decision.is_held or bool(decision.scales) or any(unit.is_on and not unit.is_ready for unit in _on(situation))
+    )
+    move, problems = None, []
+    for unit in _on(situation):
+        faults = health.faults.get(unit.name, {})
+        if not faults:
+            continue
+        problem = _obstacle(situation, unit, faults, health)
+        if problem:
+            problems.append(problem)
+        elif move is None and unit.is_ready and not is_busy:
+            move = Scale(unit.name, False, f"{_told(faults)}; it moves to a spare")
+    return Healing(move, tuple(problems))
+
+
+def nodes_to_taint(nodes: Sequence[Manifest], conditions: Sequence[str]) -> set[str]:
+    """Return the nodes of which one of these conditions is true."""
+    return {
+        node["metadata"]["name"]
+        for node in nodes
+        for condition in (node.get("status") or {}).get("conditions") or []
+        if condition["type"] in conditions and condition["status"] == "True"
+    }
+
+
+def _on(situation: Situation) -> Iterator[LiveUnit]:
+    return (unit for unit in situation.units if unit.is_on)
+
+
+def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], health: Health) -> str | None:
+    """Return why a unit cannot leave its faulty nodes, and what a person does; None if it can."""
+    where = f"{unit.name} is on {_told(faults)}"
+    if sum(spare not in health.unusable for spare in unit.spares) < len(faults):
+        return f"{where}, and no spare is left: plan again without it"
+    if not any(each.phase == unit.phase and each.is_ready for each in _on(situation) if each is not unit):
+        return f"{where}, and no other {unit.phase} unit serves: delete its pods to move it all the same"
+    return None
+
+
+def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = pod["spec"].get("tolerations") or []
+    return found
+
+
+def _told(faults: Mapping[str, str]) -> str:
+    return ", ".join(f"{node}, which {why}" for node, why in faults.items())
+
+
+def _fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why pods with these tolerations have to leave a node, in words that follow `which`."""
+    for taint in repelling_taints(node, tolerations):
+        if taint["key"] == CORDON:
+            return "is cordoned"
+        if taint["key"] == names.FAULTY_TAINT:
+            return "reports a fault"
+        if not taint["key"].startswith(OTHERS):
+            return f"has the taint {taint_text(taint)}"
+    return None

@@ -1,0 +1,159 @@
+"""Which unit leaves a faulty node, over every state of four units and every fault of their nodes."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from planner.facts import names
+from stacks.controller.decide import decide
+from stacks.controller.heal import find_health, heal, nodes_to_taint
+from stacks.controller.situation import Orders
+from tests.stacks.controller.days import HOUR, MIDNIGHT, situation
+from tests.stacks.controller.test_decide import EVERY_STATE
+
+NOON, NIGHT = MIDNIGHT + 12 * HOUR, MIDNIGHT + 23 * HOUR
+ALL_READY, AT_NIGHT = ((1, True),) * 4, ((1, True), (0, False)) * 2
+CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+SPARE = "spare"
+
+
+def node(name, *taints, conditions=()):
+    status = {"conditions": [{"type": kind, "status": status} for kind, status in conditions]}
+    return {"metadata": {"name": name}, "spec": {"taints": list(taints)}, "status": status}
+
+
+def pod(unit, on, *, tolerations=(), **metadata):
+    labels = {names.UNIT_LABEL: unit}
+    return {"metadata": {"labels": labels, **metadata}, "spec": {"nodeName": on, "tolerations": list(tolerations)}}
+
+
+def seen(states, *, spares=(SPARE,), orders=None):
+    """Four units that may move to the spares."""
+    found = situation(states, orders)
+    return replace(found, units=tuple(replace(unit, spares=spares) for unit in found.units))
+
+
+def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupied=()):
+    """What is done when each unit that is on has a pod on a node of its own name, and some nodes are cordoned."""
+    look = seen(states, spares=spares, orders=orders)
+    nodes = [node(name, *([CORDON] if name in cordoned else [])) for name in ("p0", "p1", "d0", "d1", *spares)]
+    pods = [pod(unit.name, unit.name) for unit in look.units if unit.is_on] + [pod("d9", each) for each in occupied]
+    return heal(look, decide(look, now), find_health(look.units, nodes, pods))
+
+
+def test_a_unit_moves_only_while_all_others_serve():
+    """In every state, whichever nodes are cordoned: what is on is ready, nothing changes, another serves its phase."""
+    moves = 0
+    for states, *cordons in product(EVERY_STATE, *((False, True),) * 5):
+        cordoned = [name for name, is_bad in zip(("p0", "p1", "d0", "d1", SPARE), cordons, strict=True) if is_bad]
+        look, move = seen(states), healing(states, cordoned).move
+        if move is None:
+            continue
+        moves += 1
+        (unit,) = (each for each in look.units if each.name == move.unit)
+        assert unit.name in cordoned
+        assert SPARE not in cordoned
+        assert not decide(look, NOON).scales
+        assert all(each.is_ready for each in look.units if each.is_on)
+        assert [each.name for each in look.units if each.phase == unit.phase and each.is_ready and each != unit]
+
+    assert moves
+
+
+def test_a_unit_on_a_cordoned_node_moves_to_a_spare():
+    """It is drained; the day starts it again."""
+    found = healing(ALL_READY, ["d1"])
+
+    assert (found.move.unit, found.move.is_on, found.problems) == ("d1", False, ())
+    assert found.move.why == "d1, which is cordoned; it moves to a spare"
+    drained = seen(((1, True), (1, True), (1, True), (0, False)))
+    assert [(each.unit, each.is_on) for each in decide(drained, NOON).scales] == [("d1", True)]
+
+
+def test_one_moves_at_a_time():
+    """The second waits for the first."""
+    assert healing(ALL_READY, ["p0", "d1"], spares=("s0", "s1")).move.unit == "p0"
+    assert healing(((0, False), (1, True), (1, True), (1, True)), ["d1"]).move is None
+    assert healing(((1, False), (1, True), (1, True), (1, True)), ["d1"]).move is None
+
+
+@pytest.mark.parametrize(
+    ("spares", "occupied", "cordoned"), [((), (), ["d1"]), ((SPARE,), (SPARE,), ["d1"]), ((SPARE,), (), ["d1", SPARE])]
+)
+def test_without_a_spare_a_person_is_asked_for_a_new_plan(spares, occupied, cordoned):
+    """There is none, or another unit has it, or it is faulty itself."""
+    found = healing(ALL_READY, cordoned, spares=spares, occupied=occupied)
+
+    assert found.move is None
+    assert found.problems == ("d1 is on d1, which is cordoned, and no spare is left: plan again without it",)
+
+
+def test_the_only_unit_of_a_phase_stays():
+    """To move it would end the service."""
+    found = healing(AT_NIGHT, ["p0"], now=NIGHT)
+
+    assert found.move is None
+    assert found.problems == (
+        "p0 is on p0, which is cordoned, and no other prefill unit serves: delete its pods to move it all the same",
+    )
+
+
+def test_nothing_moves_while_a_person_holds_the_day():
+    """The order is to change nothing."""
+    assert healing(ALL_READY, ["d1"], orders=Orders(hold_until=NOON + 1)).move is None
+
+
+TAINT = {"key": "team", "value": "batch", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("taint", "tolerations", "why"),
+    [
+        (CORDON, [], "is cordoned"),
+        (TAINT, [], "has the taint team=batch:NoSchedule"),
+        (TAINT | {"effect": "NoExecute"}, [], "has the taint team=batch:NoExecute"),
+        ({"key": "tidemill.dev/faulty", "value": "x", "effect": "NoSchedule"}, [], "reports a fault"),
+        (TAINT | {"effect": "PreferNoSchedule"}, [], None),
+        (TAINT, [{"key": "team", "operator": "Exists"}], None),
+        (TAINT, [{"operator": "Exists"}], None),
+        ({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}, [], None),
+    ],
+)
+def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, why):
+    """A taint that they tolerate would only have the unit come back; those of a lost node Kubernetes sees to."""
+    units, pods = seen(ALL_READY).units, [pod("d1", "node-1", tolerations=tolerations)]
+    health = find_health(units, [node("node-1", taint), node(SPARE)], pods)
+
+    assert health.faults["d1"] == ({"node-1": why} if why else {})
+
+
+@pytest.mark.parametrize("taint", [CORDON, TAINT, {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}])
+def test_a_spare_that_repels_pods_is_none(taint):
+    """Whoever put the taint there."""
+    health = find_health(seen(ALL_READY).units, [node("node-1"), node(SPARE, taint)], [pod("d1", "node-1")])
+
+    assert SPARE in health.unusable
+
+
+def test_pods_that_end_or_wait_are_on_no_faulty_node():
+    """The one goes anyway, and the other has no node yet."""
+    units = seen(ALL_READY).units
+    waits = {"metadata": {"labels": {names.UNIT_LABEL: "d1"}}, "spec": {}}
+    ends = pod("d1", "node-1", deletionTimestamp="2026-12-01T12:00:00Z")
+
+    health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits])
+
+    assert not any(health.faults.values())
+    assert health.unusable == {"node-1"}
+
+
+def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
+    """False, unknown, and conditions that nobody asked for do not count."""
+    nodes = [
+        node("bad", conditions=[("GPUMissing", "True")]),
+        node("good", conditions=[("GPUMissing", "False"), ("Ready", "True")]),
+        node("unknown", conditions=[("GPUMissing", "Unknown")]),
+    ]
+
+    assert nodes_to_taint(nodes, ["GPUMissing", "XIDErrors"]) == {"bad"}
