@@ -62,7 +62,11 @@ def _lending(plan: Deployable) -> Variables:
 def _healing(plan: Deployable) -> Variables:
     """Return what the day says more where units leave faulty nodes."""
     controller = plan.kubernetes.controller
-    return {} if controller is None or controller.heal is None else {"conditions": controller.heal.conditions}
+    if controller is None or controller.heal is None:
+        return {}
+    kind = plan.kubernetes.unit_kind
+    pods = [names.unit_pod_name(unit.name, worker, kind) for unit in plan.units for worker in range(len(unit.nodes))]
+    return {"conditions": controller.heal.conditions, "pods": pods}
 
 
 def _nodes(plan: Deployable) -> Variables:

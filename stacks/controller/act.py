@@ -17,7 +17,7 @@ from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["FIELD_MANAGER", "mark_nodes", "scale", "taint_faulty", "tell", "write_status"]
+__all__ = ["FIELD_MANAGER", "forget", "mark_nodes", "scale", "taint_faulty", "tell", "write_status"]
 
 FIELD_MANAGER = "tidemill-controller"
 
@@ -60,6 +60,11 @@ def taint_faulty(
             yield name, None
         except ProviderError as error:
             yield name, error
+
+
+def forget(api: Api, pod: Manifest) -> None:
+    """Delete a pod whose node will not say that it has ended. Raise ProviderError."""
+    api.delete(Reference.of(pod), pod["metadata"]["uid"], at_once=True)
 
 
 def _mark_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:

@@ -4,11 +4,16 @@ A node is faulty for a unit whose new pods it would repel: it is cordoned, or ha
 the unit is drained and started again, and the scheduler takes a spare. Conditions alone repel nobody: nodes that have
 one of the spec's get a taint first.
 
-One unit moves at a time, while all others that are on are ready, and another one serves its phase.
+One unit moves at a time, while all others that are on are ready, and another one serves its phase. A unit that moved to
+a spare may move back to its own node in the same way.
+
+A node that does not answer keeps its pods: Kubernetes tells them to end, and waits for their kubelet. When their time
+is over they are lost, and the controller forgets them, so that others can take their place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from planner.facts import names
@@ -20,7 +25,7 @@ from stacks.kube.taints import repelling_taints, taint_text
 __all__ = ["Healing", "Health", "find_health", "heal", "nodes_to_taint"]
 
 OTHERS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
-CORDON = f"{OTHERS}unschedulable"
+CORDON, LOST = f"{OTHERS}unschedulable", f"{OTHERS}unreachable"
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class Health:
     """One look at the nodes and at the pods on them."""
 
     faults: Mapping[str, Mapping[str, str]]  # unit -> nodes that its pods are on and have to leave -> why
-    unusable: frozenset[str]  # spares that are faulty or not there, and every node that a unit's pod is on
+    lost: tuple[str, ...]  # pods that were told to end, and whose node does not answer
+    unusable: frozenset[str]  # nodes that are faulty, or not there, or that a unit's pod is on
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class Healing:
     problems: tuple[str, ...] = ()
 
 
-def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest]) -> Health:
-    """Return what nodes and the units' pods say."""
+def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], now: float) -> Health:
+    """Return what nodes and the units' pods say at `now`, the world's time."""
     by_name = {each["metadata"]["name"]: each for each in nodes}
     placed = [pod for pod in pods if pod["spec"].get("nodeName") in by_name]
     faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
@@ -50,9 +56,12 @@ def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequ
         if unit in faults and why and "deletionTimestamp" not in pod["metadata"]:
             faults[unit][name] = why
     tolerations = _tolerations(placed[0]) if placed else []  # all units' pods have the same
-    spares = {spare for unit in units for spare in unit.spares}
-    bad = {each for each in spares if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
-    return Health(faults, frozenset(bad | {pod["spec"]["nodeName"] for pod in placed}))
+    known = {node for unit in units for node in (*unit.nodes, *unit.spares)}
+    bad = {each for each in known if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
+    lost = tuple(
+        pod["metadata"]["name"] for pod in placed if _is_over(pod, now) and _is_lost(by_name[pod["spec"]["nodeName"]])
+    )
+    return Health(faults, lost, frozenset(bad | {pod["spec"]["nodeName"] for pod in placed}))
 
 
 def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
@@ -90,7 +99,7 @@ def _on(situation: Situation) -> Iterator[LiveUnit]:
 def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], health: Health) -> str | None:
     """Return why a unit cannot leave its faulty nodes, and what a person does; None if it can."""
     where = f"{unit.name} is on {_told(faults)}"
-    if sum(spare not in health.unusable for spare in unit.spares) < len(faults):
+    if sum(node not in health.unusable for node in {*unit.nodes, *unit.spares}) < len(faults):
         return f"{where}, and no spare is left: plan again without it"
     if not any(each.phase == unit.phase and each.is_ready for each in _on(situation) if each is not unit):
         return f"{where}, and no other {unit.phase} unit serves: delete its pods to move it all the same"
@@ -100,6 +109,16 @@ def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], h
 def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
     found: Sequence[Mapping[str, Any]] = pod["spec"].get("tolerations") or []
     return found
+
+
+def _is_over(pod: Manifest, now: float) -> bool:
+    """True if a pod should be gone by now: the time that the API server writes has its grace period in it."""
+    end = pod["metadata"].get("deletionTimestamp")
+    return end is not None and datetime.fromisoformat(end).timestamp() < now
+
+
+def _is_lost(node: Manifest) -> bool:
+    return any(taint["key"] == LOST for taint in node["spec"].get("taints") or [])
 
 
 def _told(faults: Mapping[str, str]) -> str:

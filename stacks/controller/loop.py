@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stacks.controller.act import mark_nodes, scale, taint_faulty, tell, write_status
+from stacks.controller.act import forget, mark_nodes, scale, taint_faulty, tell, write_status
 from stacks.controller.decide import Decision, Scale, decide
-from stacks.controller.heal import heal, nodes_to_taint
+from stacks.controller.heal import find_health, heal, nodes_to_taint
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, lent, marks_at
-from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe, observe_health
+from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe, unit_pods
 from stacks.controller.report import HEALTHY, condition_before, status_of, status_of_wrong_day
 from stacks.controller.situation import Situation
 from stacks.kube.api import Api
@@ -132,11 +132,16 @@ def _heal(
     try:
         everywhere = following.api.list_all("v1", "Node", "", resourceVersion="0")  # what the server has in memory
         nodes = [each for each in everywhere if each["metadata"]["name"] in own]
-        healing = heal(situation, decision, observe_health(following.api, deployment, situation.units, nodes))
+        pods = unit_pods(following.api, deployment)
     except ProviderError as error:
         following.say(f"cannot look at nodes: {error}")
         return None
+    health = find_health(situation.units, nodes, pods, now)
+    healing = heal(situation, decision, health)
     _taint(following, deployment, nodes, now)
+    for pod in pods:
+        if pod["metadata"]["name"] in health.lost:
+            _forget(following, deployment, pod, now)
     if healing.move:
         _change(following, deployment, healing.move, now)
     said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
@@ -144,6 +149,20 @@ def _heal(
         if problem not in said and not following.is_dry_run:
             tell(following.api, deployment, "Stuck", problem, now, is_warning=True)
     return healing.problems
+
+
+def _forget(following: Following, deployment: Manifest, pod: Manifest, now: float) -> None:
+    """Let another pod take the place of one that is lost, and say so."""
+    what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and its time to end is over"
+    if following.is_dry_run:
+        following.say(f"would forget {what}")
+        return
+    try:
+        forget(following.api, pod)
+        following.say(f"forget {what}")
+        tell(following.api, deployment, "Forget", what, now)
+    except ProviderError as error:
+        following.say(f"cannot forget {pod['metadata']['name']}: {error}")
 
 
 def _taint(following: Following, deployment: Manifest, nodes: Sequence[Manifest], now: float) -> None:

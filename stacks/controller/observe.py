@@ -12,7 +12,6 @@ from planner.facts.timezones import is_timezone
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from stacks.controller.clock import Clock
-from stacks.controller.heal import Health, find_health
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
@@ -27,8 +26,8 @@ __all__ = [
     "find_deployment",
     "marks_before",
     "observe",
-    "observe_health",
     "situation_of",
+    "unit_pods",
 ]
 
 UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
@@ -65,11 +64,10 @@ def observe(api: Api, deployment: Manifest) -> Observed:
     return Observed(situation_of(spec, units, clock, ending), clock)
 
 
-def observe_health(api: Api, deployment: Manifest, units: Sequence[LiveUnit], nodes: Sequence[Manifest]) -> Health:
-    """Look at the units' pods, on these nodes. Raise ProviderError."""
-    namespace, plan = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
-    selector = f"{names.PLAN_LABEL}={plan},{names.UNIT_LABEL}"
-    return find_health(units, nodes, api.list_all("v1", "Pod", namespace, labelSelector=selector))
+def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
+    """Return the pods of all units. Raise ProviderError."""
+    selector = f"{names.PLAN_LABEL}={deployment['metadata']['name']},{names.UNIT_LABEL}"
+    return api.list_all("v1", "Pod", deployment["metadata"]["namespace"], labelSelector=selector)
 
 
 def clock_of(deployment: Manifest) -> Clock:

@@ -123,13 +123,17 @@ class Api:
         query = [("fieldManager", manager)]
         self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
-    def delete(self, reference: Reference, uid: str) -> None:
+    def delete(self, reference: Reference, uid: str, *, at_once: bool = False) -> None:
         """Begin to delete in the foreground: the object stays until what it owns is gone. If it is gone, do nothing.
 
-        An object of the same name with another uid stays: a request may arrive late, or twice.
+        An object of the same name with another uid stays: a request may arrive late, or twice. `at_once` forgets a pod
+        without its kubelet's word, and waits for nothing.
         """
+        way: dict[str, Any] = {"propagationPolicy": "Foreground"}
+        if at_once:
+            way = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
         try:
-            how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
+            how = way | {"preconditions": {"uid": uid}}
             self._connection.request("DELETE", self._path(reference), str(reference), body=how)
         except RefusedError as error:
             if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):

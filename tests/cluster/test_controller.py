@@ -5,6 +5,7 @@ Nothing runs pods here: what units report is written into their status by the te
 
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -318,7 +319,8 @@ def pods(api_server, objects):
         core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": f"{unit}-0", "labels": labels}, "spec": spec})
     yield core
     for unit in UNITS:
-        core.delete_namespaced_pod(f"{unit}-0", NAMESPACE, grace_period_seconds=0)
+        with suppress(client.ApiException):  # one is gone by then
+            core.delete_namespaced_pod(f"{unit}-0", NAMESPACE, grace_period_seconds=0)
 
 
 def healthy(custom):
@@ -355,8 +357,26 @@ def test_a_node_that_reports_a_fault_gets_a_taint_and_its_unit_leaves(custom, fo
     report_condition(pods, "node-1", "False")
     one_round(following, at(10, 3))
     assert taints(pods, "node-1") == ["team"]
-    said = [each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason in ("Faulty", "Mended")]
-    assert said == ["node-1 reports a fault", "node-1 reports no fault any more"]
+    said = {each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason in ("Faulty", "Mended")}
+    assert said == {"node-1 reports a fault", "node-1 reports no fault any more"}
+
+
+def test_a_pod_of_a_node_that_does_not_answer_is_forgotten(custom, following, pods):
+    """Once Kubernetes has told it to end and its time is over; before, it may still answer."""
+    name, lost = "demo-day-decode-1-0", {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
+    pods.patch_node("node-3", {"spec": {"taints": [TAINT, lost]}})
+    try:
+        pods.delete_namespaced_pod(name, NAMESPACE, grace_period_seconds=60)
+        one_round(following, now := time.time() // 30 * 30)
+        assert pods.read_namespaced_pod(name, NAMESPACE).metadata.deletion_timestamp
+        one_round(following, now + 120)
+        with pytest.raises(client.ApiException) as gone:
+            pods.read_namespaced_pod(name, NAMESPACE)
+    finally:
+        pods.patch_node("node-3", {"spec": {"taints": [TAINT]}})
+    assert gone.value.status == 404
+    said = [each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason == "Forget"]
+    assert said == [f"{name}: node-3 does not answer, and its time to end is over"]
 
 
 def test_without_a_spare_the_status_asks_for_a_new_plan(custom, following, pods):
@@ -475,6 +495,7 @@ def test_the_account_may_do_what_its_page_says_and_no_more(account):
         ("create", "leases", ""),
         ("create", "events", ""),
         ("list", "pods", ""),
+        *(("delete", "pods", f"{unit}-0") for unit in UNITS),
         ("list", "nodes", ""),
         *((verb, "nodes", node) for verb in ("get", "patch") for node in (*NODES, SPARE)),
     }

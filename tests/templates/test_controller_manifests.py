@@ -107,7 +107,11 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
         "verbs": ["get", "patch"],
         "resourceNames": [f"node-{index}" for index in range(5)],
     }
-    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]} in healing["Role", NAME]["rules"]
+    rules = healing["Role", NAME]["rules"]
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]} in rules
+    assert [each["resourceNames"] for each in rules if each["verbs"] == ["delete"]] == [
+        [f"demo-day-{phase}-{index}-0" for phase in ("prefill", "decode") for index in (0, 1)]
+    ]
     assert day["heal"] == {"conditions": ["GPUMissing"]}
     assert "lendNodes" not in day
     assert day["units"][3] == {

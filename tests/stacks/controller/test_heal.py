@@ -1,6 +1,7 @@
 """Which unit leaves a faulty node, over every state of four units and every fault of their nodes."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import product
 
 import pytest
@@ -25,7 +26,10 @@ def node(name, *taints, conditions=()):
 
 def pod(unit, on, *, tolerations=(), **metadata):
     labels = {names.UNIT_LABEL: unit}
-    return {"metadata": {"labels": labels, **metadata}, "spec": {"nodeName": on, "tolerations": list(tolerations)}}
+    return {
+        "metadata": {"name": unit, "labels": labels, **metadata},
+        "spec": {"nodeName": on, "tolerations": list(tolerations)},
+    }
 
 
 def seen(states, *, spares=(SPARE,), orders=None):
@@ -39,7 +43,7 @@ def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupie
     look = seen(states, spares=spares, orders=orders)
     nodes = [node(name, *([CORDON] if name in cordoned else [])) for name in ("p0", "p1", "d0", "d1", *spares)]
     pods = [pod(unit.name, unit.name) for unit in look.units if unit.is_on] + [pod("d9", each) for each in occupied]
-    return heal(look, decide(look, now), find_health(look.units, nodes, pods))
+    return heal(look, decide(look, now), find_health(look.units, nodes, pods, now))
 
 
 def test_a_unit_moves_only_while_all_others_serve():
@@ -89,6 +93,18 @@ def test_without_a_spare_a_person_is_asked_for_a_new_plan(spares, occupied, cord
     assert found.problems == ("d1 is on d1, which is cordoned, and no spare is left: plan again without it",)
 
 
+def test_a_unit_moves_back_when_its_spare_is_faulty():
+    """Its own node is sound by then, and empty."""
+    look = seen(ALL_READY)
+    look = replace(look, units=tuple(replace(unit, nodes=(unit.name,)) for unit in look.units))
+    pods = [pod(unit.name, SPARE if unit.name == "d1" else unit.name) for unit in look.units]
+    nodes = [node("p0"), node("p1"), node("d0"), node("d1"), node(SPARE, CORDON)]
+
+    found = heal(look, decide(look, NOON), find_health(look.units, nodes, pods, NOON))
+
+    assert (found.move.unit, found.problems) == ("d1", ())
+
+
 def test_the_only_unit_of_a_phase_stays():
     """To move it would end the service."""
     found = healing(AT_NIGHT, ["p0"], now=NIGHT)
@@ -123,7 +139,7 @@ TAINT = {"key": "team", "value": "batch", "effect": "NoSchedule"}
 def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, why):
     """A taint that they tolerate would only have the unit come back; those of a lost node Kubernetes sees to."""
     units, pods = seen(ALL_READY).units, [pod("d1", "node-1", tolerations=tolerations)]
-    health = find_health(units, [node("node-1", taint), node(SPARE)], pods)
+    health = find_health(units, [node("node-1", taint), node(SPARE)], pods, NOON)
 
     assert health.faults["d1"] == ({"node-1": why} if why else {})
 
@@ -131,7 +147,7 @@ def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, wh
 @pytest.mark.parametrize("taint", [CORDON, TAINT, {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}])
 def test_a_spare_that_repels_pods_is_none(taint):
     """Whoever put the taint there."""
-    health = find_health(seen(ALL_READY).units, [node("node-1"), node(SPARE, taint)], [pod("d1", "node-1")])
+    health = find_health(seen(ALL_READY).units, [node("node-1"), node(SPARE, taint)], [pod("d1", "node-1")], NOON)
 
     assert SPARE in health.unusable
 
@@ -142,10 +158,22 @@ def test_pods_that_end_or_wait_are_on_no_faulty_node():
     waits = {"metadata": {"labels": {names.UNIT_LABEL: "d1"}}, "spec": {}}
     ends = pod("d1", "node-1", deletionTimestamp="2026-12-01T12:00:00Z")
 
-    health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits])
+    health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits], NOON)
 
     assert not any(health.faults.values())
     assert health.unusable == {"node-1"}
+
+
+@pytest.mark.parametrize(
+    ("taint", "seconds_ago", "is_lost"), [("unreachable", 1, True), ("unreachable", -1, False), ("not-ready", 1, False)]
+)
+def test_a_pod_is_lost_when_its_time_is_over_and_its_node_does_not_answer(taint, seconds_ago, is_lost):
+    """A kubelet that still speaks will say itself that the pod has ended."""
+    end = datetime.fromtimestamp(NOON - seconds_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    nodes = [node("node-1", {"key": f"node.kubernetes.io/{taint}", "effect": "NoExecute"})]
+    pods = [pod("d1", "node-1", name="d1-0", deletionTimestamp=end), pod("d0", "node-1", name="d0-0")]
+
+    assert find_health(seen(ALL_READY).units, nodes, pods, NOON).lost == (("d1-0",) if is_lost else ())
 
 
 def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
