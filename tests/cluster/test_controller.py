@@ -227,7 +227,7 @@ def test_an_order_that_nobody_can_follow_is_said(custom, following):
     one_round(following, at(12))
 
     assert on(custom) == set(UNITS)
-    said = "spec.force.state (21:00) is none of the day's: 06:00, 11:00, 18:00, 22:00"
+    said = "spec.force.state (21:00) is none of the day's: 06:00, 11:00, 18:00, 20:00, 22:00"
     assert condition(custom, "Following") == ("False", "WrongDay", said)
 
 

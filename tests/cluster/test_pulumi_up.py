@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from base64 import b64decode, b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -301,6 +302,25 @@ def test_a_lost_worker_restarts_its_whole_group(up):
     assert back[-1].state == "ready"
     assert not up.uids(DECODE) & before
     wait_until_serving(up)
+
+
+def test_no_private_key_is_in_state_manifests_events_or_logs(up):
+    """Of every certificate of the deployment: not a line, as it is or in base64, in anything that is kept."""
+    core = client.CoreV1Api(up.cluster.api)
+    secrets = core.list_namespaced_secret(up.namespace).items
+    keys = [b64decode(each.data["tls.key"]) for each in secrets if each.type == "kubernetes.io/tls"]
+    lines = [line for key in keys for line in key.splitlines()[1:-1]]
+    canaries = [*lines, *(b64encode(key)[len(key) // 2 :][:40] for key in keys)]
+    kept = [*up.pulumi.home.rglob("*"), *up.cluster.logs.rglob("*"), up.spec, up.write_plan("canary.json")]
+    texts = {path: path.read_bytes() for path in kept if path.is_file() and "plugins" not in path.parts}
+    texts |= {name: text.encode() for name, text in render_files(up.plan).items()}
+    texts["events and pods"] = "".join(
+        str(each) for each in (core.list_event_for_all_namespaces(), core.list_pod_for_all_namespaces())
+    ).encode()
+
+    assert len(keys) == len(up.plan.units) + 1
+    assert len(texts) > len(kept) // 4
+    assert [str(where) for where, text in texts.items() if any(canary in text for canary in canaries)] == []
 
 
 def test_a_spare_takes_the_place_of_a_destroyed_node(up):
