@@ -16,6 +16,7 @@ PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "Invali
 BACKING_OFF = re.compile(
     r'^Back-off pulling image "[^"]*": \w+: '
 )  # the kubelet's words between two tries at one reason
+MAX_WORDS = 400  # of a container's last line: most of an error, and not a page
 STARTING = {"ContainerCreating", "PodInitializing"}
 
 
@@ -85,7 +86,8 @@ def _of_container(container: dict[str, Any]) -> Iterator[str]:
         yield f"image {container['image']} cannot be had ({said}); {advice}"
     elif (reason == "CrashLoopBackOff" or ended) and last.get("exitCode"):
         cause = f", {last['reason']}" if last.get("reason") not in (None, "Error") else ""
-        yield f"container {name} ended with exit status {last['exitCode']}{cause}; read `kubectl logs --previous`"
+        said = _last_words(last.get("message") or "")
+        yield f"container {name} ended with exit status {last['exitCode']}{cause}{said}; read `kubectl logs --previous`"
     elif reason and reason not in STARTING:
         yield f"container {name} waits: {_line(waiting.get('message') or reason)}"
     elif "running" in state and not container.get("ready"):
@@ -122,6 +124,12 @@ def _condition(live: Manifest, kind: str) -> dict[str, str] | None:
 def _counted(names: Sequence[str]) -> str:
     first, more = min(names), len(names) - 1
     return f"pod {first} and {more} more" if more else f"pod {first}"
+
+
+def _last_words(message: str) -> str:
+    """Return the last line of what a container has said, in brackets; its log's, where it left no message."""
+    lines = [line for line in map(_line, message.splitlines()) if line]
+    return f" ({lines[-1][:MAX_WORDS]})" if lines else ""
 
 
 def _line(text: str) -> str:

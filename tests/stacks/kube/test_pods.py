@@ -23,8 +23,8 @@ def waiting(reason, message=None, **more):
     return container({"waiting": {"reason": reason, "message": message}}, **more)
 
 
-def ended(status, reason="Error"):
-    return {"terminated": {"exitCode": status, "reason": reason}}
+def ended(status, reason="Error", **more):
+    return {"terminated": {"exitCode": status, "reason": reason, **more}}
 
 
 UNSCHEDULABLE = {
@@ -53,6 +53,11 @@ TABLE = [
     (
         pod("p", container=waiting("CrashLoopBackOff", "back-off 10s", lastState=ended(2))),
         "container rank ended with exit status 2; read `kubectl logs --previous` (pod p)",
+    ),
+    (
+        pod("p", container=container(ended(2, message="loading\nerror: no  checkpoint in /models\n\n"))),
+        "container rank ended with exit status 2 (error: no checkpoint in /models); "
+        "read `kubectl logs --previous` (pod p)",
     ),
     (
         pod("p", container=container(ended(137, "OOMKilled"))),
