@@ -1,7 +1,7 @@
 """Judge whether an object does its job yet: None, or what is missing in a few words.
 
-One function a kind, in `MISSING`; what has no entry is ready once it exists. Each judges one look at the object,
-without waiting and without a cluster.
+One function a kind, in `MISSING`. What has no entry is ready when its condition `Ready` is true, or once it exists, if it
+has none. Each judges one look at the object, without waiting and without a cluster.
 
 A status is only as new as its `observedGeneration`: until the kind's controller has seen the latest spec, the counts
 are those of the spec before.
@@ -17,12 +17,11 @@ __all__ = ["MISSING", "is_awaited", "is_off", "missing"]
 
 def missing(live: Manifest) -> str | None:
     """Return what `live` still lacks to be ready: `1 of 2 groups ready`."""
-    judge = MISSING.get(_kind(live))
-    return judge(live) if judge else None
+    return MISSING.get(_kind(live), _by_condition)(live)
 
 
 def is_awaited(manifest: Manifest) -> bool:
-    """Return whether an object of this kind may have to be waited for: the kinds that run pods."""
+    """Return whether an object of this kind always has to be waited for: the kinds that run pods."""
     return _kind(manifest) in MISSING
 
 
@@ -74,11 +73,37 @@ def _leader_worker_set(live: Manifest) -> str | None:
     )
 
 
+def _job(live: Manifest) -> str | None:
+    """Return what is missing until the job is complete. One that is suspended waits for somebody else."""
+    said = {each["type"]: each for each in _conditions(live) if each["status"] == "True"}
+    if "Complete" in said or live["spec"].get("suspend"):
+        return None
+    return f"it has failed: {_said(said['Failed'])}" if "Failed" in said else "it is not complete"
+
+
+def _pod(live: Manifest) -> str | None:
+    """Return what is missing until the pod serves, or has done its work."""
+    return None if _status(live).get("phase") == "Succeeded" else _by_condition(live)
+
+
+def _by_condition(live: Manifest) -> str | None:
+    """Return what the object's controller says under the condition `Ready`."""
+    ready = next((each for each in _conditions(live) if each["type"] == "Ready"), None)
+    return None if ready is None or ready["status"] == "True" else f"it is not ready: {_said(ready)}"
+
+
+def _said(condition: dict[str, str]) -> str:
+    said = condition.get("message") or condition.get("reason") or "its controller does not say why"
+    return " ".join(said.split()).rstrip(".")
+
+
 # (API group, kind) -> its judge.
 MISSING: dict[tuple[str, str], Callable[[Manifest], str | None]] = {
     ("apps", "Deployment"): _deployment,
     ("apps", "StatefulSet"): _stateful_set,
+    ("batch", "Job"): _job,
     ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leader_worker_set,
+    ("v1", "Pod"): _pod,
 }
 
 

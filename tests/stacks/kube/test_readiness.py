@@ -40,6 +40,23 @@ def unit(*conditions, **more):
     return live("LeaderWorkerSet", **({"readyReplicas": 2, "updatedReplicas": 2, "conditions": found} | more))
 
 
+def job(*conditions, **spec):
+    return {"apiVersion": "batch/v1", "kind": "Job", "spec": spec, "status": {"conditions": list(conditions)}}
+
+
+def pod(phase, *conditions):
+    return {"apiVersion": "v1", "kind": "Pod", "spec": {}, "status": {"phase": phase, "conditions": list(conditions)}}
+
+
+def condition(kind, status="True", **said):
+    return {"type": kind, "status": status, **said}
+
+
+def other(*conditions):
+    """Of a kind that nobody here knows."""
+    return {"apiVersion": "example.org/v1", "kind": "Database", "status": {"conditions": list(conditions)}}
+
+
 TABLE = [
     (deployment(), None),
     (deployment(generation=4), UNSEEN),
@@ -63,10 +80,25 @@ TABLE = [
     (unit("Progressing"), "an update of its groups is in progress"),
     (live("LeaderWorkerSet", updatedReplicas=2), "0 of 2 groups ready"),  # absent means 0
     (live("LeaderWorkerSet", wanted=0, generation=4), None),  # nothing to wait for, at night
+    (job(condition("Complete")), None),
+    (job(), "it is not complete"),
+    (job(condition("Failed", message="Job has reached its limit.")), "it has failed: Job has reached its limit"),
+    (job(condition("Failed", "False"), suspend=True), None),
+    (pod("Running", condition("Ready")), None),
+    (pod("Running", condition("Ready", "False", reason="ContainersNotReady")), "it is not ready: ContainersNotReady"),
+    (pod("Succeeded", condition("Ready", "False", reason="PodCompleted")), None),
+]
+OTHERS = [
+    (other(), None),
+    ({"apiVersion": "example.org/v1", "kind": "Database"}, None),
+    (other(condition("Synced", "False")), None),
+    (other(condition("Ready")), None),
+    (other(condition("Ready", "False")), "it is not ready: its controller does not say why"),
+    (other(condition("Ready", "Unknown", message="being\nmade.")), "it is not ready: being made"),
 ]
 
 
-@pytest.mark.parametrize(("found", "expected"), TABLE)
+@pytest.mark.parametrize(("found", "expected"), TABLE + OTHERS)
 def test_an_object_is_ready_when_nothing_is_missing(found, expected):
     """And what is missing is said in a few words."""
     assert missing(found) == expected
