@@ -1,7 +1,7 @@
 """Judge whether an object does its job yet: None, or what is missing in a few words.
 
-One function a kind, in `MISSING`. What has no entry is ready when its condition `Ready` is true, or once it exists, if it
-has none. Each judges one look at the object, without waiting and without a cluster.
+One function a kind, in `MISSING`. What has no entry is ready when its condition `Ready` is true, or once it exists, if
+it has none. Each judges one look at the object, without waiting and without a cluster.
 
 A status is only as new as its `observedGeneration`: until the kind's controller has seen the latest spec, the counts
 are those of the spec before.

@@ -64,6 +64,7 @@ def main():
         with Streams(address, undisturbed(address)) as streams:
             end = time.time() + DAY_S / PACE
             looks = looks_until(deployed, lambda _: time.time() > end, DAY_S / PACE + 60)
+            looks.append((time.time(), looks[-1][1]))
         deployed.pulumi.destroy()
     PAGE.write_text(HEAD + page(looks, streams, clock, up_s))
     draw(looks, streams.answers, clock)
@@ -78,7 +79,7 @@ def page(looks, streams, clock, up_s):
         "| s | the day's time | state | ready, of those wanted | units with pods | answers since |",
         "|---|---|---|---|---|---|",
     ]
-    for (at, look), until in zip(looks, [*(each for each, _ in looks[1:]), end], strict=True):
+    for (at, look), (until, _) in pairwise(looks):
         answers = sum(at <= answer.ended < until for answer in streams.answers)
         minute = int(clock.of(at)) // 60 % (24 * 60)
         running = ", ".join(unit.removeprefix(f"{NAME}-") for unit in look.running)
@@ -90,8 +91,8 @@ def page(looks, streams, clock, up_s):
     tokens = sum(answer.num_tokens for answer in streams.answers)
     lines += [
         "",
-        f"`pulumi up` took {up_s:.0f} s. {len(streams.answers)} answers of {tokens:,} tokens; "
-        f"**{len(streams.wrong)} failed, were cut short or had another text** than before the day. Units had pods for "
+        f"`pulumi up` took {up_s:.0f} s. {len(streams.answers):,} answers of {tokens:,} tokens; **{len(streams.wrong)} "
+        "failed, were cut short or had another text** than before the day. Units had pods for",
         f"{busy / (end - begin) / NUM_UNITS:.0%} of the time that they would have had without a schedule.",
         "",
     ]
@@ -115,7 +116,7 @@ def draw(looks, answers, clock):
         axis.fill_between(hours, ready, step="post", alpha=0.35, label="ready")
         axis.step(hours, wanted, where="post", color="black", linewidth=1.2, label="wanted")
         axis.set(ylabel=f"{phase} units", ylim=(0, NUM_UNITS / 2 + 0.4), yticks=range(NUM_UNITS // 2 + 1))
-    axes[0].legend(loc="lower left", ncols=2, frameon=False)
+    axes[0].legend(loc="lower right", ncols=2, frameon=False)
     ended = [(clock.of(answer.ended) - clock.of(looks[0][0])) / 3600 for answer in answers]
     width = BIN_S * PACE / 3600
     bins = [index * width for index in range(int(max(hours) / width) + 1)]
