@@ -69,9 +69,9 @@ def deploy(cluster, folder):
         cluster,
         NAMESPACE,
         schedule={"windows": windows, "drain": "1min"},
-        cluster={"spares": [SPARE]},
         kubernetes=kubernetes,
     )
+    deployed.change_spec(lambda spec: spec["cluster"].update(spares=[SPARE]))
     done = deployed.pulumi.up()
     assert done.status == 0, done.output
     return deployed
