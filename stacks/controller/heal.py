@@ -25,6 +25,7 @@ from stacks.kube.taints import repelling_taints, taint_text
 __all__ = ["Healing", "Health", "find_health", "heal", "nodes_to_taint"]
 
 OTHERS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
+MOST_NAMED = 5
 CORDON, LOST = f"{OTHERS}unschedulable", f"{OTHERS}unreachable"
 
 
@@ -59,7 +60,9 @@ def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequ
     known = {node for unit in units for node in (*unit.nodes, *unit.spares)}
     bad = {each for each in known if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
     lost = tuple(
-        pod["metadata"]["name"] for pod in placed if _is_over(pod, now) and _is_lost(by_name[pod["spec"]["nodeName"]])
+        pod["metadata"]["name"]
+        for pod in placed
+        if _is_over(pod, now) and _has_taint(by_name[pod["spec"]["nodeName"]], LOST)
     )
     return Health(faults, lost, frozenset(bad | {pod["spec"]["nodeName"] for pod in placed}))
 
@@ -82,14 +85,21 @@ def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
     return Healing(move, tuple(problems))
 
 
-def nodes_to_taint(nodes: Sequence[Manifest], conditions: Sequence[str]) -> set[str]:
-    """Return the nodes of which one of these conditions is true."""
-    return {
-        node["metadata"]["name"]
-        for node in nodes
-        for condition in (node.get("status") or {}).get("conditions") or []
-        if condition["type"] in conditions and condition["status"] == "True"
-    }
+def nodes_to_taint(
+    units: Sequence[LiveUnit], nodes: Sequence[Manifest], conditions: Sequence[str]
+) -> tuple[set[str], str | None]:
+    """Return the nodes of which one of these conditions is true, and why some of them are not among these.
+
+    Where more report a fault than there are spares, no further one is tainted: units that restart must find a node.
+    """
+    reporting = {node["metadata"]["name"] for node in nodes if _reports(node, conditions)}
+    spares = {spare for unit in units for spare in unit.spares}
+    if len(reporting) <= len(spares):
+        return reporting, None
+    tainted = {node["metadata"]["name"] for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
+    some = ", ".join(sorted(reporting)[:MOST_NAMED])
+    told = f"{len(reporting)} nodes report faults ({some}), more than there are spares ({len(spares)})"
+    return reporting & tainted, f"{told}: plan again without them"
 
 
 def _on(situation: Situation) -> Iterator[LiveUnit]:
@@ -117,8 +127,13 @@ def _is_over(pod: Manifest, now: float) -> bool:
     return end is not None and datetime.fromisoformat(end).timestamp() < now
 
 
-def _is_lost(node: Manifest) -> bool:
-    return any(taint["key"] == LOST for taint in node["spec"].get("taints") or [])
+def _reports(node: Manifest, conditions: Sequence[str]) -> bool:
+    found = (node.get("status") or {}).get("conditions") or []
+    return any(each["type"] in conditions and each["status"] == "True" for each in found)
+
+
+def _has_taint(node: Manifest, key: str) -> bool:
+    return any(taint["key"] == key for taint in node["spec"].get("taints") or [])
 
 
 def _told(faults: Mapping[str, str]) -> str:

@@ -138,17 +138,18 @@ def _heal(
         return None
     health = find_health(situation.units, nodes, pods, now)
     healing = heal(situation, decision, health)
-    _taint(following, deployment, nodes, now)
+    unmarked = _taint(following, deployment, situation, nodes, now)
     for pod in pods:
         if pod["metadata"]["name"] in health.lost:
             _forget(following, deployment, pod, now)
     if healing.move:
         _change(following, deployment, healing.move, now)
+    problems = [*healing.problems, *([unmarked] if unmarked else [])]
     said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
-    for problem in healing.problems:
+    for problem in problems:
         if problem not in said and not following.is_dry_run:
             tell(following.api, deployment, "Stuck", problem, now, is_warning=True)
-    return healing.problems
+    return problems
 
 
 def _forget(following: Following, deployment: Manifest, pod: Manifest, now: float) -> None:
@@ -165,12 +166,15 @@ def _forget(following: Following, deployment: Manifest, pod: Manifest, now: floa
         following.say(f"cannot forget {pod['metadata']['name']}: {error}")
 
 
-def _taint(following: Following, deployment: Manifest, nodes: Sequence[Manifest], now: float) -> None:
-    """Keep new pods away from nodes that report a fault, and no longer from those that do not."""
-    faulty, plan = nodes_to_taint(nodes, deployment["spec"]["heal"]["conditions"]), deployment["metadata"]["name"]
+def _taint(
+    following: Following, deployment: Manifest, situation: Situation, nodes: Sequence[Manifest], now: float
+) -> str | None:
+    """Keep new pods away from nodes that report a fault, and no longer from others. Return why some are left out."""
+    plan, conditions = deployment["metadata"]["name"], deployment["spec"]["heal"]["conditions"]
+    faulty, problem_of_all = nodes_to_taint(situation.units, nodes, conditions)
     if following.is_dry_run:
         following.say(f"would keep new pods away from {', '.join(sorted(faulty)) or 'no node'}")
-        return
+        return problem_of_all
     for node, problem in taint_faulty(following.api, plan, nodes, faulty):
         if problem:
             following.say(f"cannot mark a node: {problem}")
@@ -178,6 +182,7 @@ def _taint(following: Following, deployment: Manifest, nodes: Sequence[Manifest]
         reason, what = ("Faulty", "reports a fault") if node in faulty else ("Mended", "reports no fault any more")
         following.say(f"{node} {what}")
         tell(following.api, deployment, reason, f"{node} {what}", now)
+    return problem_of_all
 
 
 def _line(decision: Decision) -> str:

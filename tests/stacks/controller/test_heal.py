@@ -184,4 +184,15 @@ def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
         node("unknown", conditions=[("GPUMissing", "Unknown")]),
     ]
 
-    assert nodes_to_taint(nodes, ["GPUMissing", "XIDErrors"]) == {"bad"}
+    assert nodes_to_taint(seen(ALL_READY).units, nodes, ["GPUMissing", "XIDErrors"]) == ({"bad"}, None)
+
+
+def test_no_more_nodes_are_tainted_than_there_are_spares():
+    """A detector may be wrong about all of them; what has its taint keeps it."""
+    reports, taint = [("GPUMissing", "True")], {"key": names.FAULTY_TAINT, "value": "x", "effect": "NoSchedule"}
+    nodes = [node("a", taint, conditions=reports), node("b", conditions=reports), node("c")]
+
+    faulty, why = nodes_to_taint(seen(ALL_READY).units, nodes, ["GPUMissing"])
+
+    assert faulty == {"a"}
+    assert why == "2 nodes report faults (a, b), more than there are spares (1): plan again without them"
