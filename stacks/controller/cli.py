@@ -61,8 +61,9 @@ def read_deployment(written: str | None) -> tuple[str, str]:
 
 def _follow(namespace: str, name: str, context: str | None, *, dry_run: bool, once: bool) -> None:
     from stacks.controller.act import FIELD_MANAGER  # loads the Kubernetes client, which nothing else here needs
+    from stacks.controller.following import Following
     from stacks.controller.lease import Lease
-    from stacks.controller.loop import Following, follow, one_round
+    from stacks.controller.loop import follow, one_round
     from stacks.kube.api import connect, connect_inside
     from stacks.kube.errors import ProviderError
     from stacks.live.status import ClusterError

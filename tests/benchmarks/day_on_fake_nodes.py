@@ -37,7 +37,8 @@ from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
 from planner.spec.check import check_spec
 from planner.spec.yaml import parse_document
-from stacks.controller.loop import PERIOD_S, Following, one_round
+from stacks.controller.following import Following
+from stacks.controller.loop import PERIOD_S, one_round
 from stacks.controller.observe import clock_of, find_deployment
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection

@@ -14,8 +14,9 @@ from kubernetes import client
 
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.act import FIELD_MANAGER
+from stacks.controller.following import Following
 from stacks.controller.lease import LASTS_S, Lease
-from stacks.controller.loop import Following, follow, one_round
+from stacks.controller.loop import follow, one_round
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from tests.cluster.objects import Objects

@@ -1,0 +1,45 @@
+"""Who follows which deployment, and how a unit is turned on or off and a person told of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stacks.controller.act import scale, tell
+from stacks.controller.decide import Scale
+from stacks.controller.lease import Lease
+from stacks.kube.api import Api
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest
+
+__all__ = ["Following", "change"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Following:
+    """A deployment that is followed, and the one who follows it."""
+
+    api: Api
+    namespace: str
+    name: str
+    lease: Lease | None  # none in a dry run, which takes nothing from anybody
+    say: Say
+
+    @property
+    def is_dry_run(self) -> bool:
+        """True if nothing is written."""
+        return self.lease is None
+
+
+def change(following: Following, deployment: Manifest, scales: Scale, now: float) -> None:
+    """Scale one unit, and say so. A unit that cannot be scaled keeps none of the others."""
+    word = "start" if scales.is_on else "drain"
+    if following.is_dry_run:
+        following.say(f"would {word} {scales.unit}: {scales.why}")
+        return
+    try:
+        scale(following.api, following.namespace, scales)
+        following.say(f"{word} {scales.unit}: {scales.why}")
+        tell(following.api, deployment, word.capitalize(), f"{scales.unit}: {scales.why}", now)
+    except ProviderError as error:
+        following.say(f"cannot {word} {scales.unit}: {error}")

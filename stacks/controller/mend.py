@@ -1,0 +1,86 @@
+"""What a round does about faulty nodes: look at them, mark them, forget lost pods, and have one unit move.
+
+`heal.py` decides. Nodes and pods are much to read, so not every round looks.
+"""
+
+from collections.abc import Sequence
+
+from stacks.controller.act import forget, taint_faulty, tell
+from stacks.controller.decide import Decision
+from stacks.controller.following import Following, change
+from stacks.controller.heal import find_health, heal, nodes_to_taint
+from stacks.controller.observe import unit_pods
+from stacks.controller.report import HEALTHY, condition_before
+from stacks.controller.situation import Situation
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest
+
+__all__ = ["mend"]
+
+LOOK_S = 30.0  # assumed: to move a unit takes minutes
+
+
+def mend(
+    following: Following, deployment: Manifest, situation: Situation, decision: Decision, now: float, period_s: float
+) -> Sequence[str] | None:
+    """Have one unit leave faulty nodes. Return what keeps units there; None if nobody has looked.
+
+    Of rounds that are `period_s` apart, one in `LOOK_S` looks.
+    """
+    if "heal" not in deployment["spec"] or now % LOOK_S >= period_s:
+        return None
+    own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
+    try:
+        everywhere = following.api.list_all("v1", "Node", "", resourceVersion="0")  # what the server has in memory
+        nodes = [each for each in everywhere if each["metadata"]["name"] in own]
+        pods = unit_pods(following.api, deployment)
+    except ProviderError as error:
+        following.say(f"cannot look at nodes: {error}")
+        return None
+    health = find_health(situation.units, nodes, pods, now)
+    healing = heal(situation, decision, health)
+    unmarked = _taint(following, deployment, situation, nodes, now)
+    for pod in pods:
+        if pod["metadata"]["name"] in health.lost:
+            _forget(following, deployment, pod, now)
+    if healing.move:
+        change(following, deployment, healing.move, now)
+    problems = [*healing.problems, *([unmarked] if unmarked else [])]
+    said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
+    for problem in problems:
+        if problem not in said and not following.is_dry_run:
+            tell(following.api, deployment, "Stuck", problem, now, is_warning=True)
+    return problems
+
+
+def _forget(following: Following, deployment: Manifest, pod: Manifest, now: float) -> None:
+    """Let another pod take the place of one that is lost, and say so."""
+    what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and its time to end is over"
+    if following.is_dry_run:
+        following.say(f"would forget {what}")
+        return
+    try:
+        forget(following.api, pod)
+        following.say(f"forget {what}")
+        tell(following.api, deployment, "Forget", what, now)
+    except ProviderError as error:
+        following.say(f"cannot forget {pod['metadata']['name']}: {error}")
+
+
+def _taint(
+    following: Following, deployment: Manifest, situation: Situation, nodes: Sequence[Manifest], now: float
+) -> str | None:
+    """Keep new pods away from nodes that report a fault, and no longer from others. Return why some are left out."""
+    plan, conditions = deployment["metadata"]["name"], deployment["spec"]["heal"]["conditions"]
+    faulty, problem_of_all = nodes_to_taint(situation.units, nodes, conditions)
+    if following.is_dry_run:
+        following.say(f"would keep new pods away from {', '.join(sorted(faulty)) or 'no node'}")
+        return problem_of_all
+    for node, problem in taint_faulty(following.api, plan, nodes, faulty):
+        if problem:
+            following.say(f"cannot mark a node: {problem}")
+            continue
+        reason, what = ("Faulty", "reports a fault") if node in faulty else ("Mended", "reports no fault any more")
+        following.say(f"{node} {what}")
+        tell(following.api, deployment, reason, f"{node} {what}", now)
+    return problem_of_all
