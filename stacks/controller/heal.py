@@ -47,14 +47,18 @@ class Healing:
 
 
 def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], now: float) -> Health:
-    """Return what nodes and the units' pods say at `now`, the world's time."""
+    """Return what nodes and the units' pods say at `now`, the world's time.
+
+    A pod that only has the labels of a unit would have the unit move for ever: names can be taken only once.
+    """
     by_name = {each["metadata"]["name"]: each for each in nodes}
-    placed = [pod for pod in pods if pod["spec"].get("nodeName") in by_name]
+    owner = {pod: unit.name for unit in units for pod in _pods(unit)}
+    placed = [pod for pod in pods if pod["metadata"]["name"] in owner and pod["spec"].get("nodeName") in by_name]
     faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
     for pod in placed:
-        unit, name = pod["metadata"]["labels"][names.UNIT_LABEL], pod["spec"]["nodeName"]
+        unit, name = owner[pod["metadata"]["name"]], pod["spec"]["nodeName"]
         why = _fault(by_name[name], _tolerations(pod))
-        if unit in faults and why and "deletionTimestamp" not in pod["metadata"]:
+        if why and "deletionTimestamp" not in pod["metadata"]:
             faults[unit][name] = why
     tolerations = _tolerations(placed[0]) if placed else []  # all units' pods have the same
     known = {node for unit in units for node in (*unit.nodes, *unit.spares)}
@@ -64,7 +68,7 @@ def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequ
         for pod in placed
         if _is_over(pod, now) and _has_taint(by_name[pod["spec"]["nodeName"]], LOST)
     )
-    return Health(faults, lost, frozenset(bad | {pod["spec"]["nodeName"] for pod in placed}))
+    return Health(faults, lost, frozenset(bad | {pod["spec"].get("nodeName") for pod in pods}))
 
 
 def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
@@ -114,6 +118,11 @@ def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], h
     if not any(each.phase == unit.phase and each.is_ready for each in _on(situation) if each is not unit):
         return f"{where}, and no other {unit.phase} unit serves: delete its pods to move it all the same"
     return None
+
+
+def _pods(unit: LiveUnit) -> list[str]:
+    """Return the names of its pods, as its LeaderWorkerSet gives them."""
+    return [names.unit_pod_name(unit.name, worker, "leaderworkerset") for worker in range(len(unit.nodes))]
 
 
 def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:

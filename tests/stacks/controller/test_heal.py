@@ -27,7 +27,7 @@ def node(name, *taints, conditions=()):
 def pod(unit, on, *, tolerations=(), **metadata):
     labels = {names.UNIT_LABEL: unit}
     return {
-        "metadata": {"name": unit, "labels": labels, **metadata},
+        "metadata": {"name": f"{unit}-0", "labels": labels, **metadata},
         "spec": {"nodeName": on, "tolerations": list(tolerations)},
     }
 
@@ -35,7 +35,8 @@ def pod(unit, on, *, tolerations=(), **metadata):
 def seen(states, *, spares=(SPARE,), orders=None):
     """Four units that may move to the spares."""
     found = situation(states, orders)
-    return replace(found, units=tuple(replace(unit, spares=spares) for unit in found.units))
+    units = (replace(unit, nodes=(unit.name,), spares=spares) for unit in found.units)
+    return replace(found, units=tuple(units))
 
 
 def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupied=()):
@@ -96,7 +97,6 @@ def test_without_a_spare_a_person_is_asked_for_a_new_plan(spares, occupied, cord
 def test_a_unit_moves_back_when_its_spare_is_faulty():
     """Its own node is sound by then, and empty."""
     look = seen(ALL_READY)
-    look = replace(look, units=tuple(replace(unit, nodes=(unit.name,)) for unit in look.units))
     pods = [pod(unit.name, SPARE if unit.name == "d1" else unit.name) for unit in look.units]
     nodes = [node("p0"), node("p1"), node("d0"), node("d1"), node(SPARE, CORDON)]
 
@@ -155,13 +155,25 @@ def test_a_spare_that_repels_pods_is_none(taint):
 def test_pods_that_end_or_wait_are_on_no_faulty_node():
     """The one goes anyway, and the other has no node yet."""
     units = seen(ALL_READY).units
-    waits = {"metadata": {"labels": {names.UNIT_LABEL: "d1"}}, "spec": {}}
+    waits = {"metadata": {"name": "d0-0", "labels": {names.UNIT_LABEL: "d0"}}, "spec": {}}
     ends = pod("d1", "node-1", deletionTimestamp="2026-12-01T12:00:00Z")
 
     health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits], NOON)
 
     assert not any(health.faults.values())
-    assert health.unusable == {"node-1"}
+    assert "node-1" in health.unusable
+    assert SPARE not in health.unusable
+
+
+def test_a_strangers_pod_with_a_units_labels_moves_nobody():
+    """The unit would move again and again; but no unit's pod could join it on its node."""
+    stranger = pod("d1", SPARE)
+    stranger["metadata"]["name"] = "mine"
+
+    health = find_health(seen(ALL_READY).units, [node(SPARE, CORDON)], [stranger], NOON)
+
+    assert not any(health.faults.values())
+    assert SPARE in health.unusable
 
 
 @pytest.mark.parametrize(
@@ -171,7 +183,7 @@ def test_a_pod_is_lost_when_its_time_is_over_and_its_node_does_not_answer(taint,
     """A kubelet that still speaks will say itself that the pod has ended."""
     end = datetime.fromtimestamp(NOON - seconds_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     nodes = [node("node-1", {"key": f"node.kubernetes.io/{taint}", "effect": "NoExecute"})]
-    pods = [pod("d1", "node-1", name="d1-0", deletionTimestamp=end), pod("d0", "node-1", name="d0-0")]
+    pods = [pod("d1", "node-1", deletionTimestamp=end), pod("d0", "node-1")]
 
     assert find_health(seen(ALL_READY).units, nodes, pods, NOON).lost == (("d1-0",) if is_lost else ())
 
