@@ -92,7 +92,8 @@ def page(looks, streams, clock, up_s):
     lines += [
         "",
         f"`pulumi up` took {up_s:.0f} s. {len(streams.answers):,} answers of {tokens:,} tokens; **{len(streams.wrong)} "
-        "failed, were cut short or had another text** than before the day. Units had pods for",
+        "failed, were cut short or had another text**",
+        "than before the day. Units had pods for "
         f"{busy / (end - begin) / NUM_UNITS:.0%} of the time that they would have had without a schedule.",
         "",
     ]
