@@ -24,7 +24,7 @@ from tests.cluster.products import PULUMI
 from tests.cluster.published import write_published_spec
 
 MOMENTS = 10
-OF_CONTROLLERS = {"pods", "controllerrevisions", "endpoints", "replicasets", "secrets"}  # whose names are drawn
+OF_CONTROLLERS = {"pods", "controllerrevisions", "endpoints", "replicasets", "secrets", "ipaddresses"}  # drawn
 
 
 def main():
