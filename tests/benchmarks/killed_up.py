@@ -3,6 +3,7 @@
 The published system, on 278 fake nodes. One `up` is left alone: what it makes, and how long it takes, is what the
 others are held against. Each of the ten begins with nothing and is killed with SIGKILL, engine and provider and all, at
 a moment of its own. Then the lock is taken away, as Pulumi asks for, and the same `up` runs to its end.
+Pulumi's backend of files may be killed while it writes the state: then the backup that it has made takes its place.
 
 Exits with 1 if objects or state were other ones than those of the `up` that was left alone, or if a preview after it
 found something to do.
@@ -58,6 +59,7 @@ def is_repeated(stack, control_plane, moment, expected):
     for pid in [*family(process.pid)] if was_running else []:
         os.kill(pid, signal.SIGKILL)
     process.communicate()
+    is_torn = was_torn(stack)
     made = len(listing(control_plane.api) & expected[0])
     stack.run("cancel", "--yes")
     began = time.monotonic()
@@ -65,12 +67,24 @@ def is_repeated(stack, control_plane, moment, expected):
     seconds, preview = time.monotonic() - began, stack.preview("--expect-no-changes")
     found = state_of(stack, control_plane)
     is_same = run.status == 0 and found == expected and not preview.steps
+    of_backup = ", from Pulumi's backup" if is_torn else ""
     print(
-        f"killed after {moment:.1f} s ({made} objects made): repeated in {seconds:.1f} s, same: {is_same}", flush=True
+        f"killed after {moment:.1f} s ({made} objects there): repeated in {seconds:.1f} s{of_backup}, same: {is_same}",
+        flush=True,
     )
     if not is_same:
         print(run.output[-2000:], preview.steps, found[0] ^ expected[0], found[1] ^ expected[1], flush=True)
     return is_same and was_running
+
+
+def was_torn(stack):
+    """Whether Pulumi left no state that can be read; its backup then takes its place, as its users do by hand."""
+    for backup in (stack.home / "state" / ".pulumi" / "stacks").rglob("*.json.bak"):
+        state = backup.with_suffix("")
+        if not state.exists() or not state.stat().st_size:
+            state.write_bytes(backup.read_bytes())
+            return True
+    return False
 
 
 def family(pid):
