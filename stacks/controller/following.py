@@ -1,4 +1,4 @@
-"""Who follows which deployment, and how a unit is turned on or off and a person told of it."""
+"""A deployment that is followed: its units are turned on and off, and a person is told of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -41,6 +41,7 @@ TEXTS = {
     "kubernetes.volumes[].mount_path": ("/models", "/data/weights"),
     "kubernetes.networks[]": ("rdma-0", "infra/rdma-1@net1"),
     "kubernetes.nics.hca[]": ("mlx5_0", "mlx5_1:1"),
+    "kubernetes.controller.heal.conditions[]": ("GPUMissing", "example.com/Faulty"),
     "kubernetes.rdma.resource": ("rdma/hca", "nvidia.com/roce"),
     "kubernetes.stage.source": ("/models", "/data/weights/r1"),
     "kubernetes.patches[].name": ("any-gateway", "any-decode-0"),
