@@ -5,6 +5,7 @@ with its tokens (`generation.py`).
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,8 +22,11 @@ from runtime.protocol.messages import (
     FromRank,
     Hello,
     Load,
+    Moved,
     Pong,
     RankState,
+    Renewal,
+    Renewed,
     State,
     StepTime,
     Token,
@@ -30,6 +34,8 @@ from runtime.protocol.messages import (
 from runtime.protocol.sockets import write_or_hang_up
 
 __all__ = ["Answer", "Listener", "Rank"]
+
+MOVE_TIMEOUT_S = 30.0  # assumed: as long as a frame may take
 
 Answer = Token | Embedding | Failed
 Listener = Callable[["Rank", Answer], None]
@@ -45,6 +51,7 @@ class Rank:
         self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
         self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
         self._writer = writer
+        self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
 
@@ -88,14 +95,37 @@ class Rank:
                 self.own_step_us = own_us
             case Token() | Embedding() | Failed():
                 self._pass_on(message)
-            case Hello():
+            case Moved(ticket=ticket):
+                self._move(ticket)
+            case Hello() | Renewal():
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
         """Fail every request that this rank had: nothing more comes from it. Others go on with them, if they may."""
         self.state = "lost"
+        for _, moved in self._moves.values():
+            if not moved.done():
+                moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
+
+    async def move_to(self, writer: asyncio.StreamWriter) -> None:
+        """Return when the rank goes on at `writer`'s connection, with all that it has to do. Raise WireError.
+
+        It says so on the connection that it has: nobody else can take its place, and all that was said there has been
+        read before anything is that is said here.
+        """
+        ticket = secrets.token_hex(16)
+        moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._moves[ticket] = writer, moved
+        write_or_hang_up(writer, encode_frame(Renewed(ticket)))
+        try:
+            async with asyncio.timeout(MOVE_TIMEOUT_S):
+                await moved
+        except TimeoutError:
+            raise WireError(f"{self} did not move within {MOVE_TIMEOUT_S:g} s") from None
+        finally:
+            del self._moves[ticket]
 
     def shares_host(self, writer: asyncio.StreamWriter) -> bool:
         """Return whether a connection comes from the address that this rank's came from."""
@@ -106,6 +136,12 @@ class Rank:
         """End the connection, which is of no more use, and fail every request that it had."""
         self.fail_all(reason)
         self._writer.transport.abort()
+
+    def _move(self, ticket: str) -> None:
+        if ticket not in self._moves:
+            raise WireError(f"{self} moves to a connection that is not there")
+        self._writer, moved = self._moves[ticket]
+        moved.set_result(None)
 
     def _dismiss_if_free(self) -> None:
         """Let a rank that wants to leave go once nobody here waits for it. New requests already go to other units."""

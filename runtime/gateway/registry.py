@@ -6,7 +6,8 @@ The invariants: a unit is ready when all its `num_ranks` ranks are connected and
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
 connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
 connection broke first, takes its own place: it says the same Hello, digest and process id included, from the same
-address. Whoever has copied a Hello takes nothing from its rank.
+address. Whoever has copied a Hello takes nothing from its rank. A rank whose certificate ends soon calls once more, and
+goes on there with what it has to do (Renewal); one whose certificate has expired loses its connection.
 A rank that serves and is silent is given up, though its connection may stand: a process that hangs or is stopped closes
 nothing (`silence.py`).
 It does not start, stop or reconnect ranks: they come by themselves.
@@ -29,9 +30,9 @@ from runtime.gateway.stragglers import straggler
 from runtime.gateway.strangers import Strangers
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromRank, Hello, Rejected
+from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal
 from runtime.protocol.sockets import notice_a_vanished_peer
-from runtime.protocol.tls import identity
+from runtime.protocol.tls import identity, seconds_valid
 
 __all__ = ["LEAST", "Registry", "Unit"]
 
@@ -175,16 +176,39 @@ class Registry:
         return [rank.load for unit in self.units() if unit.is_ready for rank in unit.ranks]
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
-        rank = self._admit(await _read_hello(frames), writer)
+        rank = await self._presented(frames, writer)
         self.strangers.forget(writer)
-        log.info("%s on %s joined", rank, _where(rank))
+        has_moved = False
         try:
-            while (message := frames.whole_here() or await _next_word(frames)) is not None:
-                rank.take(message)
-            if not self._is_closing and rank.state != "lost":
+            async with asyncio.timeout(seconds_valid(writer)):
+                has_moved = await _hear(frames, rank)
+            if not (has_moved or self._is_closing or rank.state == "lost"):
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
+        except TimeoutError:
+            raise WireError(f"the certificate of {rank} has expired") from None
         finally:
-            rank.fail_all(f"{rank} was lost")
+            if not has_moved:
+                rank.fail_all(f"{rank} was lost")
+
+    async def _presented(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
+        """Return the rank whose connection this is from now on: a new one, or one that goes on here."""
+        first = await frames.first("Hello", HELLO_TIMEOUT_S)
+        if isinstance(first, Renewal):
+            return await self._renewed(first.hello, writer)
+        if not isinstance(first, Hello):
+            raise WireError(f"its first message is {type(first).__name__}, not Hello")
+        rank = self._admit(first, writer)
+        log.info("%s on %s joined", rank, _where(rank))
+        return rank
+
+    async def _renewed(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+        """Return the rank that said this Hello, once it has moved here."""
+        self._require_own_certificate(hello, writer)
+        rank = self._ranks.get((hello.unit, hello.rank))
+        if rank is None or rank.state == "lost" or rank.hello != hello:
+            raise WireError("it renews the connection of a rank that is not connected")
+        await rank.move_to(writer)
+        return rank
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         self._require_own_certificate(hello, writer)
@@ -225,16 +249,18 @@ class Registry:
                 self._units = None
 
 
+async def _hear(frames: FrameReader[FromRank], rank: Rank) -> bool:
+    """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
+    while (message := frames.whole_here() or await _next_word(frames)) is not None:
+        rank.take(message)
+        if isinstance(message, Moved):
+            return True
+    return False
+
+
 async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:
     frame = await frames.read()
     return None if frame is None else frame[0]
-
-
-async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
-    first = await frames.first("Hello", HELLO_TIMEOUT_S)
-    if not isinstance(first, Hello):
-        raise WireError(f"its first message is {type(first).__name__}, not Hello")
-    return first
 
 
 @dataclass(frozen=True)
