@@ -38,7 +38,8 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "units": _units(plan),
         "steps": [{"at": step.at, "units": step.num_units} for step in day.steps],
     }
-    return variables | ({"resources": resources} if resources else {}) | _lending(plan) | _healing(plan) | _nodes(plan)
+    more = {"resources": resources} if resources else {}
+    return variables | more | _lending(plan) | _healing(plan) | _nodes(plan) | _demand(plan)
 
 
 def _units(plan: Deployable) -> list[dict[str, Any]]:
@@ -67,6 +68,32 @@ def _healing(plan: Deployable) -> Variables:
     kind = plan.kubernetes.unit_kind
     pods = [names.unit_pod_name(unit.name, worker, kind) for unit in plan.units for worker in range(len(unit.nodes))]
     return {"conditions": controller.heal.conditions, "pods": pods}
+
+
+def _demand(plan: Deployable) -> Variables:
+    """Return what the day says more where demand adds units to it: where it is measured, and what a unit has room for.
+
+    A prompt that is computed keeps nothing in prefill, so that neither places nor KV limit that.
+    """
+    controller = plan.kubernetes.controller
+    if controller is None or controller.demand is None:
+        return {}
+    told, rooms = controller.demand, {}
+    for unit in plan.units:
+        limits, ranks = plan.unit_document(unit)["limits"], len(unit.ranks)
+        places = {"requests": ranks * limits["max_requests"], "kvTokens": ranks * limits["kv_tokens"]}
+        step = {"promptTokens": ranks * limits["max_batch_tokens"]}
+        rooms[unit.phase] = {"prefill": step, "decode": places, "mixed": places | step}[unit.phase]
+    port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
+    demand = {
+        "metrics": names.cluster_metrics(plan.name, plan.kubernetes.namespace, port),
+        "used": told.used,
+        "backlog": told.backlog,
+        "afterSeconds": told.after,
+        "staySeconds": told.stay,
+        "rooms": rooms,
+    }
+    return {"demand": demand}
 
 
 def _nodes(plan: Deployable) -> Variables:

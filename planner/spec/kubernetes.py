@@ -75,6 +75,39 @@ class HealSpec(Section):
     )
 
 
+class DemandSpec(Section):
+    """More units than the day wants, while the gateway has more to do than they carry."""
+
+    used: float = Field(
+        default=0.9,
+        ge=0.01,
+        le=1,
+        description="Share of the places for requests, or of the KV, of a phase's ready units that may be in use; for"
+        " what is over it further units start.",
+        examples=[0.9],
+    )
+    backlog: float = Field(
+        default=4,
+        ge=0.1,
+        le=1000,
+        description="Steps' worth of prompts (max_batch_tokens) that may wait at each rank that computes them.",
+        examples=[4],
+    )
+    after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
+        default="1min",
+        validate_default=True,
+        description="Time for which more has to be asked for until a unit starts, and schedule.start.notice where nodes"
+        " are lent.",
+        examples=["1min"],
+    )
+    stay: Annotated[float, *quantity("time", least="1min", most="24h")] = Field(
+        default="15min",
+        validate_default=True,
+        description="Time that a number of units is kept at least once demand has asked for it.",
+        examples=["15min"],
+    )
+
+
 class ControllerSpec(Section):
     """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
 
@@ -96,6 +129,11 @@ class ControllerSpec(Section):
     heal: HealSpec | None = Field(
         default=None,
         description="Have units leave nodes that are cordoned, tainted or report faults, for cluster.spares.",
+        examples=[{}],
+    )
+    demand: DemandSpec | None = Field(
+        default=None,
+        description="Start further units of the plan when the gateway has more to do than the day's units carry.",
         examples=[{}],
     )
     pace: float = Field(
@@ -293,6 +331,11 @@ class KubernetesSpec(Section):
     def lends_nodes(self) -> bool:
         """True if the nodes of units that are off are handed to batch jobs."""
         return self.controller is not None and self.controller.lend_nodes
+
+    @property
+    def follows_demand(self) -> bool:
+        """True if demand adds units to those of the day."""
+        return self.controller is not None and self.controller.demand is not None
 
     @property
     def heals(self) -> bool:
