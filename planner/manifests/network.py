@@ -76,10 +76,10 @@ def unit_edges(plan: Deployable, unit: Unit) -> Edges:
 def controller_edges(plan: Deployable) -> Edges:
     """Return whom the controller talks to: nobody calls it; it calls the API server, which is no pod, and the gateway.
 
-    The gateway only where units follow demand.
+    The gateway only where its figures are read.
     """
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
-    if plan.kubernetes.follows_demand:
+    if plan.kubernetes.reads_metrics:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
         metrics = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
         egress.append({"to": [gateway], "ports": [_port(metrics)]})

@@ -136,6 +136,11 @@ class ControllerSpec(Section):
         description="Start further units of the plan when the gateway has more to do than the day's units carry.",
         examples=[{}],
     )
+    stragglers_last: bool = Field(
+        default=False,
+        description="Have a unit that one slow rank holds up serve only while all others of its phase do.",
+        examples=[True],
+    )
     pace: float = Field(
         default=1,
         ge=1,
@@ -333,9 +338,10 @@ class KubernetesSpec(Section):
         return self.controller is not None and self.controller.lend_nodes
 
     @property
-    def follows_demand(self) -> bool:
-        """True if demand adds units to those of the day."""
-        return self.controller is not None and self.controller.demand is not None
+    def reads_metrics(self) -> bool:
+        """True if the controller reads what the gateway measures."""
+        controller = self.controller
+        return controller is not None and (controller.demand is not None or controller.stragglers_last)
 
     @property
     def heals(self) -> bool:

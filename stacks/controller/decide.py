@@ -94,9 +94,7 @@ def units_on(situation: Situation, now: float) -> set[str]:
 
 def units_soon(situation: Situation, now: float) -> set[str]:
     """Return the units that may have to run within the notice that others get of it."""
-    planned = _planned(situation, now, _force(situation, now))
-    asked = set() if _force(situation, now) else {*_at_least(situation, planned, situation.soon)}
-    return _planned_on(situation, now, situation.timetable.notice_s) | units_on(situation, now) | asked
+    return _planned_on(situation, now, situation.timetable.notice_s) | units_on(situation, now) | situation.soon
 
 
 def planned_units(situation: Situation, now: float) -> Counter[Phase]:

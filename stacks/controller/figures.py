@@ -1,4 +1,4 @@
-"""What the gateway measures: each phase's load, out of the Prometheus text of its metrics port.
+"""What the gateway measures: phases' loads and units that are held up, out of its metrics port's Prometheus text.
 
 Prometheus' own parser is part of its client, which is there only where the runtime is.
 """
@@ -21,6 +21,7 @@ MOST_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
 READY, REQUESTS, KV, PROMPTS = "ready_units", "requests", "kv_tokens", "prompt_tokens"
 # A quote within another label's value has a backslash before it.
 SAMPLE = re.compile(r'^tidemill_phase_(\w+)\{.*?\bphase="(prefill|decode|mixed)".*\} (\S+)$', re.MULTILINE)
+STRAGGLER = re.compile(r'^tidemill_unit_straggler\{.*?\bunit="([-a-z0-9]+)".*\} \S+$', re.MULTILINE)
 
 
 class NoFigures(ValueError):
@@ -32,6 +33,7 @@ class Figures:
     """One look."""
 
     loads: Mapping[Phase, Load]  # of phases with a ready unit
+    stragglers: frozenset[str]  # ready units that one slow rank holds up
 
 
 def read_figures(url: str) -> Figures:
@@ -66,7 +68,7 @@ def figures_in(text: str) -> Figures:
     }
     if not loads:
         raise NoFigures("the gateway knows of no ready unit")
-    return Figures(loads)
+    return Figures(loads, frozenset(STRAGGLER.findall(text)))
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:

@@ -17,8 +17,9 @@ from stacks.controller.clock import Clock
 from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand
 from stacks.controller.lend import FREE, RECLAIMED, Marks
-from stacks.controller.observe import Observed
+from stacks.controller.measure import Measured
 from stacks.controller.situation import Situation
+from stacks.controller.stragglers import Suspect
 
 __all__ = ["FORECAST", "HEALTHY", "Status", "condition_before", "status_of", "status_of_wrong_day", "timestamp"]
 
@@ -28,18 +29,18 @@ Status = dict[str, Any]
 
 
 def status_of(
-    observed: Observed,
+    measured: Measured,
     decision: Decision,
     marks: Marks,
     problems: Sequence[str] | None,
-    demand: Demand | None,
     now: float,
     deployment: Mapping[str, Any],
 ) -> Status:
     """Return the status at `now`, the world's time; what has not changed since the deployment's status stays.
 
-    `problems` are what keeps units on faulty nodes; None if nobody has looked. `demand` is None if nobody does.
+    `problems` are what keeps units on faulty nodes; None if nobody has looked.
     """
+    observed, demand = measured.observed, measured.demand
     situation = observed.situation
     lent = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     reason = "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
@@ -56,6 +57,7 @@ def status_of(
         "why": decision.why,
         **(lent if situation.lends_nodes else {}),
         **({"demand": list(_floors(demand))} if demand else {}),
+        **({"stragglers": list(_suspects(measured.suspects))} if measured.suspects else {}),
         **_observed(conditions, deployment, now),
     }
 
@@ -65,7 +67,7 @@ def status_of_wrong_day(why: str, now: float, deployment: Mapping[str, Any]) -> 
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
-        if key in ("state", "units", "freeNodes", "nodes", "demand")
+        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers")
     }
     return kept | {"why": why, **_observed([("Following", "False", "WrongDay", why)], deployment, now)}
 
@@ -109,9 +111,18 @@ def _forecast(decision: Decision, demand: Demand | None) -> Iterator[tuple[str, 
 def _floors(demand: Demand) -> Iterator[dict[str, Any]]:
     """Yield what the next look goes on from."""
     for phase, floor in demand.floors.items():
-        since = {} if floor.since is None else {"since": timestamp(floor.since)}
         until = timestamp(floor.until)
-        yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **since}
+        yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since(floor.since)}
+
+
+def _suspects(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
+    """Yield likewise."""
+    for unit, each in suspects.items():
+        yield {"unit": unit, "isLast": each.is_last, **_since(each.since)}
+
+
+def _since(instant: float | None) -> dict[str, str]:
+    return {} if instant is None else {"since": timestamp(instant)}
 
 
 def _units(situation: Situation, decision: Decision) -> str:

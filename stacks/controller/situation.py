@@ -58,7 +58,7 @@ class Situation:
     orders: Orders
     lends_nodes: bool = False
     floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
-    soon: Mapping[Phase, int] = field(default_factory=dict)  # likewise, if that lasts
+    soon: frozenset[str] = frozenset()  # units that are on if what the gateway measures lasts
 
     def phases(self) -> Mapping[str, Phase]:
         """Return the phase of each unit."""

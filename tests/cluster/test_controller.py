@@ -91,7 +91,9 @@ def custom(api_server, objects):
     for unit in UNITS:
         calls.patch_namespaced_custom_object(*LWS, unit, {"spec": {"replicas": 1}})
         report(calls, unit, ready=1)
-    calls.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None, "demand": None}})
+    calls.patch_namespaced_custom_object(
+        *DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None, "metrics": None, "demand": None}}
+    )
     client.CoreV1Api(api_server.api).delete_collection_namespaced_event(NAMESPACE)
     leases = client.CoordinationV1Api(api_server.api)
     for each in leases.list_namespaced_lease(NAMESPACE).items:
@@ -221,7 +223,7 @@ def test_a_person_holds_the_day_and_forces_a_state(custom, following):
 def test_demand_starts_a_unit_ahead_of_the_schedule(custom, following, api_server):
     """At 23:00 it goes; it is on again when its node's user has had notice, and goes after its stay is over."""
     with gateway_page("7.0") as page:
-        order(custom, demand=page.demand)
+        order(custom, metrics=page.url, demand=page.demand)
         one_round(following, at(23))
         page.requests = "8.0"
         one_round(following, at(23, 1))
@@ -238,7 +240,7 @@ def test_demand_starts_a_unit_ahead_of_the_schedule(custom, following, api_serve
         for minute in (40, 59):
             one_round(following, at(23, minute))
         assert on(custom) == set(UNITS) - SECOND
-        order(custom, demand=None)
+        order(custom, metrics=None, demand=None)
 
     assert more == ("False", "MoreDemand", "demand asks for 2 decode units, the day for 1")
     said = [each.message for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
@@ -262,8 +264,8 @@ def gateway_page(requests):
 
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         server.requests = requests
+        server.url = f"http://127.0.0.1:{server.server_port}/metrics"
         server.demand = {
-            "metrics": f"http://127.0.0.1:{server.server_port}/metrics",
             "used": 0.9,
             "backlog": 4,
             "afterSeconds": 60,

@@ -125,7 +125,7 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
 
 def test_who_follows_demand_may_ask_the_gateway(tmp_path):
     """Its metrics and nothing else; the day has what a unit of each phase takes, by the launch files."""
-    asking = rendered(tmp_path, controller={"demand": {"after": "30s"}})
+    asking = rendered(tmp_path, controller={"demand": {"after": "30s"}, "stragglers_last": True})
     without = rendered(tmp_path)
     policy = asking["NetworkPolicy", NAME]["spec"]["egress"]
 
@@ -137,8 +137,10 @@ def test_who_follows_demand_may_ask_the_gateway(tmp_path):
     ]
     assert policy[:1] == without["NetworkPolicy", NAME]["spec"]["egress"]
     assert asking["Role", NAME] == without["Role", NAME]
-    assert asking["TidemillDeployment", "demo-day"]["spec"]["demand"] == {
-        "metrics": "http://demo-day-registry.tidemill:9400/metrics",
+    day = asking["TidemillDeployment", "demo-day"]["spec"]
+    assert day["metrics"] == "http://demo-day-registry.tidemill:9400/metrics"
+    assert day["stragglersLast"] == {}
+    assert day["demand"] == {
         "used": 0.9,
         "backlog": 4,
         "afterSeconds": 30,

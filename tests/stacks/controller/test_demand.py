@@ -6,9 +6,9 @@ from itertools import pairwise, product
 
 import pytest
 
-from stacks.controller.decide import decide, planned_units, units_soon
+from stacks.controller.decide import decide, units_on
 from stacks.controller.demand import Floor, Limits, Load, Room, asked_units, follow_demand, follow_phase
-from stacks.controller.figures import NoFigures, figures_in, read_figures
+from stacks.controller.figures import Figures, NoFigures, figures_in, read_figures
 from stacks.controller.lend import marks_at
 from stacks.controller.situation import Force, Orders
 from tests.ports import free_port
@@ -19,7 +19,7 @@ LIMITS = Limits(used=0.5, backlog=2, after_s=20, stay_s=50)
 ROOM = Room(num_requests=8, kv_tokens=1000, prompt_tokens=0)
 LOOK_S = 10
 AT_NIGHT = MIDNIGHT + 2 * HOUR
-ONE_EACH, NIGHT_STATES = {"prefill": 1, "decode": 1}, (READY, OFF, READY, OFF)
+NIGHT_STATES = (READY, OFF, READY, OFF)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_a_phase_without_figures_keeps_its_floor():
     assert not found.soon
 
 
-def asking(states, floors, *, soon=None, orders=None):
+def asking(states, floors, orders=None):
     """A look in which demand asks for so many units."""
-    return replace(situation(states, orders), floors=floors, soon=soon or {})
+    return replace(situation(states, orders), floors=floors)
 
 
 @pytest.mark.parametrize("now", [MORNING - WARM_UP_S, MORNING, EVENING, AT_NIGHT])
@@ -138,22 +138,21 @@ def test_demand_gets_no_more_than_the_plan_has():
 def test_a_persons_order_is_stronger_than_demand():
     """A state that is forced gets no further units, and held ones stay as they are."""
     forced = Orders(force=Force("22:00", AT_NIGHT + HOUR))
-    seen = asking(NIGHT_STATES, {"decode": 2}, soon={"decode": 2}, orders=forced)
+    seen = asking(NIGHT_STATES, {"decode": 2}, forced)
 
     assert decide(seen, AT_NIGHT).wanted == NIGHT
     assert decide(seen, AT_NIGHT).beyond == ("demand asks for 2 decode units, and state 22:00 is forced",)
-    assert units_soon(seen, AT_NIGHT) == {*NIGHT}
-    assert not decide(asking(NIGHT_STATES, {"decode": 2}, orders=Orders(hold_until=AT_NIGHT + 1)), AT_NIGHT).scales
+    assert units_on(seen, AT_NIGHT) == {*NIGHT}
+    assert not decide(asking(NIGHT_STATES, {"decode": 2}, Orders(hold_until=AT_NIGHT + 1)), AT_NIGHT).scales
 
 
 def test_nodes_are_to_be_left_while_demand_lasts_that_may_take_them():
     """So that jobs hear of it before the unit starts."""
-    seen = asking(NIGHT_STATES, {}, soon={"decode": 2})
+    seen = situation(NIGHT_STATES)
     units = tuple(replace(unit, nodes=(unit.name,)) for unit in seen.units)
-    marks = marks_at(replace(seen, units=units, lends_nodes=True), AT_NIGHT)
+    marks = marks_at(replace(seen, units=units, lends_nodes=True, soon=frozenset({"d1"})), AT_NIGHT)
 
     assert (marks.free, marks.reclaimed) == (("p1",), ("d1",))
-    assert planned_units(seen, AT_NIGHT) == ONE_EACH
 
 
 PAGE = """# TYPE tidemill_phase_ready_units gauge
@@ -162,12 +161,13 @@ tidemill_phase_ready_units{model_name="tiny",phase="prefill"} 0.0
 tidemill_phase_requests{model_name="tiny",phase="decode"} 7.0
 tidemill_phase_kv_tokens{model_name="tiny",phase="decode"} 1e+03
 tidemill_num_requests_waiting{model_name="tiny"} 5.0
+tidemill_unit_straggler{model_name="tiny",unit="chat-decode-1"} 3.0
 """
 
 
 def test_the_gateways_page_is_read():
     """A phase without a ready unit is not there: its load is of nobody."""
-    assert figures_in(PAGE).loads == {"decode": Load(2, 7.0, 1000.0, 0.0)}
+    assert figures_in(PAGE) == Figures({"decode": Load(2, 7.0, 1000.0, 0.0)}, frozenset({"chat-decode-1"}))
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,22 @@ from stacks.controller.clock import Clock
 from stacks.controller.decide import decide
 from stacks.controller.demand import Demand, Floor
 from stacks.controller.lend import Marks
-from stacks.controller.measure import floors_before
+from stacks.controller.measure import Measured, floors_before, suspects_before
 from stacks.controller.observe import Observed
 from stacks.controller.report import status_of
+from stacks.controller.stragglers import Suspect
 from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, situation
 
 NOW = MIDNIGHT + 2 * HOUR
 DEPLOYMENT = {"metadata": {"generation": 1}}
 
 
-def status(demand):
+def status(demand, suspects=None):
     """The status at night, when one unit of each phase is on."""
     floors = {phase: floor.units for phase, floor in demand.floors.items()} if demand else {}
     seen = replace(situation((READY, OFF, READY, OFF)), floors=floors)
-    observed = Observed(seen, Clock(MIDNIGHT, 1))
-    return status_of(observed, decide(seen, NOW), Marks(), None, demand, NOW, DEPLOYMENT)
+    measured = Measured(Observed(seen, Clock(MIDNIGHT, 1)), demand, suspects)
+    return status_of(measured, decide(seen, NOW), Marks(), None, NOW, DEPLOYMENT)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,9 @@ def test_a_deployment_that_follows_its_day_alone_says_nothing_of_demand():
 def test_the_next_look_goes_on_from_what_was_written():
     """So a controller that is started again knows since when more is asked for."""
     floors = {"prefill": Floor(1, NOW + 60, 2), "decode": Floor(2, NOW + 90, 3, NOW - 5)}
+    suspects = {"d0": Suspect(True), "d1": Suspect(False, NOW - 5)}
+    written = {"status": status(Demand(floors, {}), suspects)}
 
-    assert floors_before({"status": status(Demand(floors, {}))}) == floors
-    assert floors_before({}) == {}
+    assert floors_before(written) == floors
+    assert suspects_before(written) == suspects
+    assert floors_before({}) == suspects_before({}) == {}
