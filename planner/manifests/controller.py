@@ -6,6 +6,7 @@ from planner.facts import names
 from planner.manifests.pod_parts import requests_of
 from planner.manifests.pods import Variables
 from planner.plan.deployable import Deployable
+from planner.spec.kubernetes import DemandSpec
 
 __all__ = ["controller_variables"]
 
@@ -38,7 +39,8 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "units": _units(plan),
         "steps": [{"at": step.at, "units": step.num_units} for step in day.steps],
     }
-    return variables | ({"resources": resources} if resources else {}) | _lending(plan) | _healing(plan) | _nodes(plan)
+    more = {"resources": resources} if resources else {}
+    return variables | more | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
 
 def _units(plan: Deployable) -> list[dict[str, Any]]:
@@ -67,6 +69,38 @@ def _healing(plan: Deployable) -> Variables:
     kind = plan.kubernetes.unit_kind
     pods = [names.unit_pod_name(unit.name, worker, kind) for unit in plan.units for worker in range(len(unit.nodes))]
     return {"conditions": controller.heal.conditions, "pods": pods}
+
+
+def _measuring(plan: Deployable) -> Variables:
+    """Return what the day says more where the gateway's figures are read."""
+    controller = plan.kubernetes.controller
+    if controller is None or not plan.kubernetes.reads_metrics:
+        return {}
+    port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
+    variables: Variables = {"metrics": names.cluster_metrics(plan.name, plan.kubernetes.namespace, port)}
+    if controller.demand is not None:
+        variables["demand"] = _demand(plan, controller.demand)
+    return variables | ({"stragglers_last": True} if controller.stragglers_last else {})
+
+
+def _demand(plan: Deployable, told: DemandSpec) -> dict[str, Any]:
+    """Return when demand adds units to the day, and what a unit of each phase has room for.
+
+    A prompt that is computed keeps nothing in prefill, so that neither places nor KV limit that.
+    """
+    rooms = {}
+    for unit in plan.units:
+        limits, ranks = plan.unit_document(unit)["limits"], len(unit.ranks)
+        places = {"requests": ranks * limits["max_requests"], "kvTokens": ranks * limits["kv_tokens"]}
+        step = {"promptTokens": ranks * limits["max_batch_tokens"]}
+        rooms[unit.phase] = {"prefill": step, "decode": places, "mixed": places | step}[unit.phase]
+    return {
+        "used": told.used,
+        "backlog": told.backlog,
+        "afterSeconds": told.after,
+        "staySeconds": told.stay,
+        "rooms": rooms,
+    }
 
 
 def _nodes(plan: Deployable) -> Variables:

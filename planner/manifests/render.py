@@ -255,7 +255,7 @@ def _controller(plan: Deployable) -> Iterator[Manifest]:
         return
     name = variables["name"]
     yield Manifest("serviceaccount", name, variables | _pull_secrets(plan.kubernetes))
-    yield from _policy(plan, name, variables, controller_edges())
+    yield from _policy(plan, name, variables, controller_edges(plan))
     yield Manifest("role-controller", name, variables)
     yield Manifest("rolebinding", name, variables)
     if "nodes_role" in variables:

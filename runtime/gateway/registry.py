@@ -58,6 +58,11 @@ class Unit:
         """True if all ranks are here and ready."""
         return len(self.ranks) == self.num_ranks and all(rank.state == "ready" for rank in self.ranks)
 
+    @property
+    def straggler(self) -> tuple[int, float] | None:
+        """The place of a rank that holds up the others of a ready unit, and how many times longer it takes; or None."""
+        return straggler([rank.own_step_us for rank in self.ranks]) if self.is_ready else None
+
 
 class Registry:
     """All ranks that ever presented themselves, by unit and number."""
@@ -319,7 +324,7 @@ def _where(rank: Rank) -> str:
 def _report_unit(unit: Unit) -> dict[str, Any]:
     """Return the unit's part of the report. `straggler` is there when one of its ranks holds up the others."""
     ranks = [_report_rank(rank) for rank in unit.ranks]
-    found = straggler([rank.own_step_us for rank in unit.ranks]) if unit.is_ready else None
+    found = unit.straggler
     slow = {} if found is None else {"straggler": {**ranks[found[0]], "times": round(found[1], 1)}}
     return {"unit": unit.name, "phase": unit.phase, "ranks": ranks, **slow}
 

@@ -155,6 +155,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
             )
             joining = group.create_task(take_ranks(ranks, gateway.registry))
             watching = group.create_task(gateway.registry.watch())
+            measuring = group.create_task(gateway.metrics.phases.follow(gateway.registry.units))
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(
                     number, _stop, server, taking, gateway.resumptions, drain_s
@@ -162,6 +163,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
             await server.serve(sockets=[])  # it serves the connections that we take
             joining.cancel()
             watching.cancel()
+            measuring.cancel()
     finally:
         gateway.schemas.close()
         await gateway.registry.close()

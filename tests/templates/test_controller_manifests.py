@@ -123,6 +123,32 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     }
 
 
+def test_who_follows_demand_may_ask_the_gateway(tmp_path):
+    """Its metrics and nothing else; the day has what a unit of each phase takes, by the launch files."""
+    asking = rendered(tmp_path, controller={"demand": {"after": "30s"}, "stragglers_last": True})
+    without = rendered(tmp_path)
+    policy = asking["NetworkPolicy", NAME]["spec"]["egress"]
+
+    assert policy[1:] == [
+        {
+            "to": [{"podSelector": {"matchLabels": asking["Service", "demo-day-registry"]["spec"]["selector"]}}],
+            "ports": [{"protocol": "TCP", "port": 9400}],
+        }
+    ]
+    assert policy[:1] == without["NetworkPolicy", NAME]["spec"]["egress"]
+    assert asking["Role", NAME] == without["Role", NAME]
+    day = asking["TidemillDeployment", "demo-day"]["spec"]
+    assert day["metrics"] == "http://demo-day-registry.tidemill:9400/metrics"
+    assert day["stragglersLast"] == {}
+    assert day["demand"] == {
+        "used": 0.9,
+        "backlog": 4,
+        "afterSeconds": 30,
+        "staySeconds": 900,
+        "rooms": {"prefill": {"promptTokens": 512}, "decode": {"requests": 8, "kvTokens": 16384}},
+    }
+
+
 def test_who_lends_nodes_may_write_those_of_units_that_are_off_at_some_time(tmp_path):
     """And no other; the units' pods stand the taint by which their nodes are left to them."""
     lending = rendered(tmp_path, controller={"lend_nodes": True})
