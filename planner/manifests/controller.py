@@ -1,11 +1,13 @@
 """The words of templates for the controller: its pod, what it may do, and the day that it follows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from planner.facts import names
 from planner.manifests.pod_parts import requests_of
 from planner.manifests.pods import Variables
 from planner.plan.deployable import Deployable
+from planner.schedule.schedule import Step
 
 __all__ = ["controller_variables"]
 
@@ -36,9 +38,18 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "warm_up_s": f"{day.warm_up_s:g}",
         "drain_s": f"{day.drain_s:g}",
         "units": _units(plan),
-        "steps": [{"at": step.at, "units": step.num_units} for step in day.steps],
+        "steps": _steps(day.steps),
     }
+    variables |= (
+        {"other_days": [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]}
+        if day.other_days
+        else {}
+    )
     return variables | ({"resources": resources} if resources else {}) | _lending(plan) | _healing(plan) | _nodes(plan)
+
+
+def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    return [{"at": step.at, "units": step.num_units} for step in steps]
 
 
 def _units(plan: Deployable) -> list[dict[str, Any]]:
@@ -71,7 +82,7 @@ def _healing(plan: Deployable) -> Variables:
 
 def _nodes(plan: Deployable) -> Variables:
     """Return the nodes that the controller may write, and the role that lets it; none where it writes none."""
-    kubernetes, steps = plan.kubernetes, plan.timetable.steps if plan.timetable else ()
+    kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}
     switched = {unit for step in steps for unit in step.units if any(unit not in other.units for other in steps)}

@@ -23,7 +23,13 @@ def simulation_text(columns: Sequence[Column]) -> str:
     rows = _ranges(columns[0]) if len(columns) == 1 else _beside(columns, heads)
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
-        [f"{plan.name}: one day, minute by minute; times are of {clock}", "", table(list(rows)), "", *lines]
+        [
+            f"{plan.name}: {columns[0].day.date or 'one day'}, minute by minute; times are of {clock}",
+            "",
+            table(list(rows)),
+            "",
+            *lines,
+        ]
     )
 
 
