@@ -57,6 +57,7 @@ __all__ = [
 # What is written in a form of its own elsewhere: place of the field -> its value in our form, or None.
 FORMS: Mapping[str, Callable[[Any], Any]] = {
     "schedule.windows.at": time_of_day,
+    "schedule.other_days.windows.at": time_of_day,
     "kubernetes.image": image,
     "kubernetes.stage.image": image,
     "kubernetes.env": variables,
@@ -67,7 +68,11 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
 
 
 # Lists whose items stand under a key of their own elsewhere: path -> them as a list, or None.
-KEYED: Mapping[str, Callable[[Any], Any]] = {"schedule.windows": windows, "kubernetes.tolerations": tolerations}
+KEYED: Mapping[str, Callable[[Any], Any]] = {
+    "schedule.windows": windows,
+    "schedule.other_days.windows": windows,
+    "kubernetes.tolerations": tolerations,
+}
 
 
 def instead_of(path: str, value: Any) -> Fix:

@@ -274,7 +274,7 @@ class Spec(Section):
         """The most that are ever on."""
         if self.schedule is None or is_undecided(self.schedule.windows):
             return self.phase(phase).units
-        return max(window.num_units(phase) for window in self.schedule.windows)
+        return max(window.num_units(phase) for window in self.schedule.all_windows)
 
     def phase(self, phase: Phase) -> PhaseSpec:
         """The section of `phase`, which the deployment has."""

@@ -136,7 +136,7 @@ def _empty_window(_):
 
 
 def _options(**given):
-    names = ("variants", "fail", "window", "balancer", "trace", "plot")
+    names = ("variants", "fail", "date", "window", "balancer", "trace", "plot")
     return SimpleNamespace(**(dict.fromkeys(names) | {"variants": [], "fail": []} | given))
 
 
@@ -207,6 +207,7 @@ BROUGHT_ABOUT = {
     "R414": _empty_window,
     "R415": lambda _: read_call(_options(window="0-600")),
     "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv"))),
+    "R417": lambda _: read_call(_options(date="tomorrow")),
     "R501": lambda _: read_deployment("chat"),
 }
 

@@ -127,7 +127,9 @@ RACKS = PAIR | {
     "decode": PAIR["decode"] | {"redundant_experts": 320},
 }
 
+ONE_WINDOW = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
 AUTO_DAY = PAIR | {"schedule": "auto"}
+AUTO_WEEK = {"windows": "auto", "other_days": [{"days": ["sunday"], "windows": [ONE_WINDOW]}]}
 TRAFFIC = {"input_tokens": 1e9, "output_tokens": 1e8, "profile": [1.0] * 24}
 DAY = {"windows": [{"at": f"{hour:02}:00", "prefill_units": 1 + hour % 2, "decode_units": 1} for hour in range(24)]}
 FLOOR = PAIR | {"traffic": TRAFFIC, "schedule": {"windows": "auto", "min_units": {"decode": 99}}}
@@ -154,6 +156,7 @@ OTHERS = {
     "S109": lambda folder: [problem for text in FLOODS for problem in _validated("flood.yaml", text)(folder)],
     "S722": _of_units_in_racks,
     "S521": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY)),
+    "S527": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY | {"schedule": AUTO_WEEK})),
     "S523": lambda folder: _raised(check_fit, _spec(folder, _starting(data_of(SPEC), warm_up="auto"))),
     "S524": lambda folder: _raised(check_fit, _spec(folder, _starting(drain="auto"))),
     "S763": lambda folder: _raised(check_fit, _spec(folder, _starting(warm_up="1min"))),
