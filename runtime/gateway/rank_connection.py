@@ -44,13 +44,20 @@ Listener = Callable[["Rank", Answer], None]
 class Rank:
     """A rank from its Hello on. Once its connection is gone it stays as "lost", so that status can show it."""
 
-    def __init__(self, hello: Hello, writer: asyncio.StreamWriter, limits: RankLimits) -> None:
+    def __init__(
+        self,
+        hello: Hello,
+        writer: asyncio.StreamWriter,
+        limits: RankLimits,
+        may_have_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `may_have_room` after whatever may have freed a place here."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # of its tensors, of 1
         self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
         self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
-        self._writer = writer
+        self._writer, self._may_have_room = writer, may_have_room
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
@@ -73,6 +80,7 @@ class Rank:
         did = self._listeners.pop(request_id, None) is not None
         self._ledger.end(request_id)
         self._dismiss_if_free()
+        self._may_have_room()
         return did
 
     def send(self, message: FromGateway) -> None:
@@ -89,8 +97,10 @@ class Rank:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
                 self._dismiss_if_free()
+                self._may_have_room()
             case Load():
                 self._ledger.take(message)
+                self._may_have_room()
             case StepTime(own_us=own_us):
                 self.own_step_us = own_us
             case Token() | Embedding() | Failed():
@@ -108,6 +118,7 @@ class Rank:
                 moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
+        self._may_have_room()  # or less than ever
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
         """Return when the rank goes on at `writer`'s connection, with all that it has to do. Raise WireError.
@@ -149,8 +160,8 @@ class Rank:
             self.send(Dismissed())
 
     def _pass_on(self, message: Answer) -> None:
-        if isinstance(message, Token):
-            self._ledger.hear_token(message.request_id)
+        if isinstance(message, Token) and self._ledger.hear_token(message.request_id):
+            self._may_have_room()  # for another prompt
         listener = self._listeners.get(message.request_id)
         if listener is not None:
             listener(self, message)

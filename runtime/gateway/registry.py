@@ -16,7 +16,7 @@ It does not start, stop or reconnect ranks: they come by themselves.
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -24,7 +24,16 @@ from typing import Any, Literal
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
-from runtime.gateway.router import Policy, choose_ranks, choose_to_embed, num_requests, room, room_to_embed
+from runtime.gateway.router import (
+    Policy,
+    choose_ranks,
+    choose_to_embed,
+    least_prompt_tokens,
+    num_ranks,
+    num_requests,
+    room,
+    room_to_embed,
+)
 from runtime.gateway.silence import watch
 from runtime.gateway.stragglers import straggler
 from runtime.gateway.strangers import Strangers
@@ -88,6 +97,7 @@ class Registry:
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closing = False
+        self._may_have_room: Callable[[], None] = lambda: None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank's connection, from Hello to its end."""
@@ -145,13 +155,29 @@ class Registry:
         chosen = choose_to_embed(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else self._ranks[chosen.key]
 
-    def room_to_embed(self) -> int | None:
-        """Return how many more such prompts may come; None while no unit of a phase is ready."""
+    def room_to_embed(self, size: RequestSize = LEAST) -> int | None:
+        """Return how many more such prompts, of any size, may come; None while no unit of a phase is ready."""
         return room_to_embed(self._loads())
 
     def num_requests(self) -> int:
         """Return how many requests there are, each counted where it stays to its end."""
         return num_requests(self._loads())
+
+    def num_ranks_for_prompts(self) -> int:
+        """Return how many ranks of ready units compute prompts."""
+        return num_ranks(self._loads())[0]
+
+    def num_ranks_to_stay(self) -> int:
+        """Return with how many ranks of ready units requests stay."""
+        return num_ranks(self._loads())[1]
+
+    def least_prompt_tokens(self) -> int | None:
+        """Return what the rank has left to compute that has least; None while no unit of a phase is ready."""
+        return least_prompt_tokens(self._loads())
+
+    def when_there_may_be_room(self, call: Callable[[], None]) -> None:
+        """Call `call` after whatever may have freed a place, or made units ready or not."""
+        self._may_have_room = call
 
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
@@ -225,7 +251,7 @@ class Registry:
             unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
-        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits)
+        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits, lambda: self._may_have_room())
         self._units = None
         return rank
 
