@@ -83,6 +83,16 @@ def test_the_day_is_the_plans(objects):
     assert "force" not in day
 
 
+@pytest.mark.parametrize(("drain", "pace", "drain_s"), [(None, 1, 900), (None, 144, 30), ("3min", 1, 180)])
+def test_answers_get_the_time_that_the_day_pays_for(drain, pace, drain_s, tmp_path):
+    """Pods end after schedule.drain, of which a rehearsal has less, unless kubernetes.drain says otherwise."""
+    unit = rendered(tmp_path, drain=drain, controller={"pace": pace})["LeaderWorkerSet", "demo-day-decode-0"]
+    pod = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+
+    assert f"--drain={drain_s}" in pod["containers"][0]["args"]
+    assert pod["terminationGracePeriodSeconds"] == drain_s + 10
+
+
 def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
     """As other engines need, whose images have no Tidemill."""
     controller = {"image": "registry.example.com/tidemill:1", "resources": {"cpus": 0.1, "memory": "256MiB"}}
