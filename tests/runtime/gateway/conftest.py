@@ -28,6 +28,7 @@ from runtime.gateway.tokenizer import load_tokenizer
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Embed, Expect, FromGateway, Hello, Logprobs, Ping, Pong, Prefill, State, Token
 from tests.ports import free_ports
+from tests.runtime.gateway.certified import issue_all
 from tests.runtime.launch_documents import gateway_launch
 
 ADDRESS = "127.0.0.1"
@@ -61,6 +62,12 @@ def eventually(condition, what):
             return value
         time.sleep(0.01)
     raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+
+
+@pytest.fixture
+def issued(tmp_path):
+    """Writes the certificates of a gateway and two units by an authority of its own; the folder."""
+    return lambda name="ours", at=None: issue_all(tmp_path / name, at)
 
 
 @pytest.fixture(scope="session")
