@@ -4,7 +4,7 @@ A unit takes turns: a step of the prompts that wait, then one token for each req
 takes the whole unit for its own time, and eight that lie in eight groups take hardly longer. So the unit is one server
 that takes all that waits at once (a bulk queue), where a prefill unit's groups are flows of their own.
 
-A piece is a prompt, or what a group computes of it in one step. Pieces come at random, `l` a second and unit, and a turn
+A piece is a prompt, or what a group computes of it in a step. Pieces come at random, `l` a second and unit, and a turn
 w(b) = f(b) + s depends on how many there are: f is the predicted step in which the fullest group has its share of b
 pieces, s a step of tokens. Of the load p = l w and the pieces of a turn b,
 
