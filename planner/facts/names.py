@@ -37,6 +37,7 @@ __all__ = [
     "Ports",
     "certificate_secret",
     "cluster_endpoint",
+    "cluster_metrics",
     "compute_domain_channel",
     "controller_name",
     "controller_nodes_role",
@@ -133,6 +134,11 @@ def gateway_name(plan: str) -> str:
 def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
     """Return the URL at which clients inside the cluster reach the gateway, without `/v1`."""
     return f"http://{gateway_name(plan)}.{namespace}:{port}"
+
+
+def cluster_metrics(plan: str, namespace: str, port: int) -> str:
+    """Return the URL of the gateway's metrics inside the cluster: that Service's name is its pods' addresses."""
+    return f"http://{registry_name(plan)}.{namespace}:{port}/metrics"
 
 
 def registry_name(plan: str) -> str:

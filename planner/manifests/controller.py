@@ -8,6 +8,8 @@ from planner.manifests.pod_parts import requests_of
 from planner.manifests.pods import Variables
 from planner.plan.deployable import Deployable
 from planner.schedule.schedule import Step
+from planner.schedule.timetable import Timetable
+from planner.spec.kubernetes import DemandSpec
 
 __all__ = ["controller_variables"]
 
@@ -40,12 +42,8 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "units": _units(plan),
         "steps": _steps(day.steps),
     }
-    variables |= (
-        {"other_days": [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]}
-        if day.other_days
-        else {}
-    )
-    return variables | ({"resources": resources} if resources else {}) | _lending(plan) | _healing(plan) | _nodes(plan)
+    more = {"resources": resources} if resources else {}
+    return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
 
 def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
@@ -63,6 +61,12 @@ def _units(plan: Deployable) -> list[dict[str, Any]]:
     ]
 
 
+def _other_days(day: Timetable) -> Variables:
+    """Return the states of weekdays and dates that are not as the day."""
+    days = [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]
+    return {"other_days": days} if days else {}
+
+
 def _lending(plan: Deployable) -> Variables:
     """Return what the day says more where the nodes of units that are off do other work."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
@@ -78,6 +82,38 @@ def _healing(plan: Deployable) -> Variables:
     kind = plan.kubernetes.unit_kind
     pods = [names.unit_pod_name(unit.name, worker, kind) for unit in plan.units for worker in range(len(unit.nodes))]
     return {"conditions": controller.heal.conditions, "pods": pods}
+
+
+def _measuring(plan: Deployable) -> Variables:
+    """Return what the day says more where the gateway's figures are read."""
+    controller = plan.kubernetes.controller
+    if controller is None or not plan.kubernetes.reads_metrics:
+        return {}
+    port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
+    variables: Variables = {"metrics": names.cluster_metrics(plan.name, plan.kubernetes.namespace, port)}
+    if controller.demand is not None:
+        variables["demand"] = _demand(plan, controller.demand)
+    return variables | ({"stragglers_last": True} if controller.stragglers_last else {})
+
+
+def _demand(plan: Deployable, told: DemandSpec) -> dict[str, Any]:
+    """Return when demand adds units to the day, and what a unit of each phase has room for.
+
+    A prompt that is computed keeps nothing in prefill, so that neither places nor KV limit that.
+    """
+    rooms = {}
+    for unit in plan.units:
+        limits, ranks = plan.unit_document(unit)["limits"], len(unit.ranks)
+        places = {"requests": ranks * limits["max_requests"], "kvTokens": ranks * limits["kv_tokens"]}
+        step = {"promptTokens": ranks * limits["max_batch_tokens"]}
+        rooms[unit.phase] = {"prefill": step, "decode": places, "mixed": places | step}[unit.phase]
+    return {
+        "used": told.used,
+        "backlog": told.backlog,
+        "afterSeconds": told.after,
+        "staySeconds": told.stay,
+        "rooms": rooms,
+    }
 
 
 def _nodes(plan: Deployable) -> Variables:

@@ -2,7 +2,8 @@
 
     callers -> gateway: http          ranks -> gateway: registry       prefill -> decode: kv
     ranks of one unit: everything     scrapers -> everybody: metrics   everybody -> DNS
-    controller -> API server          another engine's router and units: everything among themselves
+    controller -> API server, and the gateway's metrics where it reads them
+    another engine's router and units: everything among themselves
 
 What a kubelet asks for probes is always allowed. A cluster whose network does not enforce policies ignores them, and
 pods on the network of their node, or with interfaces of other networks, escape them.
@@ -72,9 +73,17 @@ def unit_edges(plan: Deployable, unit: Unit) -> Edges:
     return edges
 
 
-def controller_edges() -> Edges:
-    """Return whom the controller talks to: nobody calls it, and it calls the API server, which is no pod."""
-    return {"ingress": [], "egress": [{"ports": [_port(port) for port in API_SERVER_PORTS]}]}
+def controller_edges(plan: Deployable) -> Edges:
+    """Return whom the controller talks to: nobody calls it; it calls the API server, which is no pod, and the gateway.
+
+    The gateway only where its figures are read.
+    """
+    egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
+    if plan.kubernetes.reads_metrics:
+        gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
+        metrics = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
+        egress.append({"to": [gateway], "ports": [_port(metrics)]})
+    return {"ingress": [], "egress": egress}
 
 
 def _of_units(plan: Deployable) -> Edges:

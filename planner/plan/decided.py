@@ -79,6 +79,7 @@ class DecidedPlan:
             units=self.units,
             pods=pods_of(self.spec, {each.phase: each.weight_bytes for each in self.memory}),
             timetable=timetable_of(self.spec, self.units),
+            drain_s=self.spec.drain_s,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
             warnings=self.warnings,

@@ -75,6 +75,39 @@ class HealSpec(Section):
     )
 
 
+class DemandSpec(Section):
+    """More units than the day wants, while the gateway has more to do than they carry."""
+
+    used: float = Field(
+        default=0.9,
+        ge=0.01,
+        le=1,
+        description="Share of the places for requests, or of the KV, of a phase's ready units that may be in use; for"
+        " what is over it further units start.",
+        examples=[0.9],
+    )
+    backlog: float = Field(
+        default=4,
+        ge=0.1,
+        le=1000,
+        description="Steps' worth of prompts (max_batch_tokens) that may wait at each rank that computes them.",
+        examples=[4],
+    )
+    after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
+        default="1min",
+        validate_default=True,
+        description="Time for which more has to be asked for until a unit starts, and schedule.start.notice where nodes"
+        " are lent.",
+        examples=["1min"],
+    )
+    stay: Annotated[float, *quantity("time", least="1min", most="24h")] = Field(
+        default="15min",
+        validate_default=True,
+        description="Time that a number of units is kept at least once demand has asked for it.",
+        examples=["15min"],
+    )
+
+
 class ControllerSpec(Section):
     """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
 
@@ -97,6 +130,16 @@ class ControllerSpec(Section):
         default=None,
         description="Have units leave nodes that are cordoned, tainted or report faults, for cluster.spares.",
         examples=[{}],
+    )
+    demand: DemandSpec | None = Field(
+        default=None,
+        description="Start further units of the plan when the gateway has more to do than the day's units carry.",
+        examples=[{}],
+    )
+    stragglers_last: bool = Field(
+        default=False,
+        description="Have a unit that one slow rank holds up serve only while all others of its phase do.",
+        examples=[True],
     )
     pace: float = Field(
         default=1,
@@ -248,11 +291,10 @@ class KubernetesSpec(Section):
         "waits for 150 s at most.",
         examples=["10min"],
     )
-    drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
-        default="30s",
-        validate_default=True,
+    drain: Annotated[float, *quantity("time", least="1s", most="24h")] | None = Field(
+        default=None,
         description="Time that a unit or the gateway gets, once told to end, for the answers that it has begun; an "
-        "idle one ends at once.",
+        "idle one ends at once. Unless given, schedule.drain where a controller drains units, else 30s.",
         examples=["2min"],
     )
     disruptions: int | None = Field(
@@ -293,6 +335,12 @@ class KubernetesSpec(Section):
     def lends_nodes(self) -> bool:
         """True if the nodes of units that are off are handed to batch jobs."""
         return self.controller is not None and self.controller.lend_nodes
+
+    @property
+    def reads_metrics(self) -> bool:
+        """True if the controller reads what the gateway measures."""
+        controller = self.controller
+        return controller is not None and (controller.demand is not None or controller.stragglers_last)
 
     @property
     def heals(self) -> bool:

@@ -116,6 +116,29 @@ def sound_nodes_are_not_left(conditions: Sequence[str]) -> Iterator[Broken]:
             yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)
 
 
+@_reads("kubernetes.controller.demand.used", "engine?", "engine.name?")
+def demand_is_measured_here(_: float, engine: EngineName | None, name: EngineName | None) -> Broken | None:
+    """Another engine's router counts otherwise."""
+    used = name or engine
+    if used in (None, OURS):
+        return None
+    rule, fix = f"S473 must not stand beside engine {used}", removal("kubernetes.controller.demand")
+    return Broken(
+        rule, "only Tidemill's own gateway measures what each phase has to do", fix, "kubernetes.controller.demand"
+    )
+
+
+@_reads("kubernetes.controller.stragglers_last", "engine?", "engine.name?")
+def stragglers_are_measured_here(last: bool, engine: EngineName | None, name: EngineName | None) -> Broken | None:
+    """Another engine's ranks do not tell how long they take."""
+    used = name or engine
+    if used in (None, OURS) or not last:
+        return None
+    field = "kubernetes.controller.stragglers_last"
+    rule, reason = f"S474 must not stand beside engine {used}", "only Tidemill's own ranks tell how long they take"
+    return Broken(rule, reason, removal(field), field)
+
+
 @_reads("kubernetes.volumes")
 def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""

@@ -21,9 +21,9 @@ embeddings.py is the shorter life of a prompt whose embedding is wanted. tokeniz
 describes the routes to programs. http1.py refuses what is no HTTP, input_turns.py takes clients' input in a little at a
 time, and connections.py bounds how many clients there are and how long one may keep a connection waiting.
 serve.py binds the three ports and runs it all. metrics.py measures (token_tally.py counts what comes with every
-token), request_log.py says what became of each call, tracing.py does so for OpenTelemetry, and pace.py guesses
-when there will be room. client.py is the client's side of a call: a body of bounded size, and noticing that the client
-left.
+token, phase_loads.py sums up what units have to do), request_log.py says what became of each call, tracing.py does so
+for OpenTelemetry, and pace.py guesses when there will be room. client.py is the client's side of a call: a body of
+bounded size, and noticing that the client left.
 
 It does not queue requests, cache, or move a request off a lost rank.
 """

@@ -4,8 +4,9 @@ Names and meanings are vLLM's with our prefix, so that dashboards carry over. Se
     waiting    sent to a prefill rank, no token yet
     running    between the first token and the last
     TTFT, ITL, end to end    seconds between the arrival of tokens here, the HTTP answer not included
+    by phase   what ready units have to do (`phase_loads.py`)
 
-It does not count what ranks see (KV, experts, transfers).
+It does not count what ranks see (KV in use, experts, transfers).
 Source: vLLM docs, "Production metrics".
 """
 
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from runtime.gateway.answer_lengths import AnswerLengths
 from runtime.gateway.pace import Pace
+from runtime.gateway.phase_loads import PhaseLoads
 from runtime.gateway.token_tally import TokenTally
 
 __all__ = ["GatewayMetrics", "RequestClock"]
@@ -48,6 +50,8 @@ class GatewayMetrics:
         self.pace = Pace()
         self.tokens = TokenTally(model_name, ITL_BUCKETS_S)
         registry.register(self.tokens)
+        self.phases = PhaseLoads(model_name)
+        registry.register(self.phases)
         self.lengths = AnswerLengths()
 
 

@@ -1,17 +1,19 @@
 """What to do now, so that the units follow the day. Pure: it asks for no time and touches no cluster.
 
-    start   a unit that the day wants, from its warm-up on
-    drain   a unit that the day does not want, as soon as enough others of every phase are ready
+    start   a unit that the day wants, from its warm-up on, or that demand asks for
+    drain   a unit that neither wants, as soon as enough others of every phase are ready
 
 A unit is drained by scaling it to 0: its pods are told to end, the gateway sends them nothing new, and they go when
 their answers are done. Prefill and decode change together, since no unit goes while either phase would have fewer ready
 units than the day wants. So a unit that stays away keeps another one in its place.
 
-A person may hold everything as it is, or force another state of the day, both until a time.
+Demand adds the next units of a phase to those of the day, as long as the day's largest state takes no fewer nodes.
+
+A person may hold everything as it is, or force another state of the day, both until a time. Demand adds nothing then.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
@@ -21,7 +23,7 @@ from planner.schedule.runs import runs_between
 from planner.schedule.schedule import Step
 from stacks.controller.situation import Force, LiveUnit, Situation
 
-__all__ = ["Decision", "NextChange", "Scale", "decide", "units_on"]
+__all__ = ["Decision", "NextChange", "Scale", "decide", "planned_units", "units_on", "units_soon"]
 
 LOOK_AHEAD_S = 8 * 86_400  # a week has a change, unless only dates have; clocks may shift it
 
@@ -55,13 +57,15 @@ class Decision:
     is_held: bool
     is_forced: bool
     short: tuple[str, ...]  # phases with fewer ready units than wanted: `1 of 2 decode units are ready`
+    more: tuple[str, ...]  # phases of which demand asks for more than the day: `demand asks for 3 decode units, ...`
+    beyond: tuple[str, ...]  # phases of which it asks for more than it gets, and what a person does
     why: str
 
 
 def decide(situation: Situation, now: float) -> Decision:
     """Return what to do at `now`, in seconds since 1970-01-01 00:00 UTC."""
     orders, force = situation.orders, _force(situation, now)
-    wanted = _wanted(situation, now, force)
+    planned, wanted = _planned(situation, now, force), _wanted(situation, now, force)
     short = tuple(_short(situation.units, _count(situation, wanted)))
     decision = Decision(
         state=force.state if force else state_at(situation.timetable, floor(now)).at,
@@ -71,18 +75,35 @@ def decide(situation: Situation, now: float) -> Decision:
         is_held=orders.hold_until is not None and now < orders.hold_until,
         is_forced=force is not None,
         short=short,
+        more=tuple(_more(situation, planned, wanted)),
+        beyond=tuple(_beyond(situation, wanted, force)),
         why="held as it is",
     )
     if decision.is_held:
         return decision
     on = units_on(situation, now)
-    starts, drains = tuple(_starts(situation.units, on)), tuple(_drains(situation, wanted, on))
+    starts, drains = tuple(_starts(situation.units, on, {*wanted} - {*planned})), tuple(_drains(situation, wanted, on))
     kept = [unit.name for unit in situation.units if unit.is_on and unit.name not in {*on, *(e.unit for e in drains)}]
     return replace(decision, scales=starts + drains, why=_why(situation, decision, kept, force))
 
 
-def units_on(situation: Situation, now: float, ahead_s: float = 0.0) -> set[str]:
-    """Return the units that have to run now, or within `ahead_s`: those that serve, and those that warm up for it."""
+def units_on(situation: Situation, now: float) -> set[str]:
+    """Return the units that have to run now: those that serve, and those that warm up for it."""
+    return _planned_on(situation, now, 0.0) | {*_wanted(situation, now, _force(situation, now))}
+
+
+def units_soon(situation: Situation, now: float) -> set[str]:
+    """Return the units that may have to run within the notice that others get of it."""
+    return _planned_on(situation, now, situation.timetable.notice_s) | units_on(situation, now) | situation.soon
+
+
+def planned_units(situation: Situation, now: float) -> Counter[Phase]:
+    """Return how many units of each phase the day wants to serve now, or a person."""
+    return _count(situation, _planned(situation, now, _force(situation, now)))
+
+
+def _planned_on(situation: Situation, now: float, ahead_s: float) -> set[str]:
+    """Return the units that the day, or a person, has run now or within `ahead_s`."""
     timetable, force = situation.timetable, _force(situation, now)
     if force is None:
         runs = runs_between(timetable, floor(now), floor(now + ahead_s) + 1)
@@ -97,9 +118,32 @@ def units_on(situation: Situation, now: float, ahead_s: float = 0.0) -> set[str]
 
 def _wanted(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
     """Return the units that have to serve now."""
+    planned = _planned(situation, now, force)
+    return planned if force else _at_least(situation, planned, situation.floors)
+
+
+def _planned(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
+    """Return the units that the day wants to serve now, or a person."""
     if force is not None:
         return _step(situation, force).units
     return units_at(situation.timetable, floor(now))
+
+
+def _at_least(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
+    """Return the planned units, and the next ones of each phase up to its floor, if the largest state has nodes."""
+    sizes = {unit.name: unit.num_nodes for unit in situation.units}
+    left = _most_nodes(situation) - sum(sizes[name] for name in planned)
+    found = set(planned)
+    for phase, number in floors.items():
+        for unit in [each for each in situation.units if each.phase == phase][:number]:
+            if unit.name not in found and unit.num_nodes <= left:
+                found.add(unit.name)
+                left -= unit.num_nodes
+    return tuple(name for name in sizes if name in found)
+
+
+def _most_nodes(situation: Situation) -> int:
+    return max(step.num_nodes for step in situation.timetable.steps)
 
 
 def _force(situation: Situation, now: float) -> Force | None:
@@ -112,10 +156,10 @@ def _step(situation: Situation, force: Force) -> Step:
     return next(step for step in situation.timetable.steps if step.at == force.state)
 
 
-def _starts(units: Sequence[LiveUnit], on: set[str]) -> Iterator[Scale]:
+def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterator[Scale]:
     for unit in units:
         if unit.name in on and unit.replicas == 0:
-            yield Scale(unit.name, True, "its time has come")
+            yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
 def _drains(situation: Situation, wanted: Sequence[str], on: set[str]) -> Iterator[Scale]:
@@ -146,6 +190,24 @@ def _short(units: Sequence[LiveUnit], needed: Counter[Phase]) -> Iterator[str]:
             yield f"{ready[phase]} of {number} {phase} units are ready"
 
 
+def _more(situation: Situation, planned: Sequence[str], wanted: Sequence[str]) -> Iterator[str]:
+    day, on = _count(situation, planned), _count(situation, wanted)
+    for phase, number in on.items():
+        if number > day[phase]:
+            yield f"demand asks for {number} {phase} units, the day for {day[phase]}"
+
+
+def _beyond(situation: Situation, wanted: Sequence[str], force: Force | None) -> Iterator[str]:
+    on = _count(situation, wanted)
+    for phase, number in situation.floors.items():
+        asks = f"demand asks for {number} {phase} units"
+        if force and number > on[phase]:
+            yield f"{asks}, and state {force.state} is forced"
+        elif number > on[phase]:
+            room = f"the plan's {_most_nodes(situation)} nodes have room for {on[phase]}"
+            yield f"{asks}, and {room}: plan again with more"
+
+
 def _next_change(situation: Situation, now: float) -> NextChange | None:
     begin = floor(now)
     for change in changes_between(situation.timetable, begin + 1, begin + LOOK_AHEAD_S):
@@ -159,7 +221,7 @@ def _why(situation: Situation, decision: Decision, kept: Sequence[str], force: F
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]
     parts = [f"state {force.state} is forced"] if force else []
-    parts += decision.short
+    parts += [*decision.beyond, *decision.more, *decision.short]
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
     parts += [f"{', '.join(missing)} not created"] if missing else []
     return "; ".join(parts) or "as planned"

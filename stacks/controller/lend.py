@@ -1,7 +1,7 @@
 """Nodes of units that are off: which of them are free for other work, and which are to be left soon. Pure.
 
 free        its unit is off, its pods are gone, and nobody wants it for longer than the notice
-reclaimed   its unit starts within the notice, or is starting
+reclaimed   its unit starts within the notice, or if demand goes on, or is starting
 neither     its unit serves, or its pods still answer, or nobody has made it
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stacks.controller.decide import units_on
+from stacks.controller.decide import units_soon
 from stacks.controller.situation import LiveUnit, Situation
 
 __all__ = ["FREE", "RECLAIMED", "Mark", "Marks", "lent", "marks_at"]
@@ -33,7 +33,7 @@ class Marks:
 
 def marks_at(situation: Situation, now: float) -> Marks:
     """Return how nodes have to be marked at `now`, in seconds since 1970-01-01 00:00 UTC."""
-    soon = units_on(situation, now, situation.timetable.notice_s) if situation.lends_nodes else set()
+    soon = units_soon(situation, now) if situation.lends_nodes else set()
     marked = [(unit, _mark(unit, is_soon=unit.name in soon)) for unit in situation.units]
     return Marks(*(tuple(_nodes(marked, mark)) for mark in (FREE, RECLAIMED)))
 

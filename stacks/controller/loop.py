@@ -1,22 +1,23 @@
 """A deployment followed through its day: look, decide, do, say; and again.
 
-    lease -> deployment -> units -> decide -> scale, event -> mark nodes -> heal -> status
+    lease -> deployment -> units -> gateway -> decide -> scale, event -> mark nodes -> heal -> status
 
 Each round reads everything anew. So it makes no difference at which moment a controller ends: what it has done is in
 the cluster, and the next one decides from that.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from stacks.controller.act import mark_nodes, tell, write_status
 from stacks.controller.decide import Decision, decide
 from stacks.controller.following import Following, change
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, lent, marks_at
+from stacks.controller.measure import Measured, measure, suspects_before
 from stacks.controller.mend import mend
 from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe
-from stacks.controller.report import status_of, status_of_wrong_day
+from stacks.controller.report import FORECAST, condition_before, status_of, status_of_wrong_day
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
@@ -56,15 +57,34 @@ def one_round(following: Following, now: float) -> str:
         if not following.is_dry_run:
             write_status(api, deployment, status_of_wrong_day(str(error), now, deployment))
         return str(error)
+    measured = measure(deployment, observed, now)
+    observed = measured.observed
     decision = decide(observed.situation, observed.clock.of(now))
+    for reason, message, is_warning in _news(deployment, measured, decision):
+        following.say(message)
+        if not following.is_dry_run:
+            tell(api, deployment, reason, message, now, is_warning=is_warning)
     for each in decision.scales:
         change(following, deployment, each, now)
     marks = _lend(following, deployment, observed, now)
     problems = mend(following, deployment, observed.situation, decision, now, PERIOD_S)
     if not following.is_dry_run:
-        status = status_of(observed, decision, marks, problems, now, deployment)
+        status = status_of(measured, decision, marks, problems, now, deployment)
         write_status(api, deployment, status)
     return _line(decision)
+
+
+def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Iterator[tuple[str, str, bool]]:
+    """Yield what the gateway's figures have newly come to: reason, words, and whether a person has to do something."""
+    said = condition_before(deployment, FORECAST).get("message", "").split("; ")
+    yield from (("BeyondPlan", each, True) for each in decision.beyond if each not in said)
+    before = suspects_before(deployment)
+    after = before if measured.suspects is None else measured.suspects
+    was, now = ({unit for unit, each in every.items() if each.is_last} for every in (before, after))
+    for unit in sorted(now - was):
+        yield "Straggling", f"a slow rank holds up {unit}, which serves after all others of its phase now", True
+    for unit in sorted(was - now):
+        yield "Mended", f"no rank holds up {unit} any more", False
 
 
 def _lend(following: Following, deployment: Manifest, observed: Observed, now: float) -> Marks:

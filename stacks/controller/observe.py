@@ -121,6 +121,7 @@ def _unit(told: Mapping[str, Any], live: Manifest | None, ending: Collection[str
         replicas,
         is_ready=live is not None and bool(replicas) and missing(live) is None,
         has_pods=bool(replicas) or told["name"] in ending,
+        num_nodes=told["pods"],
         nodes=tuple(told.get("nodes", ())),
         spares=tuple(told.get("spares", ())),
     )

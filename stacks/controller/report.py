@@ -4,6 +4,7 @@ kubectl get tidemill    state, units, next change, why
 conditions              Following: the day is followed, or held, or cannot be read
                         Served: every unit that is wanted is ready
                         Healthy: no unit has to stay on a faulty node
+                        Forecast: demand asks for no more units than the day
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +15,21 @@ from planner.facts.day import hh_mm
 from planner.facts.wall_clock import wall_time
 from stacks.controller.clock import Clock
 from stacks.controller.decide import Decision, NextChange
+from stacks.controller.demand import Demand
 from stacks.controller.lend import FREE, RECLAIMED, Marks
-from stacks.controller.observe import Observed
+from stacks.controller.measure import Measured
 from stacks.controller.situation import Situation
+from stacks.controller.stragglers import Suspect
 
-__all__ = ["HEALTHY", "Status", "condition_before", "status_of", "status_of_wrong_day", "timestamp"]
+__all__ = ["FORECAST", "HEALTHY", "Status", "condition_before", "status_of", "status_of_wrong_day", "timestamp"]
 
-HEALTHY = "Healthy"
+HEALTHY, FORECAST = "Healthy", "Forecast"
 
 Status = dict[str, Any]
 
 
 def status_of(
-    observed: Observed,
+    measured: Measured,
     decision: Decision,
     marks: Marks,
     problems: Sequence[str] | None,
@@ -37,6 +40,7 @@ def status_of(
 
     `problems` are what keeps units on faulty nodes; None if nobody has looked.
     """
+    observed, demand = measured.observed, measured.demand
     situation = observed.situation
     lent = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     reason = "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
@@ -44,6 +48,7 @@ def status_of(
         ("Following", "False" if decision.is_held else "True", reason, decision.why),
         ("Served", "False" if decision.short else "True", *_served(decision.short)),
         *_healthy(problems, condition_before(deployment, HEALTHY)),
+        *_forecast(decision, demand),
     ]
     return {
         "state": decision.state,
@@ -51,6 +56,8 @@ def status_of(
         "next": _next(decision.next_change, situation.timetable.timezone, observed.clock),
         "why": decision.why,
         **(lent if situation.lends_nodes else {}),
+        **({"demand": list(_floors(demand))} if demand else {}),
+        **({"stragglers": list(_suspects(measured.suspects))} if measured.suspects else {}),
         **_observed(conditions, deployment, now),
     }
 
@@ -60,7 +67,7 @@ def status_of_wrong_day(why: str, now: float, deployment: Mapping[str, Any]) -> 
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
-        if key in ("state", "units", "freeNodes", "nodes")
+        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers")
     }
     return kept | {"why": why, **_observed([("Following", "False", "WrongDay", why)], deployment, now)}
 
@@ -87,6 +94,35 @@ def _healthy(problems: Sequence[str] | None, before: Mapping[str, str]) -> Itera
         yield HEALTHY, "True", "NoFaults", "no unit has to stay on a faulty node"
     elif before:
         yield HEALTHY, before["status"], before["reason"], before["message"]
+
+
+def _forecast(decision: Decision, demand: Demand | None) -> Iterator[tuple[str, str, str, str]]:
+    if demand is None:
+        return
+    if demand.unknown:
+        yield FORECAST, "Unknown", "NoFigures", demand.unknown
+    elif decision.beyond or decision.more:
+        reason = "BeyondPlan" if decision.beyond else "MoreDemand"
+        yield FORECAST, "False", reason, "; ".join([*decision.beyond, *decision.more])
+    else:
+        yield FORECAST, "True", "AsForecast", "demand asks for no more units than the day"
+
+
+def _floors(demand: Demand) -> Iterator[dict[str, Any]]:
+    """Yield what the next look goes on from."""
+    for phase, floor in demand.floors.items():
+        until = timestamp(floor.until)
+        yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since(floor.since)}
+
+
+def _suspects(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
+    """Yield likewise."""
+    for unit, each in suspects.items():
+        yield {"unit": unit, "isLast": each.is_last, **_since(each.since)}
+
+
+def _since(instant: float | None) -> dict[str, str]:
+    return {} if instant is None else {"since": timestamp(instant)}
 
 
 def _units(situation: Situation, decision: Decision) -> str:

@@ -1,11 +1,12 @@
 """What the controller knows when it decides: the plan's day, the units as they are, and what a person has ordered.
 
-All of it is in the cluster: the plan's day and the orders in a TidemillDeployment, the units in their own objects. The
-controller keeps nothing, so it may be ended at any moment and started again anywhere.
+All of it is in the cluster: the plan's day and the orders in a TidemillDeployment, the units in their own objects, what
+they have to do at the gateway. The controller keeps nothing, so it may be ended at any moment and started again
+anywhere.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.facts.terms import Phase
 from planner.schedule.timetable import Timetable
@@ -22,6 +23,7 @@ class LiveUnit:
     replicas: int | None  # that it is scaled to; None where its object is not there
     is_ready: bool  # all its pods, so that requests can be answered
     has_pods: bool = False  # which may still end
+    num_nodes: int = 1
     nodes: tuple[str, ...] = ()  # that are its own; empty where the controller looks at no nodes
     spares: tuple[str, ...] = ()  # that it may move to; empty where units do not leave faulty nodes
 
@@ -55,6 +57,8 @@ class Situation:
     units: Sequence[LiveUnit]  # in the plan's order
     orders: Orders
     lends_nodes: bool = False
+    floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
+    soon: frozenset[str] = frozenset()  # units that are on if what the gateway measures lasts
 
     def phases(self) -> Mapping[str, Phase]:
         """Return the phase of each unit."""

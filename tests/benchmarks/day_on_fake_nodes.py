@@ -1,7 +1,7 @@
 """DeepSeek's day on 278 fake nodes, followed by the real controller, which is killed again and again.
 
 `python -m tests.benchmarks.day_on_fake_nodes [--days 2] [--pace 144] [--kills 20] [--failures 4] [--seed 0]`, exit 1 on
-a missed goal. Two days take 20 minutes.
+a missed goal. Two days take 20 minutes. `--times 7` is a system of seven times as many units, on 1,946 nodes.
 
 API server, scheduler, controllers and LeaderWorkerSet are real; KWOK says of every pod that it runs. `tidemill
 controller` is a process with the rights of its own account. It is killed at random moments and started again at once.
@@ -47,6 +47,7 @@ from tests.benchmarks.goals import Goals
 from tests.benchmarks.up_on_fake_nodes import apply_all
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import (
+    NUM_NODES,
     FakeNode,
     create_nodes,
     h800_nodes,
@@ -85,27 +86,31 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--failures", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=1)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    plan = compile_plan(check_spec(write_spec(folder, arguments.pace))).deployable
+    nodes = h800_nodes(arguments.times * NUM_NODES)
+    plan = compile_plan(check_spec(write_spec(folder, arguments.pace, nodes, arguments.times))).deployable
     (folder / "cluster").mkdir()
     with running_control_plane_for_fake_nodes(folder / "cluster") as control_plane:
-        create_nodes(control_plane, [*h800_nodes(), *SPARES])
+        create_nodes(control_plane, [*nodes, *SPARES])
         serve_definitions(control_plane, [OUR_DEFINITION])
         api = Api(Connection(control_plane.api))
         manifests = [yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION]
         apply_all(api, [each for each in manifests if each["kind"] != DEPLOYMENT_KIND])
         apply_all(api, [each for each in manifests if each["kind"] == DEPLOYMENT_KIND])
         requests = requests_a_minute(api)
-        seen = play(control_plane, api, plan, arguments)
+        seen = play(control_plane, api, plan, nodes, arguments)
     return report(plan, seen, requests, arguments)
 
 
-def write_spec(folder, pace):
-    """The published system's, with spares and a controller; image and mounts are nobody's here."""
+def write_spec(folder, pace, nodes, times):
+    """The published system's, so many times, with spares and a controller; image and mounts are nobody's here."""
     path = write_published_spec(folder)
     document = parse_document(path.read_text(), path.name).data  # YAML 1.1 takes times of day for numbers
-    document["cluster"]["nodes"] += [each.inventory for each in SPARES]
+    for window in document["schedule"]["windows"]:
+        window |= {key: times * number for key, number in window.items() if key != "at"}
+    document["cluster"]["nodes"] = [each.inventory for each in (*nodes, *SPARES)]
     document["cluster"]["spares"] = [each.name for each in SPARES]
     document["schedule"]["warm_up"] = WARM_UP
     document["kubernetes"]["controller"] = {"pace": pace}
@@ -166,7 +171,7 @@ def following(control_plane):
         print(f"controller ended with {controller.end()}; its log is {controller.log.name}")
 
 
-def play(control_plane, api, plan, arguments):
+def play(control_plane, api, plan, nodes, arguments):
     """Look on for so many days, while the controller is killed and nodes fail."""
     clock = clock_of(find_deployment(api, NAMESPACE, NAME))
     draw, seen, core = random.Random(arguments.seed), Seen(), client.CoreV1Api(control_plane.api)
@@ -196,8 +201,8 @@ def play(control_plane, api, plan, arguments):
                 print(f"{told(clock, plan, now)}  {unit} is back after {now - since:.0f} s", flush=True)
             while repaired and now >= repaired[0][0]:
                 _, node = repaired.pop(0)
-                core.create_node(next(each for each in h800_nodes() if each.name == node).manifest)
-            judge(seen, plan, clock, live, now, lost)
+                core.create_node(next(each for each in nodes if each.name == node).manifest)
+            judge(seen, plan, nodes, clock, live, now, lost)
             time.sleep(max(0.0, LOOK_S - (time.time() - now)))
     return seen
 
@@ -235,7 +240,7 @@ def any_node(draw, plan, live):
     return unit, draw.choice(sorted(own[unit]))
 
 
-def judge(seen, plan, clock, live, now, lost):
+def judge(seen, plan, nodes, clock, live, now, lost):
     """Hold one look against the day."""
     day, at = plan.timetable, floor(clock.of(now))
     seen.num_looks += 1
@@ -260,7 +265,7 @@ def judge(seen, plan, clock, live, now, lost):
         seen.exact.add(number)
         if running == set(wanted):
             taken = {node for nodes in live.nodes.values() for node in nodes}
-            racks = {each.rack for each in h800_nodes()} - {each.rack for each in h800_nodes() if each.name in taken}
+            racks = {each.rack for each in nodes} - {each.rack for each in nodes if each.name in taken}
             seen.racks.setdefault(state_at(day, at).at, set()).add(len(racks))
 
 

@@ -91,11 +91,11 @@ class FakeNode:
         }
 
 
-def h800_nodes() -> list[FakeNode]:
-    """As many as the published system has at its peak, in racks of 4 and under leaf switches of 32."""
+def h800_nodes(number: int = NUM_NODES) -> list[FakeNode]:
+    """As many as the published system has at its peak, or so many, in racks of 4 and under leaf switches of 32."""
     return [
         FakeNode(f"gpu-{index:03d}", rack=f"rack-{index // RACK_SIZE:02d}", leaf=f"leaf-{index // LEAF_SIZE}")
-        for index in range(NUM_NODES)
+        for index in range(number)
     ]
 
 

@@ -15,10 +15,11 @@ import sys
 import tarfile
 from pathlib import Path
 
-__all__ = ["PAUSE_IMAGE", "PYTHON_IMAGE", "host_paths", "write_images"]
+__all__ = ["PAUSE_IMAGE", "PYTHON_IMAGE", "SAME_IMAGE", "host_paths", "write_images"]
 
 PAUSE_IMAGE = "localhost/pause:1"  # what holds a pod's namespaces
 PYTHON_IMAGE = "localhost/tidemill-python:1"
+SAME_IMAGE = "localhost/tidemill-python:2"  # by another name
 REPOSITORY = Path(__file__).parents[2]
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -28,8 +29,8 @@ def write_images(folder: Path) -> None:
     folder.mkdir()
     path = f"{Path(sys.prefix) / 'bin'}:/bin:/usr/bin"
     environment = {"PATH": path, "HOME": "/tmp", "PYTHONPATH": str(REPOSITORY)}  # what the tests import, too
-    _write_image(folder / "python.tar", PYTHON_IMAGE, ["/bin/sh"], environment)
-    _write_image(folder / "pause.tar", PAUSE_IMAGE, ["/bin/sleep", "2147483647"], {})
+    _write_image(folder / "python.tar", [PYTHON_IMAGE, SAME_IMAGE], ["/bin/sh"], environment)
+    _write_image(folder / "pause.tar", [PAUSE_IMAGE], ["/bin/sleep", "2147483647"], {})
 
 
 def host_paths() -> tuple[str, ...]:
@@ -39,7 +40,7 @@ def host_paths() -> tuple[str, ...]:
     return tuple(sorted(map(str, outermost)))
 
 
-def _write_image(path: Path, name: str, command: list[str], environment: dict[str, str]) -> None:
+def _write_image(path: Path, names: list[str], command: list[str], environment: dict[str, str]) -> None:
     """A docker-archive of one layer."""
     layer = _layer()
     variables = [f"{key}={value}" for key, value in environment.items()]
@@ -49,7 +50,7 @@ def _write_image(path: Path, name: str, command: list[str], environment: dict[st
         "config": {"Cmd": command, "Env": variables, "WorkingDir": "/"},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": names, "Layers": ["layer.tar"]}]
     with tarfile.open(path, "w") as archive:
         _add(archive, "config.json", json.dumps(config).encode())
         _add(archive, "layer.tar", layer)

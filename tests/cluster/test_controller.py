@@ -5,8 +5,9 @@ Nothing runs pods here: what units report is written into their status by the te
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
@@ -90,7 +91,9 @@ def custom(api_server, objects):
     for unit in UNITS:
         calls.patch_namespaced_custom_object(*LWS, unit, {"spec": {"replicas": 1}})
         report(calls, unit, ready=1)
-    calls.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None}})
+    calls.patch_namespaced_custom_object(
+        *DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None, "metrics": None, "demand": None}}
+    )
     client.CoreV1Api(api_server.api).delete_collection_namespaced_event(NAMESPACE)
     leases = client.CoordinationV1Api(api_server.api)
     for each in leases.list_namespaced_lease(NAMESPACE).items:
@@ -215,6 +218,63 @@ def test_a_person_holds_the_day_and_forces_a_state(custom, following):
     one_round(following, at(20))
     assert on(custom) == set(UNITS) - SECOND
     assert condition(custom, "Following") == ("True", "Forced", "state 22:00 is forced")
+
+
+def test_demand_starts_a_unit_ahead_of_the_schedule(custom, following, api_server):
+    """At 23:00 it goes; it is on again when its node's user has had notice, and goes after its stay is over."""
+    with gateway_page("7.0") as page:
+        order(custom, metrics=page.url, demand=page.demand)
+        one_round(following, at(23))
+        page.requests = "8.0"
+        one_round(following, at(23, 1))
+        assert on(custom) == set(UNITS) - SECOND
+        assert nodes(api_server)["node-3"][0] == "reclaimed"
+        one_round(following, at(23, 6))
+        assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
+        more = condition(custom, "Forecast")
+
+        page.requests = "7.0"
+        one_round(following, at(23, 10))
+        assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
+        report(custom, "demo-day-decode-1", ready=1)
+        for minute in (40, 59):
+            one_round(following, at(23, minute))
+        assert on(custom) == set(UNITS) - SECOND
+        order(custom, metrics=None, demand=None)
+
+    assert more == ("False", "MoreDemand", "demand asks for 2 decode units, the day for 1")
+    said = [each.message for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
+    assert "demo-day-decode-1: demand asks for it" in said
+
+
+@contextmanager
+def gateway_page(requests):
+    """A gateway's metrics, with `requests` of its decode unit; `demand` is what a deployment has to say to read it."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            figures = {"ready_units": "1.0", "requests": server.requests}
+            self.send_response(200)
+            self.end_headers()
+            for name, value in figures.items():
+                self.wfile.write(f'tidemill_phase_{name}{{phase="decode"}} {value}\n'.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        server.requests = requests
+        server.url = f"http://127.0.0.1:{server.server_port}/metrics"
+        server.demand = {
+            "used": 0.9,
+            "backlog": 4,
+            "afterSeconds": 60,
+            "staySeconds": 900,
+            "rooms": {"decode": {"requests": 8}},
+        }
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 def order(custom, **orders):

@@ -42,7 +42,7 @@ def up(cluster, toolchain, tmp_path_factory):
         cluster,
         NAMESPACE,
         schedule={"windows": windows, "warm_up": "90min"},
-        kubernetes={"namespace": NAMESPACE, "controller": {"pace": PACE}},
+        kubernetes={"namespace": NAMESPACE, "controller": {"pace": PACE, "demand": {}}},
     )
     with enforced_policies(cluster):
         run = made.pulumi.up()
@@ -70,7 +70,7 @@ def stranger(cluster):
 ALLOWED = {
     ("gateway", 8000): {"stranger", "host"},
     ("gateway", 29400): {"prefill-0", "prefill-1", "decode-0", "decode-1"},
-    ("gateway", 9400): {"stranger"},
+    ("gateway", 9400): {"stranger", "controller"},
     ("prefill-0", 9400): {"stranger"},
     ("prefill-0", 29600): set(),
     ("decode-0", 9400): {"stranger"},
@@ -105,7 +105,8 @@ def test_pods_have_the_connections_of_the_design_and_no_other(up, cluster, stran
 def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
     """Every answer is whole and the same as when nothing changes; the controller is killed in the night.
 
-    A preview in the night finds nothing to do, and `status` calls the units off.
+    A preview in the night finds nothing to do, and `status` calls the units off. Demand is measured, and is no more
+    than forecast.
     """
     with streams_of(up) as streams:
         began = time.time()
@@ -127,6 +128,8 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
         unit: "ready" if unit in NIGHT else "off" for unit in ALL
     }
     assert look(up).running == ALL
+    forecast = [each["reason"] for each in morning[-1][1].status["conditions"] if each["type"] == "Forecast"]
+    assert forecast == ["AsForecast"]
     events = client.CoreV1Api(up.cluster.api).list_namespaced_event(NAMESPACE).items
     ours = [(each.reason, each.message.partition(":")[0]) for each in events if each.reason in ("Start", "Drain")]
     assert sorted(ours) == sorted((reason, unit) for reason in ("Start", "Drain") for unit in ALL if unit not in NIGHT)

@@ -105,6 +105,16 @@ def test_other_days_are_the_plans_too(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("drain", "pace", "drain_s"), [(None, 1, 900), (None, 144, 30), ("3min", 1, 180)])
+def test_answers_get_the_time_that_the_day_pays_for(drain, pace, drain_s, tmp_path):
+    """Pods end after schedule.drain, of which a rehearsal has less, unless kubernetes.drain says otherwise."""
+    unit = rendered(tmp_path, drain=drain, controller={"pace": pace})["LeaderWorkerSet", "demo-day-decode-0"]
+    pod = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+
+    assert f"--drain={drain_s}" in pod["containers"][0]["args"]
+    assert pod["terminationGracePeriodSeconds"] == drain_s + 10
+
+
 def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
     """As other engines need, whose images have no Tidemill."""
     controller = {"image": "registry.example.com/tidemill:1", "resources": {"cpus": 0.1, "memory": "256MiB"}}
@@ -142,6 +152,32 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
         "pods": 1,
         "nodes": ["node-3"],
         "spares": ["node-4"],
+    }
+
+
+def test_who_follows_demand_may_ask_the_gateway(tmp_path):
+    """Its metrics and nothing else; the day has what a unit of each phase takes, by the launch files."""
+    asking = rendered(tmp_path, controller={"demand": {"after": "30s"}, "stragglers_last": True})
+    without = rendered(tmp_path)
+    policy = asking["NetworkPolicy", NAME]["spec"]["egress"]
+
+    assert policy[1:] == [
+        {
+            "to": [{"podSelector": {"matchLabels": asking["Service", "demo-day-registry"]["spec"]["selector"]}}],
+            "ports": [{"protocol": "TCP", "port": 9400}],
+        }
+    ]
+    assert policy[:1] == without["NetworkPolicy", NAME]["spec"]["egress"]
+    assert asking["Role", NAME] == without["Role", NAME]
+    day = asking["TidemillDeployment", "demo-day"]["spec"]
+    assert day["metrics"] == "http://demo-day-registry.tidemill:9400/metrics"
+    assert day["stragglersLast"] == {}
+    assert day["demand"] == {
+        "used": 0.9,
+        "backlog": 4,
+        "afterSeconds": 30,
+        "staySeconds": 900,
+        "rooms": {"prefill": {"promptTokens": 512}, "decode": {"requests": 8, "kvTokens": 16384}},
     }
 
 

@@ -148,12 +148,13 @@ class GatewayProcess:
 def start_gateway(write_checkpoint, tmp_path_factory):
     """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers.
 
-    `open_files` is the limit of its descriptors, `keys` the content of a file of keys.
+    `open_files` is the limit of its descriptors, `keys` the content of a file of keys. `told` overrules the launch
+    file.
     """
     started = []
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("tool-checkpoint"), chat_template=TOOL_TEMPLATE)
 
-    def start(ports=None, wait=True, open_files=None, keys=None) -> GatewayProcess:
+    def start(ports=None, wait=True, open_files=None, keys=None, **told) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")
         ports = dict(zip(("http", "registry", "metrics"), free_ports(3), strict=True)) | (ports or {})
         launch = gateway_launch(
@@ -165,8 +166,7 @@ def start_gateway(write_checkpoint, tmp_path_factory):
             limits__max_request_tokens=MAX_REQUEST_TOKENS,
             limits__max_batch_tokens=256,
             limits__kv_tokens=4096,
-            max_queued_requests=MAX_QUEUED_REQUESTS,
-            stall_timeout_s=STALL_TIMEOUT_S,
+            **{"max_queued_requests": MAX_QUEUED_REQUESTS, "stall_timeout_s": STALL_TIMEOUT_S} | told,
         )
         launch_file = folder / "gateway.launch.json"
         launch_file.write_text(json.dumps(launch))

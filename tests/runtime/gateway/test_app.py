@@ -405,10 +405,12 @@ def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
     most = MAX_REQUESTS + MAX_QUEUED_REQUESTS
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(client.completions.create, model=MODEL, prompt=["mill"] * most)
-        flying = [pair.prefill.hear() for _ in range(most)]
+        prompt = pair.prefill.hear()
         status, _ = gateway.call("POST", "/v1/completions", '{"model": "org/tiny"}')
-        for prompt in flying:
+        for _ in range(most - 1):
             pair.prefill.say(Token(prompt.request_id, 0, EOS_ID, "stop"))
+            prompt = pair.prefill.hear()
+        pair.prefill.say(Token(prompt.request_id, 0, EOS_ID, "stop"))
 
     assert status == 429
     assert len(answer.result().choices) == most

@@ -1,0 +1,122 @@
+"""How many units of a phase demand asks for, whatever the day says. Pure.
+
+    asked = the largest of   requests / (a unit's places x used)
+                             KV       / (a unit's room   x used)
+                             prompts  / (a unit's step   x backlog)     rounded up, at most twice what is ready
+
+Worked example, decode units of 144 ranks with 128 places each and `used: 0.9`: 40,000 requests ask for
+40,000 / (18,432 x .9) = 2.4, so for three units. While three are ready they are kept though the day wants two; where
+two are, a third one starts once this has lasted.
+
+    more    at once as far as units are on already; beyond these, once it has been asked for during `after_s`
+    fewer   the most that was asked for since the last change, once `stay_s` have passed
+
+So a burst starts nothing, and a pause stops nothing. What is kept between two looks is a `Floor` for each phase, in the
+deployment's status.
+
+Source of the formula and of the most that is asked for at a time: kubernetes.io, HorizontalPodAutoscaler; AIBrix
+@4148b7a pkg/controller/podautoscaler/algorithm/apa.go (a rate of 2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from planner.facts.terms import Phase
+
+__all__ = ["Demand", "Floor", "Limits", "Load", "Room", "asked_units", "follow_demand", "follow_phase"]
+
+MAX_RATE = 2
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the ready units of a phase have to do, by the gateway."""
+
+    num_ready: int
+    num_requests: float
+    kv_tokens: float
+    prompt_tokens: float
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one unit of a phase has room for at once; 0 for what does not limit it."""
+
+    num_requests: int
+    kv_tokens: int
+    prompt_tokens: int  # of one step of all its ranks
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When more units are asked for, and for how long."""
+
+    used: float  # share of the room for requests and KV
+    backlog: float  # steps of prompts
+    after_s: float
+    stay_s: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The units of a phase that are on at least. Times are seconds since 1970-01-01 00:00 UTC, the world's."""
+
+    units: int
+    until: float  # when fewer may do
+    peak: int  # the most that was asked for since the last change
+    since: float | None = None  # when more than what is on was first asked for, if it still is
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What demand asks for after one look."""
+
+    floors: Mapping[Phase, Floor]
+    soon: Mapping[Phase, int]  # units that are asked for, and will be on if that lasts
+    unknown: str | None = None  # why nobody knows: the floors are as they were
+
+
+def follow_demand(
+    before: Mapping[Phase, Floor],
+    loads: Mapping[Phase, Load],
+    rooms: Mapping[Phase, Room],
+    planned: Mapping[Phase, int],
+    now: float,
+    limits: Limits,
+) -> Demand:
+    """Return what the loads ask for, while the day wants `planned` units; a phase without a load keeps its floor."""
+    floors, soon = dict(before), {}
+    for phase, load in loads.items():
+        asked = asked_units(load, rooms[phase], limits)
+        floors[phase] = follow_phase(before.get(phase), asked, planned.get(phase, 0), now, limits)
+        if floors[phase].since is not None:
+            soon[phase] = asked
+    return Demand(floors, soon)
+
+
+def asked_units(load: Load, room: Room, limits: Limits) -> int:
+    """Return how many units this load asks for."""
+    shares = (
+        (load.num_requests, room.num_requests * limits.used),
+        (load.kv_tokens, room.kv_tokens * limits.used),
+        (load.prompt_tokens, room.prompt_tokens * limits.backlog),
+    )
+    asked = max((has / most for has, most in shares if most), default=0.0)
+    return min(ceil(asked - ROUNDING), MAX_RATE * load.num_ready)
+
+
+def follow_phase(before: Floor | None, asked: int, planned: int, now: float, limits: Limits) -> Floor:
+    """Return the floor after a look at which `asked` units were asked for, while the day wants `planned`."""
+    floor = before or Floor(min(asked, planned), now + limits.stay_s, 0)
+    on = max(planned, floor.units)
+    if asked > on:
+        since = now if floor.since is None else floor.since
+        if now - since < limits.after_s:
+            return replace(floor, peak=on, since=since)
+        return Floor(asked, now + limits.stay_s, asked)
+    peak = max(floor.peak, asked)
+    if now >= floor.until:
+        return Floor(peak, now + limits.stay_s, asked)
+    return Floor(max(floor.units, asked), floor.until, peak)

@@ -1,0 +1,62 @@
+"""Units that one slow rank holds up: the last of their phase to serve, and so the first to go. Pure.
+
+    slow        the gateway names it, as long as it serves
+    last        it was slow at every look for `LASTS_S`; so it stays until it has served for as long and was not
+
+A unit that is off is not measured, so it stays what it was. The day wants numbers of units, and takes the first ones of
+each phase in this order: those that are not last, by number, then those that are. So where another unit is off, it is
+started, and the slow one goes once it is ready.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from planner.facts.terms import Phase
+from stacks.controller.situation import Situation
+
+__all__ = ["Suspect", "follow_stragglers", "with_last"]
+
+LASTS_S = 120.0  # assumed: requests are spread unevenly for moments only
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A unit that is last, or may become so."""
+
+    is_last: bool
+    since: float | None = None  # when it was first seen to be otherwise, if it still is
+
+
+def follow_stragglers(
+    before: Mapping[str, Suspect], slow: Collection[str], serving: Collection[str], now: float, lasts_s: float = LASTS_S
+) -> dict[str, Suspect]:
+    """Return the suspects after a look at which the gateway named the `slow` ones of those that serve."""
+    after = {}
+    for unit in sorted({*before, *slow}):
+        known = before.get(unit, Suspect(False))
+        is_slow = unit in slow if unit in serving else known.is_last
+        found = _after(known, now, lasts_s) if is_slow != known.is_last else Suspect(known.is_last)
+        if found != Suspect(False):
+            after[unit] = found
+    return after
+
+
+def with_last(situation: Situation, last: Collection[str]) -> Situation:
+    """Return the situation with these units behind the others of their phase, in the day's states too."""
+    units = sorted(situation.units, key=lambda unit: unit.name in last)  # keeps the order of all others
+    queues: dict[Phase, Iterator[str]] = {
+        phase: iter([unit.name for unit in units if unit.phase == phase]) for phase in situation.phases().values()
+    }
+    becomes = {unit.name: next(queues[unit.phase]) for unit in situation.units}
+    steps = (replace(step, units=tuple(becomes[name] for name in step.units)) for step in situation.timetable.steps)
+    by_name = {unit.name: unit for unit in units}
+    return replace(
+        situation,
+        timetable=replace(situation.timetable, steps=tuple(steps)),
+        units=tuple(by_name[becomes[unit.name]] for unit in situation.units),
+    )
+
+
+def _after(known: Suspect, now: float, lasts_s: float) -> Suspect:
+    since = now if known.since is None else known.since
+    return Suspect(not known.is_last) if now - since >= lasts_s else Suspect(known.is_last, since)

@@ -1,0 +1,110 @@
+"""Rollouts on a real cluster under streams: `python -m tests.benchmarks.rollouts`, as root.
+
+Two prefill and two decode units of two ranks each serve. `pulumi up` brings a new expert map, the map of before, a new
+image, the image of before, and an image that cannot be had, while callers stream one answer after another. Prints how
+long each took, which units were left as they were, and what became of the answers.
+
+Exits with 1 if an answer failed, was cut short or had another text than before, if a unit was not changed that had to
+be, or if the last one was not undone.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from tests.benchmarks.goals import Goals
+from tests.benchmarks.played_day import Streams, undisturbed
+from tests.cluster.build import obtain
+from tests.cluster.cluster import running_cluster
+from tests.cluster.cluster_day import NAME, day_deployed, hh_mm_in
+from tests.cluster.images import SAME_IMAGE
+from tests.cluster.products import PULUMI
+from tests.cluster.runs import only_run
+
+NAMESPACE = "rollouts"
+UNITS = [f"{NAME}-{phase}-{index}" for phase in ("prefill", "decode") for index in (0, 1)]
+OTHER_LOAD = {"alpha": 1.2, "seed": 1}
+
+
+def main():
+    """Roll out and back, and say what became of units and answers."""
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    folder, goals = Path(tempfile.mkdtemp()), Goals()
+    for part in ("cluster", "stack"):
+        (folder / part).mkdir()
+    with only_run() as run, running_cluster(run, folder / "cluster") as cluster:
+        deployed = deploy(cluster, folder / "stack")
+        load = yaml.safe_load(deployed.spec.read_text())["expert_load"]
+        address = deployed.endpoint().removeprefix("http://").partition(":")[0]
+        maps = map_of(deployed)
+        with Streams(address, undisturbed(address)) as streams:
+            for what, change, is_right in (
+                ("a new expert map", lambda spec: spec.update(expert_load=OTHER_LOAD), True),
+                ("the map of before", lambda spec: spec.update(expert_load=load), True),
+                ("a new image", lambda spec: spec["kubernetes"].update(image=SAME_IMAGE), True),
+                ("the image of before", lambda spec: spec["kubernetes"].update(image=cluster.image), True),
+                ("an image that cannot be had", lambda spec: spec["kubernetes"].update(BAD), False),
+            ):
+                rolled(deployed, streams, goals, what, change, is_right=is_right)
+                if what == "a new expert map":
+                    goals.check("expert maps that are others", int(map_of(deployed) != maps), "==", 1)
+        goals.check("answers that failed, were cut short, or had another text", len(streams.wrong), "==", 0)
+        print(f"{len(streams.answers)} answers")
+    for each in streams.wrong[:20]:
+        print(each)
+    return goals.report()
+
+
+BAD = {"image": "localhost/nobody:1", "ready_timeout": "30s"}
+
+
+def deploy(cluster, folder):
+    """All units on, each of two ranks, so that a map can be another one."""
+    windows = [
+        {"at": hh_mm_in(-60), "prefill_units": 2, "decode_units": 2},
+        {"at": hh_mm_in(12 * 60), "prefill_units": 1, "decode_units": 1},
+    ]
+    two_ranks = {"ep_size": 2, "redundant_experts": 2}
+    deployed = day_deployed(
+        obtain(PULUMI),
+        folder,
+        cluster,
+        NAMESPACE,
+        schedule={"windows": windows},
+        cluster={"gpus_per_node": 2},
+        prefill=two_ranks,
+        decode=two_ranks,
+        kubernetes={"namespace": NAMESPACE, "controller": None},
+    )
+    deployed.change_spec(lambda spec: spec["kubernetes"].update(patches=[]))
+    done = deployed.pulumi.up()
+    assert done.status == 0, done.output
+    return deployed
+
+
+def map_of(deployed):
+    """The experts of a decode unit's slots."""
+    plan = deployed.plan
+    return plan.unit_document(plan.units_of("decode")[0])["expert_map"]
+
+
+def rolled(deployed, streams, goals, what, change, *, is_right):
+    """One `up`: its time, the pods that are others, and answers so far."""
+    before, so_far, began = {unit: deployed.uids(unit) for unit in UNITS}, len(streams.answers), time.monotonic()
+    deployed.change_spec(change)
+    run = deployed.pulumi.up()
+    seconds = time.monotonic() - began
+    same = [unit for unit in UNITS if before[unit] & deployed.uids(unit)]
+    print(f"{what}: {seconds:.0f} s, {len(streams.answers) - so_far} answers meanwhile, untouched: {same}", flush=True)
+    if is_right != (run.status == 0):
+        print(run.output[-3000:], flush=True)
+    goals.check(f"{what}: exit status is 0", int(run.status == 0), "==", int(is_right))
+    goals.check(f"{what}: units that were left as they were", len(same), *(("==", 0) if is_right else (">=", 2)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
