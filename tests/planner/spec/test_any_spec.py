@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.facts.digest import pretty_json
+from planner.plan.fit import check_fit
 from planner.plan.given import is_plan
 from planner.plan.loaded import load_plan
 from planner.plan.previous import read_previous
