@@ -1,7 +1,8 @@
 """Warnings about latencies that a spec promises under `slo` and that a day's traffic leaves no room for.
 
-A latency is predicted at an operating point. Where the day asks for more than the units that are on make there, requests
-wait or are refused, whatever the point promises. The plan is still a plan: a user may know that the profile is a wish.
+A latency is predicted at an operating point. Where the day asks for more than the units that are on make there,
+requests wait or are refused, whatever the point promises. The plan is still a plan: a user may know that the profile is
+a wish.
 """
 
 from collections.abc import Iterator, Sequence

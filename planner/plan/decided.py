@@ -17,7 +17,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
-from planner.placement import Placement
+from planner.placement.place import Placement
 from planner.plan.deployable import Deployable, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json

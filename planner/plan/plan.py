@@ -25,7 +25,7 @@ from planner.facts.digest import digest_of
 from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.placement import Placement
+from planner.placement.place import Placement
 from planner.plan.cost_json import cost_json
 from planner.plan.decided import DecidedPlan
 from planner.plan.deployable import document_digest

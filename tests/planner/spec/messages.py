@@ -12,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from planner.cli import main
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
 from planner.plan.deployable import document_digest, plan_digest
+from planner.plan.fit import check_fit
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
 from planner.spec.check import check_spec

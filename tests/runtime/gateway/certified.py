@@ -65,14 +65,20 @@ class Gateway:
         return None if frame is None else frame[0]
 
     async def admits(self, folder: Path, hello: Hello = HELLO) -> bool:
-        """Whether a rank with that certificate is ready here within a while."""
+        """Whether a rank with that certificate is ready here before its connection is ended."""
         stream, writer = await call(HOST, self.port, self.trust(folder))
         writer.write(encode_frame(hello) + encode_frame(State("ready")))
-        with suppress(TimeoutError, OSError):
-            await asyncio.wait_for(stream.read(1), 0.5)  # an end, or nothing while it is welcome
-        is_ready = any(unit.is_ready and unit.name == hello.unit for unit in self.registry.units())
+        ended = asyncio.ensure_future(stream.read(1))  # nothing while it is welcome
+        while not (is_ready := self._is_ready(hello.unit)) and not ended.done():
+            await asyncio.sleep(0.01)
+        ended.cancel()
+        with suppress(asyncio.CancelledError, OSError):
+            await ended
         writer.close()
         return is_ready
+
+    def _is_ready(self, name: str) -> bool:
+        return any(unit.is_ready and unit.name == name for unit in self.registry.units())
 
 
 def run(coroutine):
