@@ -68,7 +68,8 @@ def _healing(plan: Deployable) -> Variables:
         return {}
     kind = plan.kubernetes.unit_kind
     pods = [names.unit_pod_name(unit.name, worker, kind) for unit in plan.units for worker in range(len(unit.nodes))]
-    return {"conditions": controller.heal.conditions, "pods": pods}
+    faults = {"conditions": controller.heal.conditions, "labels": controller.heal.labels}
+    return {"heal": faults, "pods": pods}
 
 
 def _measuring(plan: Deployable) -> Variables:

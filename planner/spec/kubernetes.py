@@ -67,11 +67,16 @@ class ResourcesSpec(Section):
 class HealSpec(Section):
     """Units that leave faulty nodes: those that are cordoned, or have taints, or say so themselves."""
 
-    conditions: list[Annotated[str, Field(min_length=1, max_length=316)]] = Field(
-        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors"],
-        description="Conditions of a Node that are true when it is faulty; the default is what AKS's node problem"
-        " detector says of GPUs.",
-        examples=[["GpuNvlinkWatch"]],
+    conditions: list[Annotated[str, Field(max_length=325, pattern=r"^[^=]+(=(True|False|Unknown))?$")]] = Field(
+        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors", "AcceleratedHardwareReady=False"],
+        description="Conditions of a Node that are true when it is faulty, or have the status that is given; the"
+        " default is what AKS's node problem detector and EKS's node monitoring agent say of GPUs.",
+        examples=[["GpuNvlinkWatch", "AcceleratedHardwareReady=False"]],
+    )
+    labels: list[Annotated[str, Field(max_length=381, pattern=r"^[^=]+=[^=]*$")]] = Field(
+        default=[],
+        description="Labels, KEY=VALUE, that a Node has when it is faulty.",
+        examples=[["example.com/gpu-health=failed"]],
     )
 
 

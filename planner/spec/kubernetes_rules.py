@@ -110,7 +110,7 @@ def controllers_of_other_engines_have_an_image(
 def sound_nodes_are_not_left(conditions: Sequence[str]) -> Iterator[Broken]:
     """A condition of heal is true when something is wrong; one of Kubernetes' own is true when all is well."""
     for index, kind in enumerate(conditions):
-        if kind == "Ready":
+        if kind.partition("=")[0] == "Ready":
             rule, fix = "S472 must not be Ready", removal()
             reason = "a node is Ready when it is sound, and Kubernetes itself ends the pods of one that is not"
             yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)

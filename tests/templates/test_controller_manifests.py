@@ -112,7 +112,7 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     assert [each["resourceNames"] for each in rules if each["verbs"] == ["delete"]] == [
         [f"demo-day-{phase}-{index}-0" for phase in ("prefill", "decode") for index in (0, 1)]
     ]
-    assert day["heal"] == {"conditions": ["GPUMissing"]}
+    assert day["heal"] == {"conditions": ["GPUMissing"], "labels": []}
     assert "lendNodes" not in day
     assert day["units"][3] == {
         "name": "demo-day-decode-1",
