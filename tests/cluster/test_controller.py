@@ -91,9 +91,8 @@ def custom(api_server, objects):
     for unit in UNITS:
         calls.patch_namespaced_custom_object(*LWS, unit, {"spec": {"replicas": 1}})
         report(calls, unit, ready=1)
-    calls.patch_namespaced_custom_object(
-        *DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None, "metrics": None, "demand": None}}
-    )
+    none = dict.fromkeys(("hold", "force", "metrics", "demand", "stragglersLast"))
+    calls.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, {"spec": none})
     client.CoreV1Api(api_server.api).delete_collection_namespaced_event(NAMESPACE)
     leases = client.CoordinationV1Api(api_server.api)
     for each in leases.list_namespaced_lease(NAMESPACE).items:
@@ -240,15 +239,31 @@ def test_demand_starts_a_unit_ahead_of_the_schedule(custom, following, api_serve
         for minute in (40, 59):
             one_round(following, at(23, minute))
         assert on(custom) == set(UNITS) - SECOND
-        order(custom, metrics=None, demand=None)
 
     assert more == ("False", "MoreDemand", "demand asks for 2 decode units, the day for 1")
     said = [each.message for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
     assert "demo-day-decode-1: demand asks for it" in said
 
 
+def test_a_unit_that_a_rank_holds_up_is_relieved(custom, following, api_server):
+    """At night another one of its phase is started, and it goes when that is ready."""
+    with gateway_page("1.0", straggler="demo-day-decode-0") as page:
+        order(custom, metrics=page.url, stragglersLast={})
+        for minute in (0, 1):
+            one_round(following, at(23, minute))
+        assert on(custom) == set(UNITS) - SECOND
+        one_round(following, at(23, 5))
+        assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
+        report(custom, "demo-day-decode-1", ready=1)
+        one_round(following, at(23, 6))
+        assert on(custom) == {"demo-day-prefill-0", "demo-day-decode-1"}
+        assert deployment(custom)["status"]["stragglers"] == [{"unit": "demo-day-decode-0", "isLast": True}]
+    said = [each.reason for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
+    assert said.count("Straggling") == 1
+
+
 @contextmanager
-def gateway_page(requests):
+def gateway_page(requests, straggler="nobody"):
     """A gateway's metrics, with `requests` of its decode unit; `demand` is what a deployment has to say to read it."""
 
     class Page(BaseHTTPRequestHandler):
@@ -258,6 +273,7 @@ def gateway_page(requests):
             self.end_headers()
             for name, value in figures.items():
                 self.wfile.write(f'tidemill_phase_{name}{{phase="decode"}} {value}\n'.encode())
+            self.wfile.write(f'tidemill_unit_straggler{{unit="{straggler}"}} 3.0\n'.encode())
 
         def log_message(self, *_):
             pass
