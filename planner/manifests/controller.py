@@ -58,7 +58,12 @@ def _lending(plan: Deployable) -> Variables:
     """Return what the day says more where the nodes of units that are off do other work."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
-    return {"notice_s": f"{plan.timetable.notice_s:g}"}
+    variables: Variables = {"notice_s": f"{plan.timetable.notice_s:g}"}
+    told = plan.kubernetes.controller.kueue if plan.kubernetes.controller else None
+    if told is None:
+        return variables
+    quota = {"clusterQueue": told.cluster_queue, "flavor": told.flavor, "perNode": told.per_node}
+    return variables | {"kueue": quota}
 
 
 def _healing(plan: Deployable) -> Variables:

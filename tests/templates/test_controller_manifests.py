@@ -149,6 +149,24 @@ def test_who_follows_demand_may_ask_the_gateway(tmp_path):
     }
 
 
+def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
+    """That ClusterQueue and no other; the day has what a free node adds to it."""
+    quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
+    keeping = rendered(tmp_path, controller={"lend_nodes": True, "kueue": quota})
+
+    assert keeping["ClusterRole", "tidemill-tidemill-demo-day-controller"]["rules"][2] == {
+        "apiGroups": ["kueue.x-k8s.io"],
+        "resources": ["clusterqueues"],
+        "verbs": ["get", "patch"],
+        "resourceNames": ["batch"],
+    }
+    assert keeping["TidemillDeployment", "demo-day"]["spec"]["lendNodes"]["kueue"] == {
+        "clusterQueue": "batch",
+        "flavor": "lent",
+        "perNode": ["nvidia.com/gpu=8"],
+    }
+
+
 def test_who_lends_nodes_may_write_those_of_units_that_are_off_at_some_time(tmp_path):
     """And no other; the units' pods stand the taint by which their nodes are left to them."""
     lending = rendered(tmp_path, controller={"lend_nodes": True})
