@@ -67,11 +67,16 @@ class ResourcesSpec(Section):
 class HealSpec(Section):
     """Units that leave faulty nodes: those that are cordoned, or have taints, or say so themselves."""
 
-    conditions: list[Annotated[str, Field(min_length=1, max_length=316)]] = Field(
-        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors"],
-        description="Conditions of a Node that are true when it is faulty; the default is what AKS's node problem"
-        " detector says of GPUs.",
-        examples=[["GpuNvlinkWatch"]],
+    conditions: list[Annotated[str, Field(max_length=325, pattern=r"^[^=]+(=(True|False|Unknown))?$")]] = Field(
+        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors", "AcceleratedHardwareReady=False"],
+        description="Conditions of a Node that are true when it is faulty, or have the status that is given; the"
+        " default is what AKS's node problem detector and EKS's node monitoring agent say of GPUs.",
+        examples=[["GpuNvlinkWatch", "AcceleratedHardwareReady=False"]],
+    )
+    labels: list[Annotated[str, Field(max_length=381, pattern=r"^[^=]+=[^=]*$")]] = Field(
+        default=[],
+        description="Labels, KEY=VALUE, that a Node has when it is faulty.",
+        examples=[["example.com/gpu-health=failed"]],
     )
 
 
@@ -108,6 +113,20 @@ class DemandSpec(Section):
     )
 
 
+class KueueSpec(Section):
+    """Kueue's quota of the nodes that are lent, so that it admits no more jobs than they hold."""
+
+    cluster_queue: str = Field(description="Kueue's ClusterQueue whose quota is changed.", examples=["batch"])
+    flavor: str = Field(
+        description="A ResourceFlavor of its own, whose nodeLabels are tidemill.dev/node: free.", examples=["lent"]
+    )
+    per_node: list[Annotated[str, Field(max_length=340, pattern=r"^[^=]+=[1-9][0-9]{0,14}$")]] = Field(
+        min_length=1,
+        description="What each free node adds to the flavor's quotas, RESOURCE=NUMBER; other quotas are left alone.",
+        examples=[["nvidia.com/gpu=8"]],
+    )
+
+
 class ControllerSpec(Section):
     """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
 
@@ -125,6 +144,11 @@ class ControllerSpec(Section):
         description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"
         " before they are taken again.",
         examples=[True],
+    )
+    kueue: KueueSpec | None = Field(
+        default=None,
+        description="Keep Kueue's quota for the nodes that lend_nodes hands to batch jobs.",
+        examples=[{"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}],
     )
     heal: HealSpec | None = Field(
         default=None,

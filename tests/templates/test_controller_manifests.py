@@ -144,7 +144,7 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     assert [each["resourceNames"] for each in rules if each["verbs"] == ["delete"]] == [
         [f"demo-day-{phase}-{index}-0" for phase in ("prefill", "decode") for index in (0, 1)]
     ]
-    assert day["heal"] == {"conditions": ["GPUMissing"]}
+    assert day["heal"] == {"conditions": ["GPUMissing"], "labels": []}
     assert "lendNodes" not in day
     assert day["units"][3] == {
         "name": "demo-day-decode-1",
@@ -178,6 +178,24 @@ def test_who_follows_demand_may_ask_the_gateway(tmp_path):
         "afterSeconds": 30,
         "staySeconds": 900,
         "rooms": {"prefill": {"promptTokens": 512}, "decode": {"requests": 8, "kvTokens": 16384}},
+    }
+
+
+def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
+    """That ClusterQueue and no other; the day has what a free node adds to it."""
+    quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
+    keeping = rendered(tmp_path, controller={"lend_nodes": True, "kueue": quota})
+
+    assert keeping["ClusterRole", "tidemill-tidemill-demo-day-controller"]["rules"][2] == {
+        "apiGroups": ["kueue.x-k8s.io"],
+        "resources": ["clusterqueues"],
+        "verbs": ["get", "patch"],
+        "resourceNames": ["batch"],
+    }
+    assert keeping["TidemillDeployment", "demo-day"]["spec"]["lendNodes"]["kueue"] == {
+        "clusterQueue": "batch",
+        "flavor": "lent",
+        "perNode": ["nvidia.com/gpu=8"],
     }
 
 

@@ -468,3 +468,13 @@ def test_metrics_count_what_was_answered(gateway, client, pair, ids):
     grown = [gateway.metric(f"tidemill_{name}") - old for name, old in zip(names, before, strict=True)]
     assert grown == [usage.prompt_tokens, usage.completion_tokens, 1, 1, usage.completion_tokens - 1]
     assert gateway.metric("tidemill_num_requests_waiting") == 0
+
+
+def test_the_metrics_port_tells_what_each_phase_has_to_do(gateway, pair, until):
+    """Within a second or so: a ready unit of each phase, and no request."""
+
+    def loads():
+        page = gateway.get("/metrics", port="metrics")[1].splitlines()
+        return [line.rsplit(" ", 1)[1] for line in page if line.startswith(("tidemill_phase_r", "tidemill_phase_k"))]
+
+    until(lambda: loads() == ["1.0", "1.0", "0.0", "0.0", "0.0", "0.0"], "both units are counted")
