@@ -1,4 +1,4 @@
-"""The rank's line to the gateway: it presents itself, says its state, passes requests in and tokens out.
+"""The rank's line to one gateway: it presents itself, says its state, passes requests in and tokens out.
 
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
 again is simply called again: Hello, State and Load are said anew on every connection. Tokens said while nobody listens
@@ -18,7 +18,20 @@ import msgspec
 
 from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Load, Ping, Pong, Rejected, State
+from runtime.protocol.messages import (
+    Dismissed,
+    Embed,
+    Expect,
+    FromGateway,
+    Hello,
+    Load,
+    Ping,
+    Pong,
+    Prefill,
+    Rejected,
+    State,
+    gateway_of,
+)
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 from runtime.protocol.tls import Impostor, Trust, call, why_refused
 
@@ -33,7 +46,7 @@ RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the 
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The gateway's host and port, and the identity that it must prove, if any."""
+    """The gateways' host, or several with commas between, their port, and the identity to be proven, if any."""
 
     host: str
     port: int
@@ -41,10 +54,14 @@ class GatewayAddress:
 
 
 class GatewayLink:
-    """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread."""
+    """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread.
+
+    `gateway` is whose requests come on this line, `is_dismissed` whether none of them needs this rank any more.
+    """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
-        self._gateway = gateway
+        self.gateway, self.is_dismissed = "", False
+        self._address = gateway
         self._hello = hello
         self._state = State("loading", 0.0)
         self._load: Load | None = None
@@ -63,7 +80,7 @@ class GatewayLink:
             pause_s = RETRY_S
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
-                    stream, writer = await call(self._gateway.host, self._gateway.port, self._gateway.trust)
+                    stream, writer = await call(self._address.host, self._address.port, self._address.trust)
                 notice_a_vanished_peer(writer)
                 await self._follow(stream, writer)
             except (WireVersionError, Impostor, ssl.SSLError) as error:
@@ -85,10 +102,6 @@ class GatewayLink:
         self._load = msgspec.structs.replace(load, arrived=[])
         self.send(load)
 
-    def repeat_state(self) -> None:
-        """Tell the state again, which tells that this rank's steps go on."""
-        self.send(self._state)
-
     def send(self, message: msgspec.Struct) -> None:
         """Send the message if somebody listens."""
         if self._writer is not None:
@@ -96,21 +109,31 @@ class GatewayLink:
 
     async def _follow(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            self._writer = writer
+            self._writer, self.gateway, self.is_dismissed = writer, "", False
             self.send(self._hello)
             self.send(self._state)
             if self._load is not None:
                 self.send(self._load)
             reader: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
             while (frame := await reader.read()) is not None:
-                if isinstance(frame[0], Rejected):
-                    raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
-                if isinstance(frame[0], Ping):
-                    self.send(Pong())  # from this thread, however long a step takes
-                else:
-                    self._receive(frame[0])
+                self._take(frame[0])
         finally:
             writer.close()
+
+    def _take(self, message: FromGateway) -> None:
+        """Act on what concerns the line, and pass on the rest."""
+        match message:
+            case Rejected(reason=reason):
+                raise RuntimeFailure(f"the gateway refuses this rank: {reason}")
+            case Ping():
+                self.send(Pong())  # from this thread, however long a step takes
+            case Dismissed():
+                self.is_dismissed = True
+            case Prefill() | Embed() | Expect():
+                self.gateway = gateway_of(message.request_id)
+                self._receive(message)
+            case _:
+                self._receive(message)
 
 
 def _complain(error: Exception) -> bool:
