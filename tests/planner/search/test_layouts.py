@@ -14,7 +14,7 @@ from planner.facts.drawn import draw_loads
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.search.auto import decide
-from planner.search.candidates import KEPT, Candidate, tried_at
+from planner.search.candidates import KEPT, Candidate
 from planner.search.fleet import Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.layouts import search_layouts
@@ -59,13 +59,12 @@ def every_layout(spec, phase, requests, trials):
     for ep_size in [1, 2, 4, *range(8, 8 * 15 + 1, 8)]:
         for redundant in range(-256 % ep_size, 256 * (ep_size - 1) + 1, ep_size):
             numbers = {"ep_size": ep_size, "redundant_experts": redundant}
-            tried = tried_at(spec, phase, numbers, requests)
-            memory = _memory_of(tried, phase)
-            if memory.short > 0:
+            tried = trials.at(spec, phase, numbers, requests)
+            if tried.memory.short > 0:
                 break
-            if phase == "decode" and requests * 4989 > memory.kv_tokens:
+            if phase == "decode" and requests * 4989 > tried.memory.kv_tokens:
                 break
-            speed = speed_of(tried, phase, memory, trials)
+            speed = speed_of(tried, trials.balance)
             if (speed.tpot_ms or 0) <= KEPT * SLO["tpot_ms"] and (speed.ttft_ms or 0) <= KEPT * SLO["ttft_ms"]:
                 yield max(1, ep_size // 8), speed.tokens_per_s_per_gpu * ep_size
 
@@ -96,10 +95,9 @@ def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redunda
     spec = spec_of(60, {"tpot_ms": tpot}, fixed, {"ep_size": 32, "max_request_tokens": 8192}, operating_point=None)
     trials, rates = trials_of(spec), {}
     for requests in range(1, 256):
-        tried = tried_at(spec, "decode", {}, requests)
-        memory = _memory_of(tried, "decode")
-        speed = speed_of(tried, "decode", memory, trials)
-        if requests * 4096 <= memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
+        tried = trials.at(spec, "decode", {}, requests)
+        speed = speed_of(tried, trials.balance)
+        if requests * 4096 <= tried.memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
             rates[requests] = speed.tokens_per_s_per_gpu
     chosen = next(each.chosen for each in found_for(spec).phases if each.phase == "decode")
 
