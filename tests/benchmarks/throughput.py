@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.benchmarks.throughput_rows import (
     PROFILE_PREFILL,
     ROWS,
     SGLANG_BALANCED,
+    SGLANG_DRAFTS,
     SGLANG_REAL,
     SGLANG_REAL_4K,
     Row,
@@ -35,6 +37,7 @@ from tests.benchmarks.throughput_rows import (
 
 OUTPUT = Path(__file__).parents[2] / "planner" / "estimate" / "throughput" / "engines.json"
 HOST_MS = 1.0  # assumed: of a step
+HOST_ALONE_MS = 2 / 51.0 * 1e3 - 2 / 60.4 * 1e3  # more, where it does not overlap the GPU: SGLANG_DRAFTS' source
 CORE_580 = 580 / 989  # core attention of February 2025: github.com/sazczmh/FlashMLA README.md, a copy of the first
 # Of the maps that deepseek-h800.yaml gets, with drift and luck (`tests/planner/estimate/throughput`).
 SERVICE_DECODE, SERVICE_PREFILL = Imbalance(1.697), Imbalance(1.052)
@@ -123,6 +126,7 @@ def main() -> int:
     document, goals = json.loads(OUTPUT.read_text()), Goals()
     tell_rows(document, goals)
     tell_rows_aside(document, goals)
+    tell_drafts()
     tell_service()
     return goals.report()
 
@@ -148,6 +152,17 @@ def tell_rows_aside(document: Any, goals: Goals) -> None:
     for row in (SGLANG_REAL_4K, SGLANG_REAL):
         unknown = row.error(engine("sglang", beside=document["engines"]["sglang"]["beside"]))
         print(f"{row.name:44} {'':14} {'':8} {unknown:+9.1%} if no real routing had been published of SGLang")
+
+
+def tell_drafts() -> None:
+    """Print what a draft is predicted to gain where its acceptance rate was not published (0562)."""
+    sglang = engine_model("sglang", "h200")
+    overheads = replace(sglang.overheads, host_ms=sglang.overheads.host_ms + HOST_ALONE_MS)
+    alone = SGLANG_DRAFTS.case(replace(sglang, overheads=overheads))
+    for acceptance_rate in (0.69, 0.85, 0.9):
+        point = replace(alone.point, draft_tokens=1, acceptance_rate=acceptance_rate)
+        gain = saturated_rate(replace(alone, point=point)) / saturated_rate(alone) - 1
+        print(f"{SGLANG_DRAFTS.name}, {acceptance_rate:.0%} of them right: {gain:+.1%}, published +14.2%")
 
 
 def tell_service() -> None:

@@ -111,6 +111,15 @@ SGLANG_DECODE = Row(
 ASIDE = (SGLANG_DECODE, sglang_real(1024, 57_674))
 
 
+# What one draft gained was published, and neither the rate nor which share of drafts was right:
+# github.com/lm-sys/lm-sys.github.io 0947bdc0 blog/2025-07-17-mtp.md, case study 2; answers have 100 tokens.
+SGLANG_DRAFTS = Row(
+    *("SGLang, decode with a draft", "sglang", "decode", "h200", unit(96, 3), "five_stage"),
+    *(OperatingPoint(requests=128, kv_tokens=2050), 0.0),
+    Imbalance(BALANCED_MAP),
+)
+
+
 def service_decode(requests: float, imbalance: Imbalance) -> Row:
     """Return DeepSeek's service: its requests a GPU were not published, and follow from 20 to 22 tokens/s a user."""
     point = OperatingPoint(requests=requests, kv_tokens=4989)
