@@ -13,6 +13,8 @@ up. The fourth covers at least 85 % of all measured operators when the tables of
 `kernels.json`). A factor of two has an upper end: what the same kernels give with nothing between them, nothing exposed
 and all GPUs equally full. How much popularity drifts is known within bounds (`imbalance.py`): the low end of the first
 three has the most of it, and the family's width below that.
+
+A user's own measurements are the first family, and their range holds each of them.
 """
 
 from dataclasses import dataclass
@@ -62,6 +64,7 @@ class Evidence:
     family: Family
     why: str
     scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
+    measured: tuple[float, float] = (1.0, 1.0)  # a user's own over what is predicted of them: the least, the most
 
 
 def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:
@@ -93,5 +96,5 @@ def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None =
         return Estimate(mid / FACTOR, mid, max(mid, min(mid * FACTOR, bound)))
     if evidence.family == "same engine, other GPU" and evidence.scaled:
         width = SCALED_WIDTH
-    slowest = mid if drifted is None else min(mid, drifted)
-    return Estimate(slowest * (1 - width), mid, mid * (1 + width))
+    slowest, (least, most) = mid if drifted is None else min(mid, drifted), evidence.measured
+    return Estimate(min(slowest * (1 - width), mid * least), mid, mid * max(1 + width, most))

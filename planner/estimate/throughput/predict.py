@@ -35,6 +35,7 @@ __all__ = [
     "prompt_step_seconds",
     "saturated_rate",
     "token_step_seconds",
+    "unhindered_rate",
 ]
 
 MORE = 1.1  # of a resource, to ask what it is worth
@@ -116,8 +117,7 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
     drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     case = _as_engine(case)
     rate, step = _rate(case, with_spans=with_spans)
-    bound, _ = _rate(_without_overheads(case))
-    rates = spread(rate, max(rate, bound), evidence, drifted)
+    rates = spread(rate, max(rate, unhindered_rate(case)), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
     latencies = _decode_latencies(case, per_step, rates) if case.phase != "prefill" else (None, None)
     waits = _prompt_latencies(case, rates, rate) if case.phase != "decode" else (None, None, None)
@@ -145,6 +145,11 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
 def saturated_rate(case: Case) -> float:
     """Return the tokens/s of one GPU at full use: what a search compares layouts by."""
     return _rate(_as_engine(case))[0]
+
+
+def unhindered_rate(case: Case) -> float:
+    """Return what the same kernels give with nothing between them and GPUs that are equally full."""
+    return _rate(_without_overheads(_as_engine(case)))[0]
 
 
 def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: float = 1.0) -> float:
