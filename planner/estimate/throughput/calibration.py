@@ -119,7 +119,7 @@ def calibrated(case: Case, evidence: Evidence, calibration: Calibration) -> tupl
     )
     why = f"it is calibrated with {len(ratios)} measurement{'' if len(ratios) == 1 else 's'} of {calibration.name}"
     measured = (min(ratios) / factor, max(ratios) / factor)
-    evidence = replace(evidence, family="same engine and GPU", why=why, measured=measured)
+    evidence = replace(evidence, family="same engine and GPU", why=why, unexplained=0.0, measured=measured)
     return replace(case, engine=engine), evidence, correction
 
 

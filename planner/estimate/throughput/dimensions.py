@@ -14,7 +14,7 @@ Flops = NewType("Flops", float)
 BytesPerSecond = NewType("BytesPerSecond", float)
 FlopsPerSecond = NewType("FlopsPerSecond", float)
 
-SHARPNESS = 2.5  # of the soft maximum: fits masked expert matmuls of H100, H200 and B200 (`tests/benchmarks/operators`)
+SHARPNESS = 2.5  # of the soft maximum: assumed, and the constants of kernels.json are fitted with it
 
 
 def moving(num_bytes: Bytes, bandwidth: BytesPerSecond) -> Seconds:

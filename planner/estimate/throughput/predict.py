@@ -7,8 +7,9 @@
 `utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden.
 
 Waiting is that of a queue whose server takes one step at a time (M/D/1): at utilisation u, u / (2 (1 - u)) steps on
-average, and ln(100 u) times that for one request in a hundred. A saturated phase has no mean: its TTFT is without
-waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
+average (Pollaczek and Khinchine), and ln(100 u) times that for one request in a hundred: of the u that wait at all, the
+tail is taken as exponential with that mean, as it is where queues are long. A saturated phase has no mean: its TTFT is
+without waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
 """
 
 from collections.abc import Callable
