@@ -327,6 +327,7 @@ _LOAD = dict.fromkeys(("batch_size", "batch", "concurrency"), "requests")
 NAMES_IN: Mapping[str, Mapping[str, str]] = {
     "": dict.fromkeys(("backend", "backend_framework", "backendFramework", "framework"), "engine"),
     "PHASE": dict.fromkeys(("workers", "num_workers"), "units"),
+    "cluster.gpu": {"fp8": "fp8_tflops", "bf16": "bf16_tflops", "bandwidth": "memory_bandwidth"},
     "cost.prices": _PRICES,
     "operating_point.decode": _LOAD,
     "operating_point.mixed": _LOAD,

@@ -37,4 +37,6 @@ def test_what_is_not_promised_is_not_broken(spec_folder):
     """The plan's text still says how full units are."""
     (spec_folder / "spec.yaml").write_text(SPEC)
 
-    assert broken_promises(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)]) == ()
+    assert (
+        broken_promises(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)]) == ()
+    )
