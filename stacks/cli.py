@@ -155,7 +155,7 @@ def _up(arguments: argparse.Namespace) -> int:
     running = _same_plan_running(plan)
     if running is not None:
         require_no_day(day, running)
-        _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")
+        _say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
         _say_up(running, plan, arguments)
         return 0
     planned = time.monotonic() - began
@@ -196,7 +196,7 @@ def _same_plan_running(plan: Deployable) -> Record | None:
     record = folder.read() if folder else None
     if record is not None and record.plan_digest != plan.digest:
         raise LocalError(
-            f"R107 {plan.name} already runs here with another plan",
+            f"R107 {plan.name} is already running here with another plan",
             f"running {record.plan_digest}, this one is {plan.digest}",
             f"stop it first: tidemill down {plan.name}",
         )
@@ -251,7 +251,7 @@ def _down(arguments: argparse.Namespace) -> None:
     else:
         print(f"{folder.name} is stopped" if folder else _nothing_runs())
         if folder is not None:
-            _say(f"its logs are left in {folder.path}")
+            _say(f"its logs are in {folder.path}")
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -303,9 +303,9 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given or DEMO)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
-        _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
+        _say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
     if live.unseen:
-        _say(f"nodes were not looked at: {live.unseen}")
+        _say(f"the nodes could not be read: {live.unseen}")
     if plan.switches_units and plan.kubernetes.controller is None:
         _say(NOT_EXECUTED)
     if arguments.format == "json":
@@ -331,15 +331,15 @@ def _name_of(given: Path) -> str:
     others = running_names()
     if str(given) in others:
         return str(given)
-    reason = "there is none, and nothing of that name runs here"
-    fix = f"name what runs: {' or '.join(others)}" if others else "check the path"
+    reason = "there is no such file, and nothing of that name is running here"
+    fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
     raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])
 
 
 def _nothing_runs() -> str:
     """Said where nothing runs of what was asked for."""
     others = running_names()
-    return f"it does not run here; what runs: {', '.join(others)}" if others else "nothing runs here"
+    return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
 
 
 def _run_in_runtime(words: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ def day_text(plan: Plan) -> str:
     for step in schedule.steps:
         racks = (str(step.free_racks),) if has_racks else ()
         rows.append((step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes), *racks))
-    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
+    taken = f"With warm-up and drain, {schedule.mean_nodes_taken:.2f} are taken." if schedule.transitions else ""
     parts = [table(rows), *filled(f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip())]
     if schedule.transitions:
         parts += ["", *_transitions(plan, schedule)]
@@ -31,7 +31,7 @@ def day_text(plan: Plan) -> str:
 
 def _executed(plan: Plan) -> str:
     """Say who makes the units follow the day."""
-    follows = "kubernetes.controller makes the units follow it in a cluster."
+    follows = "In a cluster, kubernetes.controller makes the units follow the day."
     return f"{NOT_EXECUTED if plan.spec.kubernetes.controller is None else follows} {PLAYED}"
 
 
@@ -58,8 +58,8 @@ def _transitions(plan: Plan, schedule: DaySchedule) -> Iterator[str]:
     ]
     yield table(rows)
     note = (
-        "Nodes are taken and free at these times; hours are node-hours until they are taken again. Units start in"
-        " their order and stop in the opposite one."
+        "Nodes are taken and set free at these times; hours are node-hours until they are taken again. Units start in"
+        " order and stop in reverse."
         f"{_stages(schedule.transitions)}"
     )
     yield from filled(note)
@@ -80,6 +80,6 @@ def _stages(transitions: Sequence[Transition]) -> str:
     longest = max(with_stages, key=lambda each: sum(stage.seconds for stage in each.stages))
     parts = ", ".join(f"{stage.name} {stage.seconds:g} s" for stage in longest.stages)
     return (
-        f" The longest start, at {longest.at[:5]}, takes {parts}; whoever uses its nodes is told at"
+        f" The longest start, at {longest.at[:5]}, takes {parts}. Whoever uses its nodes is told to leave at"
         f" {longest.notice_from}."
     )
