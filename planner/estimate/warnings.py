@@ -176,9 +176,9 @@ def _counted_nodes(spec: Spec) -> Iterator[Violation]:
     nodes = spec.cluster.nodes
     if isinstance(nodes, int) and spec.checkpoint and _is_on_gpus(spec):
         names = logical_node(0) if nodes == 1 else f"{logical_node(0)} to {logical_node(nodes - 1)}"
-        rule = f"W116 says no names, and pods are bound to nodes called {names}"
-        fix = "list your nodes by name under cluster.nodes; tidemill doctor compares them with the cluster"
-        yield Violation("cluster.nodes", nodes, rule, "a pod waits until there is a node of that name", fix)
+        rule = f"W116 names no nodes, so pods are bound to nodes called {names}"
+        fix = "list your nodes by name under cluster.nodes; tidemill doctor checks the names in the cluster"
+        yield Violation("cluster.nodes", nodes, rule, "a pod stays pending until a node has that name", fix)
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:

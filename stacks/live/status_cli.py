@@ -86,9 +86,9 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given or DEMO)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
-        _say(f"another plan is applied there: {live.plan_digest}; this one is {plan.digest}")
+        _say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
     if live.unseen:
-        _say(f"nodes were not looked at: {live.unseen}")
+        _say(f"the nodes could not be read: {live.unseen}")
     if plan.switches_units and plan.kubernetes.controller is None:
         _say(NOT_EXECUTED)
     if arguments.format == "json":

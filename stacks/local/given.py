@@ -21,7 +21,7 @@ def find_given(given: Path | None) -> RunFolder | None:
 def nothing_runs() -> str:
     """Return what is said where nothing runs of what was asked for."""
     others = running_names()
-    return f"it does not run here; what runs: {', '.join(others)}" if others else "nothing runs here"
+    return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
 
 
 def _name_of(given: Path) -> str:
@@ -32,6 +32,6 @@ def _name_of(given: Path) -> str:
     others = running_names()
     if str(given) in others:
         return str(given)
-    reason = "there is none, and nothing of that name runs here"
-    fix = f"name what runs: {' or '.join(others)}" if others else "check the path"
+    reason = "there is no such file, and nothing of that name is running here"
+    fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
     raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])

@@ -95,7 +95,7 @@ def _up(arguments: argparse.Namespace) -> int:
     running = _same_plan_running(plan)
     if running is not None:
         require_no_day(day, running)
-        _say(f"{running.name} already runs here with this plan (supervisor: process {running.supervisor})")
+        _say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
         _say_up(running, plan, arguments)
         return 0
     planned = time.monotonic() - began
@@ -115,7 +115,7 @@ def _same_plan_running(plan: Deployable) -> Record | None:
     record = folder.read() if folder else None
     if record is not None and record.plan_digest != plan.digest:
         raise LocalError(
-            f"R107 {plan.name} already runs here with another plan",
+            f"R107 {plan.name} is already running here with another plan",
             f"running {record.plan_digest}, this one is {plan.digest}",
             f"stop it first: tidemill down {plan.name}",
         )
@@ -188,7 +188,7 @@ def _down(arguments: argparse.Namespace) -> None:
     else:
         print(f"{folder.name} is stopped" if folder else nothing_runs())
         if folder is not None:
-            _say(f"its logs are left in {folder.path}")
+            _say(f"its logs are in {folder.path}")
 
 
 def _key(arguments: argparse.Namespace) -> None:

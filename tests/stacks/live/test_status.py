@@ -145,7 +145,7 @@ def test_the_command_says_what_it_did_not_look_at(server, plan, monkeypatch, cap
 
     said = capsys.readouterr()
     assert json.loads(said.out)["plan_digest"] == plan.digest
-    assert "nodes were not looked at: list of Nodes: the kubeconfig's user eve may not list nodes" in said.err
+    assert "the nodes could not be read: list of Nodes: the kubeconfig's user eve may not list nodes" in said.err
 
 
 def test_the_command_says_that_nothing_switches_units(server, tmp_path, monkeypatch, capsys):
@@ -160,6 +160,6 @@ def test_the_command_says_that_nothing_switches_units(server, tmp_path, monkeypa
     assert cli.main(["status", str(path), "--context", "any"]) == 0
 
     assert (
-        "Nothing switches units in a cluster without kubernetes.controller: all of them stay on."
+        "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
         in capsys.readouterr().err
     )

@@ -205,5 +205,5 @@ def test_a_plan_that_the_runtime_cannot_run_is_refused(tidemill, write_spec):
 
 def test_down_and_status_without_a_deployment_say_so(tidemill):
     """Nothing to stop is not an error."""
-    assert tidemill.run("down").stdout == "nothing runs here\n"
-    assert tidemill.run("status", DEMO_SPEC).stdout == "nothing runs here\n"
+    assert tidemill.run("down").stdout == "nothing is running here\n"
+    assert tidemill.run("status", DEMO_SPEC).stdout == "nothing is running here\n"
