@@ -5,8 +5,6 @@ request, or of what KV has room for; steps of `max_batch_tokens`, of prompts hal
 say when a point is derived so.
 """
 
-from collections.abc import Callable
-
 from planner.cluster.domains import domain_size
 from planner.estimate.throughput.engines import engine_model
 from planner.estimate.throughput.machine import machine_of
@@ -21,24 +19,14 @@ from planner.spec.precision import KV_BYTES, kv_dtype
 __all__ = ["case_of", "unit_shape"]
 
 
-def case_of(
-    spec: ResolvedSpec,
-    layout: PhaseLayout,
-    point: OperatingPoint,
-    exchange: Exchange,
-    imbalance_at: Callable[[float], Imbalance],
-) -> Case:
-    """Return the case of a phase whose GPU and kernels are known.
-
-    `imbalance_at` is asked once, for the pairs of a token and an expert that a GPU receives in a step on average.
-    """
+def case_of(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exchange: Exchange) -> Case:
+    """Return the case of a phase whose GPU and kernels are known, with GPUs that are equally full."""
     phase, model = layout.phase, spec.model
     machine = machine_of(spec.gpu_of(phase), layout.gpu)
     kv = kv_dtype(layout.precision, spec.phase(phase).kv_precision)
     work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
     assert machine is not None
     assert work is not None
-    tokens = point.step_tokens if phase == "prefill" else point.requests * point.step_queries
     return Case(
         phase=phase,
         machine=machine,
@@ -46,7 +34,7 @@ def case_of(
         unit=unit_shape(spec, layout),
         overlap=layout.overlap,
         engine=engine_model(spec.written.engine_name, layout.gpu),
-        imbalance=imbalance_at(tokens / layout.attention_tp * model.num_experts_per_token),
+        imbalance=Imbalance(),
         exchange=exchange,
         point=point,
         gpus_per_node=layout.ranks_per_node,

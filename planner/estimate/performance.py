@@ -69,8 +69,8 @@ def _outlook(
     expert_map = maps[layout.phase]
     unit = _near_first(unit_shape(spec, layout), expert_map, loads)
     exchange = _copies(spec.model, layout, unit, expert_map)
-    case = case_of(spec, layout, point, exchange, lambda pairs: _imbalance(expert_map, loads, unit, layout, pairs))
-    case = replace(case, unit=unit)
+    case = replace(case_of(spec, layout, point, exchange), unit=unit)
+    case = replace(case, imbalance=_imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu))
     worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MOST_LASTING)
     evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout, point))
     correction = None

@@ -202,7 +202,7 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
             _try_again(loads_LE, sizes, *found, Search(done_L, kicks_of_each, turn), anew)
     for turn in range(RESCUES):
         _try_again(loads_LE, sizes, *found, Search(eplb_L, RESCUE_KICKS, turn), SHIFTS[turn % len(SHIFTS)])
-    return _even_pairs(loads_LE, found[0]) if sizes.slots_per_gpu == 2 else found[0]
+    return _repack(loads_LE, sizes, found[0]) if sizes.slots_per_gpu == 2 else found[0]
 
 
 def _try_again(
@@ -222,24 +222,16 @@ def _try_again(
         slots_LGS[open_K[is_better_K]], fullest_L[open_K[is_better_K]] = tried_KGS[is_better_K], tried_K[is_better_K]
 
 
-def _even_pairs(loads_LE: Floats, slots_LGS: Ints) -> Ints:
-    """Return maps of two slots a GPU whose replicas are paired anew: the heaviest with the lightest, and so on.
+def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
+    """Return maps of two slots a GPU with the same replicas, packed anew: the heaviest with the lightest, and so on.
 
     Of all ways to pair these replicas this leaves least on the fullest GPU, and on the two, three and more fullest
     together: of any four, the heaviest with the lightest and the other two are the most even pairs. The less load there
-    is on GPUs other than the fullest, the fewer have to change when loads drift. Where an expert would be twice on a
-    GPU the layer stays as it is.
+    is on GPUs other than the fullest, the fewer have to change when loads drift.
     """
-    num_layers, num_gpus, _ = slots_LGS.shape
-    slots_LN = slots_LGS.reshape(num_layers, -1)
-    weights_LE = np.floor(loads_LE / count_replicas(slots_LGS, loads_LE.shape[1]))
-    weights_LN = np.take_along_axis(weights_LE, slots_LN, axis=1)
-    # by weight, then by expert
-    falling_LN = np.take_along_axis(slots_LN, np.lexsort((slots_LN, -weights_LN), axis=1), axis=1)
-    pairs_LGS = np.stack((falling_LN[:, :num_gpus], falling_LN[:, : num_gpus - 1 : -1]), axis=2)
+    pairs_LGS, _ = native.pack(loads_LE, sizes, replicas_LE=count_replicas(slots_LGS, loads_LE.shape[1]))
     fullest_L = [native.carried(loads_LE, each).max(axis=1) for each in (pairs_LGS, slots_LGS)]
-    is_better_L = (pairs_LGS[..., 0] != pairs_LGS[..., 1]).all(axis=1) & (fullest_L[0] <= fullest_L[1])
-    return np.where(is_better_L[:, None, None], pairs_LGS, slots_LGS)
+    return np.where((fullest_L[0] <= fullest_L[1])[:, None, None], pairs_LGS, slots_LGS)
 
 
 def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:

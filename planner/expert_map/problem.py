@@ -68,14 +68,8 @@ class Problem:
 
     def ratio(self, slots_LGS: Ints) -> Floats:
         """Return what the map is for, `[L]`: max over mean in the worst window that counts."""
-        return self.most_even(slots_LGS)[1]
-
-    def most_even(self, slots_LGS: Ints) -> tuple[Ints, Floats]:
-        """Return the windows in which the map is most even, `[L, num_counted]`, rising; and the worst ratio there."""
-        ratios_WL = self.ratios(slots_LGS, self.counted)
-        windows_LW = ratios_WL.argsort(axis=0, kind="stable")[: self.num_counted].T
-        worst_L: Floats = np.sort(ratios_WL, axis=0)[self.num_counted - 1]
-        return np.sort(windows_LW, axis=1), worst_L
+        ratio_L: Floats = np.sort(self.ratios(slots_LGS, self.counted), axis=0)[self.num_counted - 1]
+        return ratio_L
 
     def ratios(self, slots_LGS: Ints, loads_WLE: Floats) -> Floats:
         """Return max over mean in each window, `[W, L]`; 1.0 without load."""

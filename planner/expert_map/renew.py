@@ -31,7 +31,7 @@ __all__ = ["align", "match", "part_repeats", "prices_within_nodes", "renew", "se
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
 KICKS = 600  # assumed, as what the benchmark's goals of moves and of time leave room for; 300 left a layer in 150 out
-REPEATS, FEW_SETS = 4, 10  # of choosing the windows that count, and of ways to choose them; assumed
+FEW_SETS = 10  # of ways to choose the windows that count; assumed
 AWAY = 2  # slots that one on another node counts as
 KICKS_IF_SLOW = 40  # where more than one window, failure domains or another split are looked at
 
@@ -104,23 +104,17 @@ def _search_near(problem: Problem, start_LGS: Ints, enough_L: Floats, may_split:
 def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
     """Return better maps, slots `[L, G, S]`, for the windows that count.
 
-    For a quantile only some windows count: at first those where the start is most even, then other sets. They are
-    chosen anew while the map gets more even in others. The worst of them only ever falls, and with it the quantile.
-    The best of these searches is kept.
+    For a quantile only some windows count: those where the start is most even, or another set. The best map is kept.
     """
     search = replace(search, num_nodes=problem.sizes.num_nodes, split=problem.split, domains=problem.domains)
     loads_LWE = problem.counted.swapaxes(0, 1)
     if problem.num_counted == loads_LWE.shape[1]:
         return native.improve(loads_LWE, start_LGS, search)[0]
     best_LGS, best_L = start_LGS, problem.ratio(start_LGS)
-    for chosen_LK in (problem.most_even(start_LGS)[0], *_sets_of_windows(problem)):
-        slots_LGS = start_LGS
-        for _ in range(REPEATS):
-            chosen_LKE = np.take_along_axis(loads_LWE, chosen_LK[..., None], axis=1)
-            slots_LGS, _ = native.improve(chosen_LKE, slots_LGS, search)
-            was_LK, (chosen_LK, reached_L) = chosen_LK, problem.most_even(slots_LGS)
-            if (chosen_LK == was_LK).all():
-                break
+    rising_LW = problem.ratios(start_LGS, problem.counted).argsort(axis=0, kind="stable").T
+    for chosen_LK in (rising_LW[:, : problem.num_counted], *_sets_of_windows(loads_LWE, problem.num_counted)):
+        slots_LGS, _ = native.improve(np.take_along_axis(loads_LWE, chosen_LK[..., None], axis=1), start_LGS, search)
+        reached_L = problem.ratio(slots_LGS)
         best_LGS = np.where((reached_L < best_L)[:, None, None], slots_LGS, best_LGS)
         best_L = np.minimum(reached_L, best_L)
         if (best_L * problem.gpu_mean <= search.enough_L).all():
@@ -128,12 +122,11 @@ def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
     return best_LGS
 
 
-def _sets_of_windows(problem: Problem) -> list[Ints]:
+def _sets_of_windows(loads_LWE: Floats, num_counted: int) -> list[Ints]:
     """Return sets of windows that may count, `[L, num_counted]` each: all where they are few, else neighbours.
 
     Neighbours are the windows most like the one or the other window.
     """
-    loads_LWE, num_counted = problem.counted.swapaxes(0, 1), problem.num_counted
     num_layers, num_windows, _ = loads_LWE.shape
     if comb(num_windows, num_counted) <= FEW_SETS:
         return [np.tile(each, (num_layers, 1)) for each in combinations(range(num_windows), num_counted)]

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 __all__ = [
     "WallTime",
+    "date_before",
     "dates_between",
     "days_between",
     "instants_of",
@@ -68,6 +69,11 @@ def weekday_of(day: str) -> int:
 def next_date(day: str) -> str:
     """Return the date after another one."""
     return (date.fromisoformat(day) + timedelta(days=1)).isoformat()
+
+
+def date_before(day: str) -> str:
+    """Return the date before another one."""
+    return (date.fromisoformat(day) - timedelta(days=1)).isoformat()
 
 
 def days_between(first: str, last: str) -> int:

@@ -1,11 +1,14 @@
 """The words of templates for the controller: its pod, what it may do, and the day that it follows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from planner.facts import names
 from planner.manifests.pod_parts import requests_of
 from planner.manifests.pods import Variables
 from planner.plan.deployable import Deployable
+from planner.schedule.schedule import Step
+from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import DemandSpec
 
 __all__ = ["controller_variables"]
@@ -37,10 +40,14 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "warm_up_s": f"{day.warm_up_s:g}",
         "drain_s": f"{day.drain_s:g}",
         "units": _units(plan),
-        "steps": [{"at": step.at, "units": step.num_units} for step in day.steps],
+        "steps": _steps(day.steps),
     }
     more = {"resources": resources} if resources else {}
-    return variables | more | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
+    return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
+
+
+def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    return [{"at": step.at, "units": step.num_units} for step in steps]
 
 
 def _units(plan: Deployable) -> list[dict[str, Any]]:
@@ -52,6 +59,12 @@ def _units(plan: Deployable) -> list[dict[str, Any]]:
         | ({"spares": plan.unit_document(unit)["spares"]} if heals else {})
         for unit in plan.units
     ]
+
+
+def _other_days(day: Timetable) -> Variables:
+    """Return the states of weekdays and dates that are not as the day."""
+    days = [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]
+    return {"other_days": days} if days else {}
 
 
 def _lending(plan: Deployable) -> Variables:
@@ -111,7 +124,7 @@ def _demand(plan: Deployable, told: DemandSpec) -> dict[str, Any]:
 
 def _nodes(plan: Deployable) -> Variables:
     """Return the nodes that the controller may write, and the role that lets it; none where it writes none."""
-    kubernetes, steps = plan.kubernetes, plan.timetable.steps if plan.timetable else ()
+    kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}
     switched = {unit for step in steps for unit in step.units if any(unit not in other.units for other in steps)}

@@ -220,7 +220,7 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
     if plan.engine == OURS:
-        told = (f"--drain={plan.kubernetes.drain:g}", *unit_arguments(plan))
+        told = (f"--drain={plan.drain_s:g}", *unit_arguments(plan))
         container = runtime_container(document, launch_file, names.registry_name(plan.name), told)
     else:
         container = engine_container(document)

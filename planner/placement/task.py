@@ -190,7 +190,7 @@ def _states(units: Sequence[Wanted], schedule: ScheduleSpec | None) -> tuple[Sta
         return (State(frozenset(range(len(units))), 1),)
     windows = Counter(
         frozenset(index for index, unit in enumerate(units) if unit.index < window.num_units(unit.phase))
-        for window in schedule.windows
+        for window in schedule.all_windows
     )
     return tuple(State(active, weight) for active, weight in windows.items())
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from planner.plan.columns import filled, table
 from planner.plan.plan import Plan
-from planner.schedule.schedule import NOT_EXECUTED, PLAYED, DaySchedule
+from planner.schedule.schedule import NOT_EXECUTED, PLAYED, DaySchedule, OtherDays, Step
 from planner.schedule.transitions import Transition
 
 __all__ = ["day_text"]
+
+MAX_DAYS = 8  # names of days in a sentence
 
 
 def day_text(plan: Plan) -> str:
@@ -16,17 +18,35 @@ def day_text(plan: Plan) -> str:
     schedule = plan.schedule
     if schedule is None:
         return ""
-    phases = plan.spec.phases
-    has_racks = any(step.free_racks is not None for step in schedule.steps)
-    rows = [("from", *(f"{phase} units" for phase in phases), "nodes", *(("racks free",) if has_racks else ()))]
-    for step in schedule.steps:
-        racks = (str(step.free_racks),) if has_racks else ()
-        rows.append((step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes), *racks))
     taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
-    parts = [table(rows), *filled(f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip())]
+    note = f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip()
+    parts = [_states(plan, schedule.steps), *filled(note)]
     if schedule.transitions:
         parts += ["", *_transitions(plan, schedule)]
+    for other in schedule.other_days:
+        parts += ["", *_other(plan, other)]
     return "\n".join([*parts, *(filled(_executed(plan)) if schedule.switches else [])])
+
+
+def _states(plan: Plan, steps: Sequence[Step]) -> str:
+    """Return the table of a day's states."""
+    phases = plan.spec.phases
+    has_racks = any(step.free_racks is not None for step in steps)
+    rows = [("from", *(f"{phase} units" for phase in phases), "nodes", *(("racks free",) if has_racks else ()))]
+    for step in steps:
+        racks = (str(step.free_racks),) if has_racks else ()
+        rows.append((step.at, *(str(step.num_units[phase]) for phase in phases), str(step.num_nodes), *racks))
+    return table(rows)
+
+
+def _other(plan: Plan, other: OtherDays) -> Iterator[str]:
+    """Say what is on when on days that are not like most."""
+    shown = ", ".join(other.days[:MAX_DAYS])
+    more = f" and {len(other.days) - MAX_DAYS} days more" if len(other.days) > MAX_DAYS else ""
+    yield from filled(f"On {shown}{more} these states hold from midnight to midnight:")
+    yield _states(plan, other.steps)
+    taken = f", {other.mean_nodes_taken:.2f} with warm-up and drain" if other.transitions else ""
+    yield from filled(f"On average {other.mean_nodes:.2f} nodes are on then{taken}.")
 
 
 def _executed(plan: Plan) -> str:

@@ -17,13 +17,13 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
-from planner.placement import Placement
+from planner.placement.place import Placement
 from planner.plan.deployable import Deployable, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json
 from planner.plan.pods import pods_of
 from planner.problems.errors import Problem
-from planner.schedule.schedule import DaySchedule, Step
+from planner.schedule.schedule import DaySchedule, OtherDays, Step
 from planner.schedule.timetable import timetable_of
 from planner.spec.schema import Spec
 
@@ -79,6 +79,7 @@ class DecidedPlan:
             units=self.units,
             pods=pods_of(self.spec, {each.phase: each.weight_bytes for each in self.memory}),
             timetable=timetable_of(self.spec, self.units),
+            drain_s=self.spec.drain_s,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
             warnings=self.warnings,
@@ -156,7 +157,19 @@ def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:
         "mean_nodes_taken": schedule.mean_nodes_taken,
         "released_node_hours_per_day": schedule.released_node_hours,
         "released_gpu_hours_per_day": schedule.released_gpu_hours,
-    } | ({"batch_queue": schedule.batch_queue} if schedule.batch_queue else {})
+        **({"other_days": [_other_json(each) for each in schedule.other_days]} if schedule.other_days else {}),
+        **({"batch_queue": schedule.batch_queue} if schedule.batch_queue else {}),
+    }
+
+
+def _other_json(other: OtherDays) -> dict[str, Any]:
+    return {
+        "days": list(other.days),
+        "steps": [_step_json(step) for step in other.steps],
+        "transitions": [asdict(each) for each in other.transitions],
+        "mean_nodes": other.mean_nodes,
+        "mean_nodes_taken": other.mean_nodes_taken,
+    }
 
 
 def _step_json(step: Step) -> dict[str, Any]:

@@ -156,8 +156,14 @@ class _Step(_Part):
     units: list[str]
 
 
+class _OtherDays(_Part):
+    days: list[str]
+    steps: list[_Step]
+
+
 class _Schedule(_Part):
     steps: list[_Step]
+    other_days: list[_OtherDays] = []
 
 
 class _Plan(_Part):
@@ -217,6 +223,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         units=tuple(_units(plan)),
         pods=pods_of(spec, {phase: each.weights_bytes for phase, each in plan.memory.items()}),
         timetable=timetable_of(spec, tuple(_units(plan))),
+        drain_s=spec.drain_s,
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
         warnings=tuple(warning_from(each.model_dump(exclude_unset=True), path) for each in plan.warnings),
@@ -315,8 +322,8 @@ def _of_plan(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
     yield "runnable", plan.runnable, "why_not", plan.runnable is not bool(plan.why_not)
     yield "launch_documents", sorted(plan.launch_documents), "units", plan.launch_documents.keys() == files
     yield f"launch_documents.{names.GATEWAY_LAUNCH_FILE}", None, "its kind", isinstance(gateway, _GatewayDocument)
-    for index, step in enumerate(plan.schedule.steps if plan.schedule else ()):
-        yield f"schedule.steps.{index}.units", step.units, "units", set(step.units) <= set(unit_names)
+    for place, step in _steps(plan.schedule):
+        yield f"{place}.units", step.units, "units", set(step.units) <= set(unit_names)
 
 
 def _of_units(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
@@ -341,6 +348,25 @@ def _of_day(plan: _Plan, spec: Spec) -> Iterator[_Reference]:
     told = [(step.at, step.units) for step in plan.schedule.steps] if plan.schedule else []
     planned = [(step.at, list(step.units)) for step in timetable.steps] if timetable else []
     yield "schedule.steps", None, "spec.schedule", told == planned
+    others = [(each.days, [(step.at, step.units) for step in each.steps]) for each in _other_days(plan.schedule)]
+    of_spec = [
+        (list(each.days), [(step.at, list(step.units)) for step in each.steps])
+        for each in (timetable.other_days if timetable else ())
+    ]
+    yield "schedule.other_days", None, "spec.schedule", others == of_spec
+
+
+def _other_days(schedule: _Schedule | None) -> list[_OtherDays]:
+    return schedule.other_days if schedule else []
+
+
+def _steps(schedule: _Schedule | None) -> Iterator[tuple[str, _Step]]:
+    """Yield every state of every day, and where it stands."""
+    for index, step in enumerate(schedule.steps if schedule else ()):
+        yield f"schedule.steps.{index}", step
+    for number, other in enumerate(_other_days(schedule)):
+        for index, step in enumerate(other.steps):
+            yield f"schedule.other_days.{number}.steps.{index}", step
 
 
 def _of_document(plan: _Plan, unit: _Unit, path: str) -> Iterator[_Reference]:

@@ -19,6 +19,7 @@ from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.cost_text import cost_text
 from planner.plan.day_text import day_text
+from planner.plan.kv_cache_text import kv_cache_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
@@ -59,6 +60,7 @@ def plan_text(plan: Plan) -> str:
         expert_maps_text,
         _traffic,
         performance_text,
+        kv_cache_text,
         _failures,
         uptime_text,
         _patches,

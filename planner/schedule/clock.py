@@ -16,11 +16,12 @@ from functools import cache
 from itertools import chain
 from typing import Protocol
 
+from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_S, minute_of
 from planner.facts.wall_clock import dates_between, instants_of, offset_at, wall_time
-from planner.schedule.schedule import Step
+from planner.schedule.schedule import OtherDays, Step, all_steps
 
-__all__ = ["Change", "Day", "changes_between", "state_at", "units_at"]
+__all__ = ["Change", "Day", "changes_between", "state_at", "steps_on", "units_at"]
 
 
 class Day(Protocol):
@@ -34,6 +35,11 @@ class Day(Protocol):
     @property
     def steps(self) -> tuple[Step, ...]:
         """Its states."""
+        ...
+
+    @property
+    def other_days(self) -> tuple[OtherDays, ...]:
+        """The states of weekdays and dates that have others."""
         ...
 
 
@@ -50,18 +56,25 @@ class Change:
 def units_at(day: Day, instant: int) -> tuple[str, ...]:
     """Return the units that are on at an instant, in the order of the day's busiest steps."""
     wall = wall_time(instant, day.timezone)
-    repeated = _repeated(wall.date, day.timezone)
+    steps, repeated = steps_on(day, wall.date), _repeated(wall.date, day.timezone)
     if repeated is None or not repeated[0] <= wall.minute < repeated[1]:
-        return _step_at(day.steps, wall.minute).units
+        return _step_at(steps, wall.minute).units
     first, end = repeated
-    begun = [step for step in day.steps if first < minute_of(step.at) < end]
-    on = {unit for step in (_step_at(day.steps, first), *begun) for unit in step.units}
-    return tuple(unit for unit in _all_units(day.steps) if unit in on)
+    begun = [step for step in steps if first < minute_of(step.at) < end]
+    on = {unit for step in (_step_at(steps, first), *begun) for unit in step.units}
+    return tuple(unit for unit in _all_units(all_steps(day.steps, day.other_days)) if unit in on)
 
 
 def state_at(day: Day, instant: int) -> Step:
     """Return the step that clocks show at an instant."""
-    return _step_at(day.steps, wall_time(instant, day.timezone).minute)
+    wall = wall_time(instant, day.timezone)
+    return _step_at(steps_on(day, wall.date), wall.minute)
+
+
+def steps_on(day: Day, date: str) -> tuple[Step, ...]:
+    """Return the states of a date."""
+    entry = entry_of(date, [other.days for other in day.other_days])
+    return day.steps if entry is None else day.other_days[entry].steps
 
 
 def changes_between(day: Day, begin: int, end: int) -> tuple[Change, ...]:
@@ -78,10 +91,11 @@ def changes_between(day: Day, begin: int, end: int) -> tuple[Change, ...]:
 
 
 def _edges(day: Day, begin: int, end: int) -> list[int]:
-    """Return every instant at which a window begins or clocks change."""
+    """Return every instant at which a window or a date begins, or clocks change."""
     zone, edges = day.timezone, set()
     for each in dates_between(begin, end, zone):
-        edges |= {instant for step in day.steps for instant in instants_of(each, minute_of(step.at), zone)}
+        minutes = {0, *(minute_of(step.at) for step in steps_on(day, each))}
+        edges |= {instant for minute in minutes for instant in instants_of(each, minute, zone)}
         change = _clock_change(each, zone)
         if change is not None:
             back = max(offset_at(change - 1, zone) - offset_at(change, zone), 0)
@@ -113,7 +127,7 @@ def _clock_change(day: str, zone: str) -> int | None:
 
 
 def _step_at(steps: Sequence[Step], minute: int) -> Step:
-    """Return the step that holds at a minute: before the first one it is yesterday's last."""
+    """Return the step that holds at a minute: before the first one it is the last."""
     ordered = sorted(steps, key=lambda step: step.at)
     begun = [step for step in ordered if minute_of(step.at) <= minute]
     return (begun or ordered)[-1]

@@ -3,8 +3,8 @@
     units that are asked for = demand of the entry / what one unit carries
 
 Entries of a profile are equally long parts of the day, an hour each or less; demand is even within one. What a unit
-carries is known in one of two ways. Units that stand in the spec just carry the busiest entry, because their user
-counted them so. Units that speed decided carry what they are predicted to make under the SLO.
+carries is known in one of two ways. Units that stand in the spec just carry the busiest entry of all days, because
+their user counted them so. Units that speed decided carry what they are predicted to make under the SLO.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,6 @@ def units_of_busiest(profile: Sequence[float], units: int, carried: float | None
 
 
 def units_at_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
-    """Return the units that each entry asks for, where one unit makes `tokens_per_s`; some entry is above 0."""
-    total, entry_s = fsum(profile), DAY_S / len(profile)
+    """Return the units that each entry asks for, where one unit makes `tokens_per_s`."""
+    total, entry_s = fsum(profile) or 1.0, DAY_S / len(profile)
     return tuple(tokens_per_day * demand / total / entry_s / tokens_per_s for demand in profile)

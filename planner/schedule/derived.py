@@ -5,7 +5,7 @@
 A number of units lasts for `min_stay`, and a change may be limited to so many. Demand is even within an entry of the
 profile. Units change at quarters of an hour, or every five minutes where entries are no quarters; a slot needs what the
 largest entry that reaches into it asks for. Each phase has its own best day (`optimum.py`); a window begins wherever
-one of them changes.
+one of them changes. Days that are unlike have windows of their own, and meet at midnight in one state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,16 @@ from typing import Any
 
 from planner.facts.day import DAY_MINUTES, hh_mm
 from planner.facts.terms import Phase
-from planner.schedule.optimum import Switching, fewest_unit_slots, unit_slots
+from planner.schedule.optimum import Switching, fewest_of_each_day, fewest_unit_slots, unit_slots
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["DerivedDay", "derived_day"]
+__all__ = ["Asked", "DerivedDay", "derived_days"]
 
 STEP_MINUTES = 15  # the shortest between two steps of DeepSeek's chart: open-infra-index, day 6
 FINE_STEP_MINUTES = 5  # assumed: shorter than any warm-up, so that finer steps would gain little
 ROUNDING = 1e-9
+
+Asked = Mapping[Phase, Sequence[float]]  # the units of each phase that every entry of a day asks for
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,30 @@ class DerivedDay:
         return max(self.bounds, key=lambda phase: self.bounds[phase])
 
 
-def derived_day(
-    schedule: ScheduleSpec, asked: Mapping[Phase, Sequence[float]], nodes_per_unit: Mapping[Phase, int]
-) -> DerivedDay:
-    """Return the best day; `asked` has the units that each entry of the profile asks for, for each phase."""
-    num_entries = len(next(iter(asked.values())))
-    slot_minutes = FINE_STEP_MINUTES if DAY_MINUTES // num_entries % STEP_MINUTES else STEP_MINUTES
+def derived_days(
+    schedule: ScheduleSpec, asked: Sequence[Asked], nodes_per_unit: Mapping[Phase, int]
+) -> tuple[DerivedDay, ...]:
+    """Return the best day of each kind, of which `asked` has what it asks for."""
+    entries = {DAY_MINUTES // len(each) for day in asked for each in day.values()}
+    slot_minutes = FINE_STEP_MINUTES if any(each % STEP_MINUTES for each in entries) else STEP_MINUTES
     num_slots = DAY_MINUTES // slot_minutes
     switching = _switching(schedule, slot_minutes)
-    needed = {phase: _needed(schedule, phase, each, num_slots) for phase, each in asked.items()}
-    days = {phase: fewest_unit_slots(each, switching) for phase, each in needed.items()}
-    return DerivedDay(
-        windows=tuple(_windows(days, slot_minutes)),
-        mean_nodes=sum(nodes_per_unit[phase] * unit_slots(on, switching) for phase, on in days.items()) / num_slots,
-        bounds={phase: nodes_per_unit[phase] * sum(each) / num_slots for phase, each in needed.items()},
+    needed = [{phase: _needed(schedule, phase, each, num_slots) for phase, each in day.items()} for day in asked]
+    best = {phase: _best([day[phase] for day in needed], switching) for phase in asked[0]}
+    return tuple(
+        DerivedDay(
+            windows=tuple(_windows({phase: on[kind] for phase, on in best.items()}, slot_minutes)),
+            mean_nodes=sum(nodes_per_unit[phase] * unit_slots(on[kind], switching) for phase, on in best.items())
+            / num_slots,
+            bounds={phase: nodes_per_unit[phase] * sum(each) / num_slots for phase, each in day.items()},
+        )
+        for kind, day in enumerate(needed)
     )
+
+
+def _best(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:
+    """Return the units of a phase in each slot of each kind of day."""
+    return [fewest_unit_slots(needed[0], switching)] if len(needed) == 1 else fewest_of_each_day(needed, switching)
 
 
 def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:

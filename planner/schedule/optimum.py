@@ -9,6 +9,11 @@ needed. In the slot that needs most units, no more are on: to cut every slot at 
 becomes larger, and none is added) and costs less. So the day is walked from that slot, once for each age that the
 number can have there, and has to come back to the same age. Ages count up to the stay: beyond it they are alike.
 
+Days that are unlike follow each other in any order. So all of them begin with the same number, which lasts for a stay,
+and each ends so that the next may begin: whatever day comes, its first change is as far from the last one as it must
+be, and no larger than it may be. The number is the least with which every day can begin. With one unit more all the
+time a day keeps all rules too, so it is found by halving. Given that number, each day is exact again.
+
 It knows one phase: units of different phases have nodes of their own, and nothing else ties them.
 """
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
     Costs = NDArray[np.float64]
 
-__all__ = ["Switching", "fewest_unit_slots", "unit_slots"]
+__all__ = ["Switching", "fewest_of_each_day", "fewest_unit_slots", "unit_slots"]
 
 TOLERANCE = 1e-9
 
@@ -69,16 +74,64 @@ def fewest_unit_slots(needed: Sequence[int], switching: Switching) -> tuple[int,
     return tuple(best[(slot - peak) % num_slots] for slot in range(num_slots))
 
 
-def _from_the_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return the best day whose first number is `start_age` slots old at its beginning; None where there is none."""
+def fewest_of_each_day(needed: Sequence[Sequence[int]], switching: Switching) -> list[tuple[int, ...]]:
+    """Return the units that are on in each slot of each of several days, which may follow each other in any order."""
+    most = max(map(max, needed))
+    least = max(max(day[: switching.stay]) for day in needed)
+    while least < most:
+        middle = (least + most) // 2
+        can_begin = all(_from_midnight(day, middle, switching) is not None for day in needed)
+        least, most = (least, middle) if can_begin else (middle + 1, most)
+    days = [_from_midnight(day, least, switching) for day in needed]
+    return [tuple(day) for day in days if day is not None]
+
+
+def _from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
+    """Return the best day that begins with `first` units for a stay, and ends so that the next can; None without one.
+
+    `first` are enough for the first stay.
+    """
     import numpy as np  # who only validates should not wait for it
 
+    stay = min(switching.stay, len(needed))
+    top = max(first, *needed)
+    switch = _switch_costs(top, switching)
+    came, costs = _walked(needed[stay:], (first, stay - 1), stay, switch)
+    ends = np.full_like(costs, np.inf)
+    ends[:, -1] = costs[:, -1] + switch[:, first]
+    ends[first] = costs[first]
+    number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
+    if not np.isfinite(ends[number, age]):
+        return None
+    return [*[first] * (stay - 1), *_walked_back(came, costs, (number, age), switch)]
+
+
+def _from_the_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
+    """Return the best day whose first number is `start_age` slots old at its beginning; None where there is none."""
+    import numpy as np  # as above
+
     top, ages = needed[0], min(switching.stay, len(needed))
-    numbers, switch = np.arange(top + 1), _switch_costs(top, switching)
-    costs = np.full((top + 1, ages), np.inf)
-    costs[top, start_age] = top
+    switch = _switch_costs(top, switching)
+    came, costs = _walked(needed[1:], (top, start_age), ages, switch)
+    ends = _ends(costs, top, start_age, switch)
+    number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
+    if not np.isfinite(ends[number, age]):
+        return None
+    return float(ends[number, age]), _walked_back(came, costs, (number, age), switch)
+
+
+def _walked(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
+    """Return the least costs `[number, age]` before each slot of `needed`, and after the last, from the state `start`.
+
+    The slot of that state is counted.
+    """
+    import numpy as np  # as above
+
+    numbers = np.arange(len(switch))
+    costs = np.full((len(switch), ages), np.inf)
+    costs[start] = start[0]
     came: list[Costs] = []
-    for need in needed[1:]:
+    for need in needed:
         changed = costs[:, -1][:, None] + switch
         after = np.full_like(costs, np.inf)
         after[:, 1:] = costs[:, :-1]
@@ -88,11 +141,7 @@ def _from_the_peak(needed: Sequence[int], start_age: int, switching: Switching) 
         after[:need] = np.inf
         came.append(costs)
         costs = after
-    ends = _ends(costs, top, start_age, switch)
-    number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
-    if not np.isfinite(ends[number, age]):
-        return None
-    return float(ends[number, age]), _walked_back(came, costs, (number, age), switch)
+    return came, costs
 
 
 def _switch_costs(top: int, switching: Switching) -> "Costs":

@@ -4,6 +4,8 @@ A window lasts from its time until the next one's, the last until the first's on
 cross midnight. Units of a phase are switched by number: with three on, those are the first three. So the units, and
 the nodes, of a smaller state are always among those of a larger one, and a step in the schedule moves nothing.
 
+Weekdays and dates may have windows of their own. Each day is by itself: it begins in the state in which it ends.
+
 Worked example, the day of DeepSeek's own service: prefill units of 4 nodes and decode units of 18, from
 29 x 4 + 9 x 18 = 278 nodes at noon to 8 x 4 + 2 x 18 = 68 at night; 226.75 on average.
 
@@ -16,13 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.cluster.inventory import nodes_of
+from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.starts import StartTimes, Window
 from planner.schedule.transitions import State, Transition, nodes_taken, stages_of, transitions_of
 from planner.spec.hours import window_minutes, window_starts
-from planner.spec.schedule import ScheduleSpec, WindowSpec
+from planner.spec.schedule import OtherWindowsSpec, ScheduleSpec, WindowSpec
 from planner.spec.schema import Spec
 
 __all__ = [
@@ -30,10 +33,13 @@ __all__ = [
     "NOT_EXECUTED",
     "PLAYED",
     "DaySchedule",
+    "OtherDays",
     "Step",
+    "all_steps",
     "plan_schedule",
     "steps_of",
     "switches_units",
+    "with_windows_of",
 ]
 
 NOT_EXECUTED = "Nothing switches units in a cluster without kubernetes.controller: all of them stay on."
@@ -60,8 +66,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class OtherDays:
+    """All states of a day that is not like most, in the order of the spec; transitions are those after one like it."""
+
+    days: tuple[str, ...]  # weekdays, and dates
+    steps: tuple[Step, ...]
+    transitions: tuple[Transition, ...] = ()
+    mean_nodes_taken: float = 0.0
+
+    @property
+    def mean_nodes(self) -> float:
+        """The mean number of nodes over such a day."""
+        return _mean_nodes(self.steps)
+
+
+@dataclass(frozen=True)
 class DaySchedule:
-    """All states of a day, in the order of the spec."""
+    """All states of a day, in the order of the spec, and of the days that are not like it."""
 
     timezone: str
     steps: tuple[Step, ...]
@@ -69,21 +90,32 @@ class DaySchedule:
     mean_nodes_taken: float  # with those of units that warm up or drain
     gpus_per_node: int
     batch_queue: str | None  # whose jobs use the nodes that are free
+    other_days: tuple[OtherDays, ...] = ()
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The states of all days."""
+        return all_steps(self.steps, self.other_days)
+
+    def steps_on(self, day: str | None) -> tuple[Step, ...]:
+        """Return the states of a date or a weekday; without one, those of a day like most."""
+        entry = None if day is None else entry_of(day, [other.days for other in self.other_days])
+        return self.steps if entry is None else self.other_days[entry].steps
 
     @property
     def switches(self) -> bool:
         """True if some unit is off at some time."""
-        return switches_units(step.units for step in self.steps)
+        return switches_units(step.units for step in self.all_steps)
 
     @property
     def peak_nodes(self) -> int:
         """The number of nodes that the cluster must hold."""
-        return max(step.num_nodes for step in self.steps)
+        return max(step.num_nodes for step in self.all_steps)
 
     @property
     def mean_nodes(self) -> float:
         """The mean number of nodes over the day."""
-        return sum(step.num_nodes * step.minutes for step in self.steps) / DAY_MINUTES
+        return _mean_nodes(self.steps)
 
     @property
     def released_node_hours(self) -> float:
@@ -94,6 +126,15 @@ class DaySchedule:
     def released_gpu_hours(self) -> float:
         """The GPU-hours of a day that are free for other work."""
         return self.released_node_hours * self.gpus_per_node
+
+
+def all_steps(steps: Sequence[Step], other_days: Sequence[OtherDays]) -> tuple[Step, ...]:
+    """Return the states of all days."""
+    return (*steps, *(step for other in other_days for step in other.steps))
+
+
+def _mean_nodes(steps: Sequence[Step]) -> float:
+    return sum(step.num_nodes * step.minutes for step in steps) / DAY_MINUTES
 
 
 def switches_units(units_of_steps: Iterable[Sequence[str]]) -> bool:
@@ -108,8 +149,31 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
     """
     if spec.schedule is None:
         return None
-    schedule, starts = spec.schedule, window_starts(spec.schedule)
-    steps = steps_of(spec, schedule, units)
+    steps, transitions, mean_nodes_taken = _planned(spec, spec.schedule, units, times)
+    return DaySchedule(
+        timezone=spec.schedule.timezone,
+        steps=steps,
+        transitions=transitions,
+        mean_nodes_taken=mean_nodes_taken,
+        gpus_per_node=spec.cluster.gpus_per_node,
+        batch_queue=spec.schedule.batch_queue,
+        other_days=tuple(
+            OtherDays(tuple(other.days), *_planned(spec, with_windows_of(spec.schedule, other), units, times))
+            for other in spec.schedule.other_days
+        ),
+    )
+
+
+def with_windows_of(schedule: ScheduleSpec, other: OtherWindowsSpec) -> ScheduleSpec:
+    """Return `schedule` as if all days were as `other`."""
+    return schedule.model_copy(update={"windows": other.windows, "other_days": []})
+
+
+def _planned(
+    spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit], times: StartTimes | None
+) -> tuple[tuple[Step, ...], tuple[Transition, ...], float]:
+    """Return the states of a day, the ways between them, and the nodes that are taken on average."""
+    starts, steps = window_starts(schedule), steps_of(spec, schedule, units)
     states = [State(minute, step.units) for minute, step in zip(starts, steps, strict=True)]
     nodes = {unit.name: len(unit.nodes) for unit in units}
     windows = sorted(
@@ -118,14 +182,7 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
     )
     stages = stages_of(windows, times, schedule.warm_up) if times else {}
     transitions = transitions_of(states, nodes, schedule, stages)
-    return DaySchedule(
-        timezone=schedule.timezone,
-        steps=steps,
-        transitions=transitions,
-        mean_nodes_taken=nodes_taken(nodes, states, transitions),
-        gpus_per_node=spec.cluster.gpus_per_node,
-        batch_queue=schedule.batch_queue,
-    )
+    return steps, transitions, nodes_taken(nodes, states, transitions)
 
 
 def steps_of(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:

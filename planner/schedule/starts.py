@@ -62,7 +62,7 @@ class StartTimes:
 
 @dataclass(frozen=True)
 class Window:
-    """The units of each phase that are on from a minute of the day."""
+    """The units of each phase that are on from a minute, counted from the first day's midnight."""
 
     minute: int
     units: Mapping[Phase, int]
@@ -96,7 +96,7 @@ def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequ
 
 
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:
-    """Return the starts of a day in its order; `windows` are sorted, and the last one comes before the first."""
+    """Return the starts of one or more days in order; `windows` are sorted, and the last one comes before the first."""
     starts = []
     for index, window in enumerate(windows):
         before = windows[index - 1].units
@@ -106,22 +106,25 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
     return tuple(starts)
 
 
-def loading_s(starts: Sequence[Start]) -> tuple[float, ...]:
-    """Return for each start the time until the last of its weights is there; infinite where a day is too short."""
-    if sum(each.num_bytes / each.bytes_per_s for each in starts) > DAY_S:
+def loading_s(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
+    """Return for each start the time until the last of its weights is there; infinite where the days are too short.
+
+    The starts are those of so many days, which come again and again.
+    """
+    if sum(each.num_bytes / each.bytes_per_s for each in starts) > num_days * DAY_S:
         return (inf,) * len(starts)
     loaded, found = -inf, [0.0] * len(starts)
-    for day in (0, 1):  # the first is the day before, whose last start may still read
+    for turn in (0, 1):  # the first is what was before, whose last start may still read
         for index, each in enumerate(starts):
-            begin = each.minute * MINUTE_S + day * DAY_S
+            begin = each.minute * MINUTE_S + turn * num_days * DAY_S
             loaded = max(begin, loaded) + each.num_bytes / each.bytes_per_s
             found[index] = max(loaded - begin, each.node_s)
     return tuple(found)
 
 
-def least_warm_up(starts: Sequence[Start], times: StartTimes) -> float:
-    """Return the least whole seconds of warm-up in which every start is ready at its window."""
-    longest = max(loading_s(starts), default=0.0)
+def least_warm_up(starts: Sequence[Start], times: StartTimes, num_days: int = 1) -> float:
+    """Return the least whole seconds of warm-up in which every start of so many days is ready at its window."""
+    longest = max(loading_s(starts, num_days), default=0.0)
     return ceil(times.fixed_s + longest) if longest < inf else inf
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.layout.unit import Unit
-from planner.schedule.schedule import Step, steps_of, switches_units
+from planner.schedule.schedule import OtherDays, Step, all_steps, steps_of, switches_units, with_windows_of
 from planner.spec.schema import Spec
 
 __all__ = ["Timetable", "timetable_of"]
@@ -26,11 +26,17 @@ class Timetable:
     warm_up_s: float
     drain_s: float
     notice_s: float = 0.0
+    other_days: tuple[OtherDays, ...] = ()
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The states of all days."""
+        return all_steps(self.steps, self.other_days)
 
     @property
     def switches(self) -> bool:
         """True if some unit is off at some time."""
-        return switches_units(step.units for step in self.steps)
+        return switches_units(step.units for step in self.all_steps)
 
 
 def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:
@@ -38,4 +44,7 @@ def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:
     day = spec.schedule
     if day is None:
         return None
-    return Timetable(day.timezone, steps_of(spec, day, units), day.warm_up, day.drain, day.start.notice)
+    others = tuple(
+        OtherDays(tuple(other.days), steps_of(spec, with_windows_of(day, other), units)) for other in day.other_days
+    )
+    return Timetable(day.timezone, steps_of(spec, day, units), day.warm_up, day.drain, day.start.notice, others)

@@ -19,7 +19,8 @@ best balance takes no fewer requests than it takes with its own.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Any, Literal
 
@@ -27,20 +28,20 @@ from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
 from planner.search.asked import is_auto
-from planner.search.replicas import BestBalance
-from planner.search.speed import Speed, Trials, speed_of
+from planner.search.replicas import Balance, BestBalance
+from planner.search.speed import Numbers, Speed, Trial, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["KEPT", "Candidate", "Lost", "Numbers", "Why", "candidates_of", "tried_at"]
+__all__ = ["KEPT", "Candidate", "Lost", "Why", "candidates_of"]
 
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 
-Numbers = Mapping[str, int]
+TrialAt = Callable[[int, int], Trial]  # of one size: redundant experts, requests
 Why = Literal["memory", "slo", "failure domain", "cluster"]
 
 
@@ -80,12 +81,6 @@ def candidates_of(spec: ResolvedSpec, phase: Phase, most_nodes: int, trials: Tri
             for batch_tokens in _batch_tokens(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _with_slots(spec, phase, start, max(1, ep_size // per_node), trials, best)
-
-
-def tried_at(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> ResolvedSpec:
-    """Return the spec with a layout's numbers and so many requests; units do not matter to one of them."""
-    units = {"units": 1} if is_auto(spec.phase(phase), "units") else {}
-    return spec.trying(phase, {**numbers, **units, "max_requests": requests})
 
 
 def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, most_nodes: int) -> Sequence[int]:
@@ -139,34 +134,34 @@ def _with_slots(
     all_redundant = list(_redundant(spec, spec.phase(phase), ep_size))
     if not all_redundant:  # what is written does not divide
         return
-    most = _most_that_fit(spec, phase, start, all_redundant, trials)
-    ideal = replace(trials, best=BestBalance(trials.balance, num_logical + most))
+
+    @cache  # one is looked at for its memory, its speed, and the speed that balance could bring
+    def trial_at(redundant: int, requests: int) -> Trial:
+        return trials.at(spec, phase, {**start, "redundant_experts": redundant}, requests)
+
     fewest_requests, most_requests = _requests(spec, phase, spec.phase(phase))
     are_free = fewest_requests < most_requests
+    most = _most_that_fit(trial_at, all_redundant, fewest_requests)
+    ideal = BestBalance(trials.balance, num_logical + most)
     for redundant in all_redundant:
         numbers = {**start, "redundant_experts": redundant}
         if dark := _dark(spec, phase, ep_size, (num_logical + redundant) // ep_size):
             yield Lost(numbers, "failure domain", dark, {})
             continue
-        found = _tried(spec, phase, numbers, nodes, trials)
+        found = _tried(spec, phase, numbers, nodes, trial_at, trials.balance)
         yield found
         best[nodes] = max(best.get(nodes, 0.0), _rate(found))
         if redundant >= most or _bound(found, are_free=are_free) <= best[nodes]:
             return
-        if _rate(_tried(spec, phase, numbers, nodes, ideal, beyond=found)) <= best[nodes]:
+        if _rate(_tried(spec, phase, numbers, nodes, trial_at, ideal, beyond=found)) <= best[nodes]:
             return
 
 
-def _most_that_fit(
-    spec: ResolvedSpec, phase: Phase, start: Numbers, all_redundant: Sequence[int], trials: Trials
-) -> int:
+def _most_that_fit(trial_at: TrialAt, all_redundant: Sequence[int], requests: int) -> int:
     """Return the most redundant experts that leave memory for one request, else the fewest that there are."""
-    least, _ = _requests(spec, phase, spec.phase(phase))
 
     def memory_with(redundant: int) -> MemoryPlan:
-        memory = trials.memory_of(tried_at(spec, phase, {**start, "redundant_experts": redundant}, least), phase)
-        assert memory is not None
-        return memory
+        return trial_at(redundant, requests).memory
 
     fewest = memory_with(all_redundant[0])
     more_slots = max(-fewest.short, 0) // fewest.weights.slot  # besides, activations and buffers never shrink with them
@@ -206,10 +201,11 @@ def _tried(
     phase: Phase,
     numbers: Numbers,
     nodes: int,
-    trials: Trials,
+    trial_at: TrialAt,
+    balance: Balance,
     beyond: Candidate | Lost | None = None,
 ) -> Candidate | Lost:
-    """Return the layout with as many requests as it takes, or why it takes none.
+    """Return the layout with as many requests as it takes under a balance, or why it takes none.
 
     It takes as many as `beyond` at least, which is the same layout with a balance that is no better.
     """
@@ -218,8 +214,8 @@ def _tried(
 
     def look(requests: int) -> "_Look":
         if requests not in looks:
-            tried = tried_at(spec, phase, numbers, requests)
-            looks[requests] = _look(tried, phase, trials, _kv_tokens(spec, phase, requests))
+            trial = trial_at(numbers["redundant_experts"], requests)
+            looks[requests] = _look(trial, balance, _kv_tokens(spec, phase, requests))
         return looks[requests]
 
     least, most = _requests(spec, phase, section)
@@ -267,15 +263,14 @@ class _Look:
     reached: Mapping[str, float]
 
 
-def _look(tried: ResolvedSpec, phase: Phase, trials: Trials, kv_tokens: int) -> _Look:
-    memory = trials.memory_of(tried, phase)
-    assert memory is not None
+def _look(trial: Trial, balance: Balance, kv_tokens: int) -> _Look:
+    memory = trial.memory
     if memory.short > 0:
         return _Look(0, None, ("memory", f"{memory.short / 1e9:.1f} GB short of one request"), {})
     if kv_tokens > memory.kv_tokens:
         room = memory.kv_tokens
         return _Look(room, None, ("memory", f"KV has room for {room:,} of {kv_tokens:,} tokens"), {})
-    speed, slo = speed_of(tried, phase, memory, trials), tried.written.slo
+    speed, slo = speed_of(trial, balance), trial.spec.written.slo
     reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
     known = {field: value for field, value in reached.items() if value is not None}
     broken = [

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planner.search.candidates import Numbers
+from planner.search.speed import Numbers
 
 __all__ = ["FrontPoint", "front_of"]
 

@@ -20,7 +20,7 @@ from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
 from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
-from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of, tried_at
+from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of
 from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.replicas import ReplicaBalance
@@ -293,10 +293,7 @@ def _front(spec: ResolvedSpec, phase: Phase, candidates: Sequence[Candidate], tr
     for each in chain(order, small):
         requests = each.numbers["max_requests"] // 2
         while requests:
-            tried = tried_at(spec, phase, each.numbers, requests)
-            memory = trials.memory_of(tried, phase)
-            assert memory is not None
-            speed = speed_of(tried, phase, memory, trials)
+            speed = speed_of(trials.at(spec, phase, each.numbers, requests), trials.balance)
             assert speed.tpot_ms is not None
             numbers = {**each.numbers, "max_requests": requests}
             points.append(FrontPoint(numbers, speed.tokens_per_s_per_gpu, speed.tpot_ms))

@@ -4,7 +4,9 @@ The point is that of `estimate/case.py`, the time that of `estimate/throughput`;
 latencies are the means that a plan predicts too.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from planner.estimate.case import case_of, unit_shape
 from planner.estimate.points import operating_point
@@ -16,13 +18,15 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
-from planner.search.asked import LayoutOf, MemoryOf
-from planner.search.replicas import Balance, BestBalance, ReplicaBalance
+from planner.search.asked import LayoutOf, MemoryOf, is_auto
+from planner.search.replicas import Balance, ReplicaBalance
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["Speed", "Trials", "is_predictable", "speed_of"]
+__all__ = ["Numbers", "Speed", "Trial", "Trials", "is_predictable", "speed_of"]
 
 MS_PER_S = 1e3
+
+Numbers = Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,42 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One layout of a phase, with numbers for every field of it."""
+
+    spec: ResolvedSpec
+    layout: PhaseLayout
+    memory: MemoryPlan
+
+    @cached_property
+    def case(self) -> Case:
+        """Return what is asked of `estimate/throughput`. Without a map, GPUs are equally full and copies expected."""
+        spec, layout = self.spec, self.layout
+        unit = unit_shape(spec, layout)
+        on_nodes = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout) > 1
+        return case_of(
+            spec,
+            layout,
+            operating_point(spec, layout.phase, self.memory.kv_tokens),
+            expected_copies(spec.model, unit.num_gpus, unit.num_nodes, groups_on_nodes=on_nodes),
+        )
+
+
+@dataclass(frozen=True)
 class Trials:
     """What each layout is tried with: the passes that know its shape and its memory, and the loads of experts."""
 
     memory_of: MemoryOf
     layout_of: LayoutOf
     balance: ReplicaBalance
-    best: BestBalance | None = None  # asked instead, for what no more slots can exceed
+
+    def at(self, spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
+        """Return the layout with `numbers` and so many requests; units do not matter to one of them."""
+        units = {"units": 1} if is_auto(spec.phase(phase), "units") else {}
+        tried = spec.trying(phase, {**numbers, **units, "max_requests": requests})
+        memory = self.memory_of(tried, phase)
+        assert memory is not None
+        return Trial(tried, self.layout_of(tried, phase), memory)
 
 
 def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
@@ -52,26 +85,15 @@ def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
     return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
 
 
-def speed_of(spec: ResolvedSpec, phase: Phase, memory: MemoryPlan, trials: Trials) -> Speed:
-    """Return how fast `phase` is as `spec` has it, which has numbers for every field of the phase."""
-    case = _case(spec, trials.layout_of(spec, phase), memory, trials.best or trials.balance)
-    rate, group = saturated_rate(case), case.unit.attention_tp
-    tpot = None if phase == "prefill" else case.point.requests / group / rate * MS_PER_S
-    fullest = case.imbalance.gpus * case.engine.imbalance.get(phase, 1.0)  # as a plan tells it
+def speed_of(trial: Trial, balance: Balance) -> Speed:
+    """Return how fast a layout is whose GPUs are as full as `balance` foresees."""
+    case, unit = trial.case, trial.case.unit
+    slots = trial.layout.num_physical_experts
+    case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
+    rate = saturated_rate(case)
+    tpot = None if case.phase == "prefill" else case.point.requests / unit.attention_tp / rate * MS_PER_S
+    fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
     return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)
-
-
-def _case(spec: ResolvedSpec, layout: PhaseLayout, memory: MemoryPlan, balance: Balance) -> Case:
-    """Return what is asked of `estimate/throughput`: no map is there yet, so copies and balance are expected ones."""
-    gpu, unit = spec.gpu_of(layout.phase), unit_shape(spec, layout)
-    on_nodes = groups_on_nodes(spec.model, gpu, spec.cluster.gpus_per_node, layout) > 1
-    return case_of(
-        spec,
-        layout,
-        operating_point(spec, layout.phase, memory.kv_tokens),
-        expected_copies(spec.model, unit.num_gpus, unit.num_nodes, groups_on_nodes=on_nodes),
-        lambda pairs: balance.of(layout.num_physical_experts, unit.num_gpus, unit.num_nodes, pairs),
-    )
 
 
 def _ttft_ms(case: Case, rate: float) -> float | None:

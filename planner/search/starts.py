@@ -6,31 +6,34 @@ and so the storm that storage has to feed. The time only grows, to what the larg
 the search ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
 
-from planner.facts.day import hh_mm, minute_of
+from planner.facts.day import DAY_MINUTES, hh_mm, minute_of
 from planner.facts.quantities import gb
+from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, SpecError, Violation
 from planner.problems.fix import Fix
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_s, starts_of
 from planner.search.decision import Decision
 from planner.spec.check import ResolvedSpec
-from planner.spec.schedule import ScheduleSpec
+from planner.spec.hours import weeks_of
+from planner.spec.schedule import ScheduleSpec, WindowSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["LONGEST_S", "as_text", "require_ready", "settled_warm_up", "warm_up_decision", "windows_of"]
+__all__ = ["LONGEST_S", "as_text", "require_ready", "settled_warm_up", "warm_up_decision"]
 
 MAX_GBIT_PER_S = 10**8
 LONGEST_S = 6 * 3600.0  # as the field takes it
 MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
 
-WindowsWith = Callable[[float], Sequence[Mapping[str, Any]]]  # those of a day with this warm-up
+ScheduleWith = Callable[[float], ScheduleSpec]  # with the windows that this warm-up makes
+Starts = Sequence[tuple[Sequence[Start], int]]  # of days that come again and again, and how many days these are
 
 
-def settled_warm_up(spec: ResolvedSpec, windows_with: WindowsWith, times: StartTimes | None) -> float:
+def settled_warm_up(spec: ResolvedSpec, schedule_with: ScheduleWith, times: StartTimes | None) -> float:
     """Return the least warm-up in whole seconds that suffices for the windows that follow from it.
 
     Raises SpecError where it is not known what a unit reads, and InfeasibleError where storage feeds no such day.
@@ -39,8 +42,8 @@ def settled_warm_up(spec: ResolvedSpec, windows_with: WindowsWith, times: StartT
         raise SpecError([spec.problem(_not_known())])
     warm_up = 0.0
     for _ in range(MAX_ROUNDS):
-        starts = starts_of(windows_of(windows_with(warm_up), tuple(times.units)), times)
-        least = least_warm_up(starts, times)
+        starts = _starts(schedule_with(warm_up), times)
+        least = _least(starts, times)
         if least > LONGEST_S:
             raise InfeasibleError([spec.problem(_too_slow(starts, times))])
         if least <= warm_up:
@@ -49,33 +52,26 @@ def settled_warm_up(spec: ResolvedSpec, windows_with: WindowsWith, times: StartT
     return warm_up
 
 
-def require_ready(spec: ResolvedSpec, windows: Sequence[Mapping[str, Any]], times: StartTimes | None) -> None:
-    """Raise InfeasibleError where some start takes longer than `schedule.warm_up`, with what would do."""
-    schedule = spec.written.schedule
-    if schedule is None or times is None:
+def require_ready(spec: ResolvedSpec, schedule: ScheduleSpec, times: StartTimes | None) -> None:
+    """Raise InfeasibleError where some start takes longer than the warm-up of `schedule`, with what would do."""
+    if times is None:
         return
-    starts = starts_of(windows_of(windows, tuple(times.units)), times)
-    least = least_warm_up(starts, times)
+    starts = _starts(schedule, times)
+    least = _least(starts, times)
     if least > LONGEST_S:
         raise InfeasibleError([spec.problem(_too_slow(starts, times))])
     if least > schedule.warm_up:
         raise InfeasibleError([spec.problem(_too_short(schedule, starts, times, least))])
 
 
-def warm_up_decision(windows: Sequence[Mapping[str, Any]], times: StartTimes, warm_up: float) -> Decision:
-    """Return the decision for `warm_up: auto`, with the start that takes longest."""
-    starts = starts_of(windows_of(windows, tuple(times.units)), times)
-    if not starts:
+def warm_up_decision(schedule: ScheduleSpec, times: StartTimes) -> Decision:
+    """Return the decision for `warm_up: auto`, which `schedule` has, with the start that takes longest."""
+    starts, warm_up = _starts(schedule, times), schedule.warm_up
+    if not any(each for each, _ in starts):
         return Decision("schedule.warm_up", as_text(warm_up), "no unit ever starts")
     worst, loading = _longest(starts)
     why = f"what the start at {_at(worst)} takes: {_stages(worst, loading, times)}"
     return Decision("schedule.warm_up", as_text(warm_up), why)
-
-
-def windows_of(windows: Sequence[Mapping[str, Any]], phases: Sequence[Any]) -> list[Window]:
-    """Return windows as a spec writes them, sorted."""
-    found = [Window(minute_of(each["at"]), {p: each.get(f"{p}_units") or 0 for p in phases}) for each in windows]
-    return sorted(found, key=lambda each: each.minute)
 
 
 def as_text(seconds: float) -> str:
@@ -83,7 +79,27 @@ def as_text(seconds: float) -> str:
     return f"{max(ceil(seconds), 1)}s"
 
 
-def _too_short(schedule: ScheduleSpec, starts: Sequence[Start], times: StartTimes, least: float) -> Violation:
+def _starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
+    """Return the starts of a day like most, and of the week around each other day."""
+    return [(starts_of(_windows(week, tuple(times.units)), times), len(week)) for week in weeks_of(schedule)]
+
+
+def _windows(week: Sequence[Sequence[WindowSpec]], phases: Sequence[Phase]) -> list[Window]:
+    """Return the windows of days one after the other, in order: each day begins in the state that ends it."""
+    found = []
+    for number, day in enumerate(week):
+        ordered = sorted(day, key=lambda window: window.at)
+        times = [0, *(minute_of(window.at) for window in ordered)]
+        for minute, window in zip(times, [ordered[-1], *ordered], strict=True):
+            found.append(Window(number * DAY_MINUTES + minute, {phase: window.num_units(phase) for phase in phases}))
+    return found
+
+
+def _least(starts: Starts, times: StartTimes) -> float:
+    return max(least_warm_up(each, times, num_days) for each, num_days in starts)
+
+
+def _too_short(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Violation:
     worst, loading = _longest(starts)
     rule = f"S763 must be at least {as_text(least)}, which the start at {_at(worst)} takes"
     return Violation(
@@ -95,7 +111,7 @@ def _too_short(schedule: ScheduleSpec, starts: Sequence[Start], times: StartTime
     )
 
 
-def _longer_or_faster(schedule: ScheduleSpec, starts: Sequence[Start], times: StartTimes, least: float) -> Fix:
+def _longer_or_faster(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Fix:
     """Offer the least warm-up, or the least bandwidth of the storage where that alone would do."""
     changes: list[dict[str, Any]] = [{"schedule.warm_up": as_text(least)}]
     words = f"nearest: {as_text(least)}"
@@ -107,12 +123,12 @@ def _longer_or_faster(schedule: ScheduleSpec, starts: Sequence[Start], times: St
     return Fix(words, tuple(changes))
 
 
-def _least_storage(starts: Sequence[Start], times: StartTimes, warm_up: float) -> int | None:
+def _least_storage(starts: Starts, times: StartTimes, warm_up: float) -> int | None:
     """Return the least whole GB/s of storage with which every start is ready; None where no bandwidth is enough."""
 
     def suffices(gb_per_s: int) -> bool:
-        faster = [replace(each, bytes_per_s=gb_per_s * 1e9) for each in starts]
-        return least_warm_up(faster, times) <= warm_up
+        faster = [([replace(each, bytes_per_s=gb_per_s * 1e9) for each in some], days) for some, days in starts]
+        return _least(faster, times) <= warm_up
 
     least, most = ceil(times.spec.storage / 8), MAX_GBIT_PER_S // 8
     if not suffices(most):
@@ -123,7 +139,7 @@ def _least_storage(starts: Sequence[Start], times: StartTimes, warm_up: float) -
     return least
 
 
-def _too_slow(starts: Sequence[Start], times: StartTimes) -> Violation:
+def _too_slow(starts: Starts, times: StartTimes) -> Violation:
     """Say that no warm-up is long enough: the fix is of the storage, where that is what is slow."""
     worst, loading = _longest(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
@@ -136,8 +152,9 @@ def _too_slow(starts: Sequence[Start], times: StartTimes) -> Violation:
     return Violation("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
 
 
-def _total(starts: Sequence[Start]) -> float:
-    return sum(each.num_bytes for each in starts)
+def _total(starts: Starts) -> float:
+    """Return the bytes of the fullest day, on average over its neighbours."""
+    return max(sum(each.num_bytes for each in some) / days for some, days in starts)
 
 
 def _not_known() -> Violation:
@@ -146,8 +163,9 @@ def _not_known() -> Violation:
     return Violation("schedule.warm_up", AUTO, rule, reason, "write the time that you have measured")
 
 
-def _longest(starts: Sequence[Start]) -> tuple[Start, float]:
-    return max(zip(starts, loading_s(starts), strict=True), key=lambda each: each[1])
+def _longest(starts: Starts) -> tuple[Start, float]:
+    pairs = (pair for some, days in starts for pair in zip(some, loading_s(some, days), strict=True))
+    return max(pairs, key=lambda each: each[1])
 
 
 def _stages(start: Start, loading: float, times: StartTimes) -> str:

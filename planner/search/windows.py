@@ -5,15 +5,15 @@ busiest entry of the profile. Those that speed decided carry what they make unde
 windows count units from then on, so the numbers that stood in the phases go away.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, SpecError, Violation
-from planner.problems.fix import nearest
+from planner.problems.fix import nearest, removal
 from planner.schedule.demand import units_at_rate, units_of_busiest
-from planner.schedule.derived import DerivedDay, derived_day
+from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.asked import LayoutOf, MemoryOf
 from planner.search.decision import Decision
@@ -48,10 +48,9 @@ def with_windows(
     spec, decisions = _followed(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
     assert decided is not None
-    windows = [each.model_dump() for each in decided.windows]
-    require_ready(spec, windows, times)
+    require_ready(spec, decided, times)
     if is_undecided(schedule.warm_up) and times is not None:
-        decisions.append(warm_up_decision(windows, times, decided.warm_up))
+        decisions.append(warm_up_decision(decided, times))
     return spec, [*decisions, *of_drain]
 
 
@@ -63,42 +62,76 @@ def _followed(
     times: StartTimes | None,
 ) -> tuple[ResolvedSpec, list[Decision]]:
     """Return `spec` with numbers for what its schedule leaves to the planner, and why the windows are those."""
-    day_with = _day_with(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
+    days_with = _days_with(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
     values: dict[str, Any] = {}
     if is_undecided(schedule.warm_up):
-        written = spec.document.data["schedule"]["windows"]
-        warm_up = settled_warm_up(spec, lambda time: day_with(time).windows if day_with else written, times)
+        warm_up = settled_warm_up(
+            spec, lambda time: _with(schedule, spec, days_with(time)) if days_with else schedule, times
+        )
         values["schedule.warm_up"] = as_text(warm_up)
     else:
         warm_up = schedule.warm_up
-    if day_with is None:
+    if days_with is None:
         return (with_values(spec, values) if values else spec), []
-    day, section = day_with(warm_up), spec.document.data["schedule"]
-    section = {} if section == AUTO else section
-    values = {"schedule": section | {"windows": list(day.windows)}} | {f"{p}.units": None for p in spec.phases} | values
-    return with_values(spec, values), [Decision("schedule.windows", f"{len(day.windows)} windows", _why(day))]
+    days, section = days_with(warm_up), spec.document.data["schedule"]
+    written = ({} if section == AUTO else section) | _windows(spec, days)
+    values = {"schedule": written} | {f"{p}.units": None for p in spec.phases} | values
+    return with_values(spec, values), _decisions(spec, days)
 
 
-def _day_with(
-    spec: ResolvedSpec, schedule: ScheduleSpec, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
-) -> Callable[[float], DerivedDay]:
-    """Return what derives the day for a warm-up."""
+def _windows(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
+    """Return the windows of all days, as a spec writes them."""
     traffic = spec.written.traffic
+    assert traffic is not None
+    others = [
+        {"days": each.days, "windows": list(day.windows)}
+        for each, day in zip(traffic.other_days, days[1:], strict=True)
+    ]
+    return {"windows": list(days[0].windows)} | ({"other_days": others} if others else {})
+
+
+def _with(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
+    """Return `schedule` with the windows of `days`."""
+    return ScheduleSpec.model_validate(_windows(spec, days)).model_copy(update={"start": schedule.start})
+
+
+def _decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
+    traffic = spec.written.traffic
+    assert traffic is not None
+    found = [Decision("schedule.windows", f"{len(days[0].windows)} windows", _why(days[0]))]
+    for index, (each, day) in enumerate(zip(traffic.other_days, days[1:], strict=True)):
+        why = f"on {', '.join(each.days)}: {day.mean_nodes:.2f} nodes are taken on average, {day.bound:.2f} at least"
+        found.append(Decision(f"schedule.other_days.{index}.windows", f"{len(day.windows)} windows", why))
+    return found
+
+
+def _days_with(
+    spec: ResolvedSpec, schedule: ScheduleSpec, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
+) -> Callable[[float], tuple[DerivedDay, ...]]:
+    """Return what derives the days for a warm-up."""
+    traffic = spec.written.traffic
+    if schedule.other_days:
+        raise SpecError([spec.problem(_other_windows(spec))])
     if traffic is None or traffic.profile is None or not any(traffic.profile):
         raise SpecError([spec.problem(_no_profile())])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     _require_room(spec, nodes_per_unit)
-    asked = {phase: _asked(traffic, traffic.profile, each, rates.get(phase)) for phase, each in layouts.items()}
-    return lambda warm_up: derived_day(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
+    days = [None, *(each.days[0] for each in traffic.other_days)]
+    asked = [_asked(traffic, each, layouts, rates) for each in days]
+    return lambda warm_up: derived_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
 
 
 def _asked(
-    traffic: TrafficSpec, profile: list[float], layout: PhaseLayout, tokens_per_s: float | None
-) -> tuple[float, ...]:
-    """Return the units of a phase that each entry of the profile asks for."""
-    if tokens_per_s is None:
-        return units_of_busiest(profile, layout.num_units, traffic.capacity)
-    return units_at_rate(profile, traffic.tokens_of(layout.phase), tokens_per_s)
+    traffic: TrafficSpec, day: str | None, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
+) -> Asked:
+    """Return the units of each phase that each entry of a day's profile asks for."""
+    profile, scale = traffic.profile_on(day) or [], traffic.day_scale(day)
+    return {
+        phase: units_at_rate(profile, scale * traffic.tokens_of(phase), rates[phase])
+        if phase in rates
+        else units_of_busiest(profile, each.num_units, traffic.capacity or traffic.busiest)
+        for phase, each in layouts.items()
+    }
 
 
 def _require_room(spec: ResolvedSpec, nodes_per_unit: Mapping[Phase, int]) -> None:
@@ -124,6 +157,12 @@ def _why(day: DerivedDay) -> str:
         f" that warm up and drain, and {day.bound:.2f} at least without. {day.binding} binds: {binding:.2f} of these"
         " are its own"
     )
+
+
+def _other_windows(spec: ResolvedSpec) -> Violation:
+    written = spec.document.data["schedule"]["other_days"]
+    rule, reason = "S527 must not stand beside windows that are auto", "these follow traffic.other_days"
+    return Violation("schedule.other_days", written, rule, reason, removal())
 
 
 def _no_profile() -> Violation:

@@ -10,6 +10,7 @@ It does not plan: whether the cluster is large enough is not asked here.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,7 +259,8 @@ def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:
     """How many units each phase has, for the rule about their names; and the GPUs that there are for one of them."""
     counts = {phase: values[f"{phase}.units"] for phase in PHASES if f"{phase}.units" in values}
-    for window in values.get("schedule.windows") or []:
+    others = values.get("schedule.other_days") or []
+    for window in chain(values.get("schedule.windows") or [], *(each.get("windows", []) for each in others)):
         counts |= {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
     return {"spec.units": counts} | _room(values, counts) if counts else {}
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.facts.day import DAY_MINUTES
+from planner.facts.gpu_names import instead_of_gpu
 from planner.problems.fix import Fix, for_example, nearest, removal
-from planner.spec.instead import instead_of_gpu
+from planner.spec.other_days import wrong_days
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
 from planner.spec.traffic import HOURS
@@ -28,14 +29,32 @@ def some_hour_has_demand(profile: Sequence[float] | None) -> Broken | None:
     return Broken("S610 must be above 0 in some hour", "the day's tokens must arrive at some hour", fix)
 
 
-@_reads("traffic.profile")
-def entries_divide_hours(profile: Sequence[float] | None) -> Broken | None:
+@_reads("traffic.given", "traffic.profile?", "traffic.other_days?")
+def entries_divide_hours(
+    _: frozenset[str], profile: Sequence[float] | None, others: Sequence[Mapping[str, Any]] | None
+) -> Iterator[Broken]:
     """Each has a whole number of minutes, and no entry is of two hours."""
-    if profile is None or DAY_MINUTES % len(profile) == 0 == len(profile) % HOURS:
-        return None
     counts = ", ".join(str(HOURS * parts) for parts in range(1, 61) if 60 % parts == 0)
-    rule = f"S616 must have as many entries as a day has hours or equal parts of them, it has {len(profile)}"
-    return Broken(rule, f"these are {counts}", "give one entry for each hour or part of one")
+    places = {f"traffic.other_days.{index}.profile": each.get("profile") for index, each in enumerate(others or ())}
+    for place, each in {"traffic.profile": profile, **places}.items():
+        if each is not None and not DAY_MINUTES % len(each) == 0 == len(each) % HOURS:
+            rule = f"S616 must have as many entries as a day has hours or equal parts of them, it has {len(each)}"
+            yield Broken(rule, f"these are {counts}", "give one entry for each hour or part of one", place, each)
+
+
+@_reads("traffic.other_days")
+def other_days_are_of_the_calendar(others: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+    """Each is named once."""
+    yield from wrong_days("traffic.other_days", others)
+
+
+@_reads("traffic.other_days", "traffic.given")
+def other_days_are_unlike_a_profile(others: Sequence[Mapping[str, Any]], given: frozenset[str]) -> Broken | None:
+    """What they have is relative to it."""
+    if not others or given & {"profile", "history"}:
+        return None
+    rule, reason = "S622 must come with profile or history", "the demand of these days is in its unit"
+    return Broken(rule, reason, "write traffic.profile, the demand of the 24 hours of all other days")
 
 
 @_reads("traffic.output_lengths.p99", "traffic.output_lengths.median")

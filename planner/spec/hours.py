@@ -1,14 +1,26 @@
 """How long the windows of a schedule last, and for how long a unit is on."""
 
+from collections.abc import Iterator, Sequence
+
+from planner.facts.calendar import entry_of, week_around
 from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
-from planner.spec.schedule import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["active_minutes", "window_minutes", "window_starts"]
+__all__ = ["active_minutes", "weeks_of", "window_minutes", "window_starts"]
+
+
+def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
+    """Yield days that come again and again, with their windows: a day like most, and the week around each other day."""
+    yield (schedule.windows,)
+    others = [other.days for other in schedule.other_days]
+    for day in (day for days in others for day in days):
+        entries = (entry_of(each, others) for each in week_around(day))
+        yield tuple(schedule.windows if entry is None else schedule.other_days[entry].windows for entry in entries)
 
 
 def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> int:
-    """Minutes of a day for which unit `index` of `phase` is on."""
+    """Minutes of a day like most for which unit `index` of `phase` is on."""
     if schedule is None:
         return DAY_MINUTES
     lengths = zip(schedule.windows, window_minutes(schedule), strict=True)

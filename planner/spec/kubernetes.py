@@ -315,11 +315,10 @@ class KubernetesSpec(Section):
         "waits for 150 s at most.",
         examples=["10min"],
     )
-    drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
-        default="30s",
-        validate_default=True,
+    drain: Annotated[float, *quantity("time", least="1s", most="24h")] | None = Field(
+        default=None,
         description="Time that a unit or the gateway gets, once told to end, for the answers that it has begun; an "
-        "idle one ends at once.",
+        "idle one ends at once. Unless given, schedule.drain where a controller drains units, else 30s.",
         examples=["2min"],
     )
     disruptions: int | None = Field(

@@ -6,12 +6,13 @@ from pydantic import Field, model_validator
 
 from planner.facts.quantities import quantity
 from planner.facts.terms import Phase
+from planner.spec.other_days import MAX_OTHER_DAYS, DayNames
 from planner.spec.phase import MAX_UNITS
 from planner.spec.section import Section
 from planner.spec.start import StartSpec
 from planner.spec.undecided import AUTO, OR_AUTO, is_undecided
 
-__all__ = ["ScheduleSpec", "UnitCounts", "WindowSpec", "is_undecided_day"]
+__all__ = ["OtherWindowsSpec", "ScheduleSpec", "UnitCounts", "WindowSpec", "is_undecided_day"]
 
 
 class WindowSpec(Section):
@@ -55,6 +56,19 @@ class UnitCounts(Section):
         return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase] or 1
 
 
+class OtherWindowsSpec(Section):
+    """The windows of days that are not like the others."""
+
+    days: DayNames
+    windows: list[WindowSpec] = Field(
+        min_length=1,
+        max_length=1440,
+        description="Windows of such a day, from midnight to midnight. Before the first one, the last one's units are"
+        " on.",
+        examples=[[{"at": "09:00", "prefill_units": 8, "decode_units": 2}]],
+    )
+
+
 class ScheduleSpec(Section):
     """The day: which units are on when. The nodes of the others are free for other work. The word auto is short for
     windows that are auto."""
@@ -67,6 +81,15 @@ class ScheduleSpec(Section):
         " With auto, those that carry traffic.profile with the fewest node-hours, where each phase's units just carry"
         " the busiest hour.",
         examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}], "auto"],
+    )
+    other_days: list[OtherWindowsSpec] = Field(
+        default=[],
+        max_length=MAX_OTHER_DAYS,
+        description="Windows of weekdays and dates that are not like the others; a date says more than its weekday."
+        " Where windows are auto, they follow traffic.other_days.",
+        examples=[
+            [{"days": ["saturday", "sunday"], "windows": [{"at": "00:00", "prefill_units": 8, "decode_units": 2}]}]
+        ],
     )
     warm_up: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
         default="10min",
@@ -136,6 +159,11 @@ class ScheduleSpec(Section):
         " given).",
         examples=[6],
     )
+
+    @property
+    def all_windows(self) -> list[WindowSpec]:
+        """Return the windows of all days."""
+        return [*self.windows, *(window for other in self.other_days for window in other.windows)]
 
     @model_validator(mode="before")
     @classmethod

@@ -1,15 +1,20 @@
 """The rules between fields of `schedule`; `layout_rules.py` asks them with the others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.fix import Fix, for_example, nearest, removal
+from planner.spec.other_days import wrong_days
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
 
 __all__ = ["RULES"]
+
+Windows = Sequence[Mapping[str, Any]]
+OtherDays = Sequence[Mapping[str, Any]]
+Keys = frozenset[str]
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -25,51 +30,57 @@ def timezone_is_the_ianas(timezone: str) -> Broken | None:
     return Broken(rule, reason, nearest_timezone(timezone))
 
 
-@_reads("schedule.windows")
-def windows_start_at_different_times(windows: list[dict[str, Any]]) -> Iterator[Broken]:
+@_reads("schedule.given", "schedule.windows?", "schedule.other_days?")
+def windows_start_at_different_times(_: Keys, windows: Windows | None, others: OtherDays | None) -> Iterator[Broken]:
     """Each lasts until the next one's."""
-    yield from at_different_times("S511", "schedule.windows", windows, "only one window can start at a time")
+    for place, each in _all_windows(windows, others):
+        yield from at_different_times("S511", place, each, "only one window can start at a time")
 
 
-@_reads("schedule.windows", "spec.sections")
+@_reads("schedule.given", "schedule.windows?", "schedule.other_days?", "spec.sections")
 def windows_count_the_phases_that_there_are(
-    windows: list[dict[str, Any]], sections: frozenset[str]
+    _: Keys, windows: Windows | None, others: OtherDays | None, sections: Keys
 ) -> Iterator[Broken]:
     """All of them, and no other."""
     wanted = [f"{phase}_units" for phase in PHASES if phase in sections]
-    for index, window in enumerate(windows):
+    for place, window in _each_window(windows, others):
         given = [key for key, number in window.items() if key != "at" and number is not None]
         if sorted(given) != sorted(wanted) and not isinstance(window, Partial):
             rule = f"S512 must set {' and '.join(wanted)}, it sets {' and '.join(given) or 'nothing'}"
-            place = f"schedule.windows.{index}"
-            yield Broken(
-                rule, "each window sets the number of units of each phase", _counted(place, given, wanted), place
-            )
+            reason = "each window sets the number of units of each phase"
+            yield Broken(rule, reason, _counted(place, given, wanted), place)
 
 
-@_reads("schedule.windows")
-def phases_are_on_together(windows: list[dict[str, Any]]) -> Iterator[Broken]:
+@_reads("schedule.given", "schedule.windows?", "schedule.other_days?")
+def phases_are_on_together(_: Keys, windows: Windows | None, others: OtherDays | None) -> Iterator[Broken]:
     """Prompts without tokens, or tokens without prompts, serve nobody."""
-    for index, window in enumerate(windows):
+    for place, window in _each_window(windows, others):
         off = [key for key in ("prefill_units", "decode_units") if window.get(key) == 0]
         on = [key for key in ("prefill_units", "decode_units") if window.get(key)]
         if off and on:
             rule = f"S513 must be at least 1 where {on[0]} is {window[on[0]]}"
             reason = "a request passes through both phases"
-            yield Broken(rule, reason, nearest(1), f"schedule.windows.{index}.{off[0]}", 0)
+            yield Broken(rule, reason, nearest(1), f"{place}.{off[0]}", 0)
 
 
-@_reads("schedule.windows")
-def some_window_has_units(windows: list[dict[str, Any]]) -> Broken | None:
+@_reads("schedule.windows", "schedule.other_days")
+def some_window_has_units(windows: Windows, others: OtherDays) -> Broken | None:
     """A deployment that is always off needs no plan."""
-    if any(isinstance(window, Partial) for window in windows):
+    found = [window for _, window in _each_window(windows, others)]
+    if any(isinstance(window, Partial) for window in found):
         return None
-    counts = [key for key in windows[0] if key != "at"]
-    if not counts or any(number for window in windows for key, number in window.items() if key != "at"):
+    counts = [key for key in found[0] if key != "at"] if found else []
+    if not counts or any(number for window in found for key, number in window.items() if key != "at"):
         return None
     words = " and ".join(f"{key}: 1" for key in counts)
     fix = for_example(f"{words} in the first")
     return Broken("S514 must have units in some window", "otherwise nothing ever runs", fix, "schedule")
+
+
+@_reads("schedule.other_days")
+def other_days_are_of_the_calendar(others: OtherDays) -> Iterator[Broken]:
+    """Each is named once."""
+    yield from wrong_days("schedule.other_days", others)
 
 
 @_reads("{phase}.units", "{phase}.given", "schedule.windows")
@@ -87,6 +98,19 @@ def floors_are_of_phases_that_there_are(sections: frozenset[str], *floors: int |
         if floor is not None and phase not in sections:
             place = f"schedule.min_units.{phase}"
             yield Broken(f"S522 must come with {phase}", "there is no such phase", removal(place), place, floor)
+
+
+def _all_windows(windows: Windows | None, others: OtherDays | None) -> Iterator[tuple[str, Windows]]:
+    """Yield the windows of each kind of day, and where they stand."""
+    if windows is not None:
+        yield "schedule.windows", windows
+    for index, other in enumerate(others or ()):
+        yield f"schedule.other_days.{index}.windows", other.get("windows", ())
+
+
+def _each_window(windows: Windows | None, others: OtherDays | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for place, each in _all_windows(windows, others):
+        yield from ((f"{place}.{index}", window) for index, window in enumerate(each))
 
 
 def _counted(place: str, given: list[str], wanted: list[str]) -> Fix | str:

@@ -33,6 +33,8 @@ from planner.spec.uptime import UptimeSpec
 
 __all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
 
+LEAST_DRAIN_S = 30.0  # what Kubernetes gives a pod that says nothing: terminationGracePeriodSeconds
+
 
 class EngineSpec(Section):
     """An engine in a version of its own."""
@@ -270,11 +272,25 @@ class Spec(Section):
         """Return the drafts of a request in a step; prefill has none, and computes the KV that drafting needs."""
         return self.phase(self.phases[-1]).draft_tokens
 
+    @property
+    def drain_s(self) -> float:
+        """Return the seconds that a process gets for its answers when it is told to end; the drain is decided by now.
+
+        Where a controller follows the schedule, units are told to end every day. A rehearsal's day goes faster than
+        its answers, so it has less of it.
+        """
+        kubernetes, schedule = self.kubernetes, self.schedule
+        if kubernetes.drain is not None:
+            return kubernetes.drain
+        if kubernetes.controller is None or schedule is None:
+            return LEAST_DRAIN_S
+        return max(LEAST_DRAIN_S, schedule.drain / kubernetes.controller.pace)
+
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""
         if self.schedule is None or is_undecided(self.schedule.windows):
             return self.phase(phase).units
-        return max(window.num_units(phase) for window in self.schedule.windows)
+        return max(window.num_units(phase) for window in self.schedule.all_windows)
 
     def phase(self, phase: Phase) -> PhaseSpec:
         """The section of `phase`, which the deployment has."""

@@ -5,11 +5,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES, DAY_S
 from planner.facts.terms import Phase
+from planner.spec.other_days import MAX_OTHER_DAYS, DayNames
 from planner.spec.section import Section
 
-__all__ = ["HOURS", "TrafficSpec"]
+__all__ = ["HOURS", "OtherDemandSpec", "TrafficSpec"]
 
 HOURS = 24
 MAX_TOKENS = 1e18  # a day's, of any service
@@ -21,6 +23,20 @@ class LengthsSpec(Section):
 
     median: int = Field(ge=1, le=MAX_LENGTH, description="Tokens of the middle one of all answers.", examples=[1000])
     p99: int = Field(ge=1, le=MAX_LENGTH, description="Tokens that 99 % of the answers have at most.", examples=[12000])
+
+
+Profile = Annotated[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]], Field(min_length=HOURS, max_length=DAY_MINUTES)]
+
+
+class OtherDemandSpec(Section):
+    """The demand of days that are not like the others."""
+
+    days: DayNames
+    profile: Profile = Field(
+        description="Demand of each hour, or of each equal part of one, in the unit of traffic.profile or history: a"
+        " day of half the demand has half the tokens.",
+        examples=[[1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 2, 2, 1]],
+    )
 
 
 class TrafficSpec(Section):
@@ -42,15 +58,19 @@ class TrafficSpec(Section):
         description="Share of the prompt tokens whose KV a cache has, where the others are computed.",
         examples=[0.563],
     )
-    profile: list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]] | None = Field(
+    profile: Profile | None = Field(
         default=None,
-        min_length=HOURS,
-        max_length=DAY_MINUTES,
         description="Demand of each hour from midnight in the schedule's time zone, relative to the others (even unless"
         " given); or of each half, quarter or other whole number of minutes of an hour.",
         examples=[[2, 1, 1, 1, 1, 1, 2, 3, 5, 7, 8, 8, 8, 8, 8, 8, 8, 8, 7, 7, 6, 5, 4, 3]],
     )
 
+    other_days: list[OtherDemandSpec] = Field(
+        default=[],
+        max_length=MAX_OTHER_DAYS,
+        description="Demand of weekdays and dates that are not like the others; a date says more than its weekday.",
+        examples=[[{"days": ["saturday", "sunday"], "profile": [1] * HOURS}]],
+    )
     history: str | None = Field(
         default=None,
         min_length=1,
@@ -85,6 +105,21 @@ class TrafficSpec(Section):
         return self.input_tokens * (1 - self.cache_hit_rate) if phase == "prefill" else self.output_tokens
 
     def peak_per_s(self, phase: Phase) -> float:
-        """Return the tokens/s that `phase` is asked for in the entry of the profile that has most."""
+        """Return the tokens/s that `phase` is asked for in the entry that has most, of any day."""
         profile = self.profile or [1.0] * HOURS
-        return self.tokens_of(phase) * max(profile) / fsum(profile) / (DAY_S / len(profile))
+        return self.tokens_of(phase) * self.busiest / fsum(profile) / (DAY_S / len(profile))
+
+    @property
+    def busiest(self) -> float:
+        """Return the demand of the entry that has most, of any day."""
+        return max(max(each) for each in (self.profile or [1.0], *(other.profile for other in self.other_days)))
+
+    def profile_on(self, day: str | None) -> list[float] | None:
+        """Return the profile of a date or a weekday; without one, or where no entry has it, that of all days."""
+        index = None if day is None else entry_of(day, [each.days for each in self.other_days])
+        return self.profile if index is None else self.other_days[index].profile
+
+    def day_scale(self, day: str | None) -> float:
+        """Return how many times the tokens of the section a date or a weekday has."""
+        profile, own = self.profile or [1.0], self.profile_on(day) or [1.0]
+        return fsum(own) / len(own) / (fsum(profile) / len(profile))

@@ -23,11 +23,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runtime.gateway.admission import Admission, Line, caller_of
 from runtime.gateway.body import MAX_CHOICES
 from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.embeddings import EmbeddingCall, embeddings_json, read_embeddings
-from runtime.gateway.generation import Delta, Generation, check_room
+from runtime.gateway.generation import Delta, Generation
 from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
 from runtime.gateway.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Spending
@@ -36,7 +37,6 @@ from runtime.gateway.openapi import describe
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
-from runtime.gateway.resumption import Resumptions
 from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
 from runtime.gateway.tracing import Traces
@@ -62,7 +62,7 @@ class Gateway:
 
     model: ServedModel
     schemas: Schemas
-    resumptions: Resumptions
+    admission: Admission
     metrics: GatewayMetrics
     started: int
     keys: KeyRing | None = None
@@ -75,7 +75,7 @@ class Gateway:
     @property
     def registry(self) -> Registry:
         """The ranks."""
-        return self.resumptions.registry
+        return self.admission.resumptions.registry
 
 
 def create_app(gateway: Gateway) -> Starlette:
@@ -145,14 +145,14 @@ async def embeddings(request: Request) -> Response:
     account: Account = request.state.account
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
-        check_room(1, gateway.registry.room_to_embed(), gateway.registry, gateway.metrics)
+        _refuse_early(1, gateway.admission.embeddings, request)
         idempotent = _idempotent(request, raw)
         asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
         begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
-        call = EmbeddingCall(asked.prompts, gateway.resumptions, gateway.metrics)
+        call = EmbeddingCall(asked.prompts, caller_of(request), gateway.admission, gateway.metrics)
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
         used = idempotent.count(asked.num_tokens, 0)
@@ -216,10 +216,10 @@ async def _answer(
     account: Account = request.state.account
     account.check_tokens()
     async with gateway.bodies.read(request) as raw:
-        _refuse_early(1, gateway)
+        _refuse_early(1, gateway.admission.answers, request)
         idempotent = _idempotent(request, raw)
         asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
-        _refuse_early(asked.num_choices, gateway)
+        _refuse_early(asked.num_choices, gateway.admission.answers, request)
         call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
     request_id = f"{prefix}-{uuid4().hex}"
     dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
@@ -228,7 +228,8 @@ async def _answer(
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
         await _check_schema(request, call)
-        generation = Generation(call, gateway.resumptions, gateway.model.tokenizer, gateway.metrics)
+        caller, tokenizer = caller_of(request), gateway.model.tokenizer
+        generation = Generation(call, caller, gateway.admission, tokenizer, gateway.metrics)
         begun = Begun(request, request_id, time.monotonic(), idempotent.digest)
         stack.callback(_close, generation, spending, idempotent, begun)
         if not call.stream:
@@ -282,14 +283,14 @@ async def _worked_out(request: Request, num_bytes: int, work: Callable[[], T]) -
     return await while_connected(request, done())
 
 
-def _refuse_early(num_choices: int, gateway: Gateway) -> None:
+def _refuse_early(num_choices: int, line: Line, request: Request) -> None:
     """Raise ApiError for more than there is room for: whoever is refused anyway costs no tokenizer and no memory.
 
     While nobody is ready, a call of usual size is still told what is wrong with it.
     """
-    room = gateway.resumptions.room()
-    if num_choices > (MAX_CHOICES if room is None else room):
-        check_room(num_choices, room, gateway.registry, gateway.metrics)
+    caller = caller_of(request)
+    if num_choices > MAX_CHOICES or line.room(caller) is not None:
+        line.check(caller, num_choices)
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from runtime.gateway.admission import Admission
 from runtime.gateway.body import EmbeddingsBody, parse_body
 from runtime.gateway.calls import ServedModel, check_model, num_prompts, prompts_of
-from runtime.gateway.generation import check_room
 from runtime.gateway.http_errors import invalid, rank_failed
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Answer, Rank
@@ -77,16 +77,17 @@ def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name:
 class EmbeddingCall:
     """The prompts of one call at their ranks. Whoever makes one closes it."""
 
-    def __init__(self, prompts: list[list[int]], resumptions: Resumptions, metrics: GatewayMetrics) -> None:
-        """Send every prompt off. Raise ApiError when nobody can take them."""
-        registry = resumptions.registry
-        check_room(len(prompts), registry.room_to_embed(), registry, metrics)
+    def __init__(self, prompts: list[list[int]], caller: str, admission: Admission, metrics: GatewayMetrics) -> None:
+        """Let every prompt wait for its turn. Raise ApiError when there is no room for them."""
+        self._line = admission.embeddings
+        self._line.check(caller, len(prompts))
         self._metrics = metrics
-        self._prompts = [_Prompt(prompt_ids, resumptions) for prompt_ids in prompts]
-        for prompt in self._prompts:
-            is_sent = prompt.try_to_start()
-            assert is_sent  # there was room
+        self._prompts = [_Prompt(prompt_ids, admission.resumptions) for prompt_ids in prompts]
         metrics.waiting.inc(len(prompts))
+        self._turns = [
+            self._line.join(caller, len(prompt_ids), prompt.try_to_start, prompt.give_up)
+            for prompt_ids, prompt in zip(prompts, self._prompts, strict=True)
+        ]
 
     @property
     def units(self) -> dict[str, str]:
@@ -99,8 +100,9 @@ class EmbeddingCall:
 
     def close(self) -> None:
         """Abort what is not answered: nobody waits for it."""
-        for prompt in self._prompts:
+        for prompt, turn in zip(self._prompts, self._turns, strict=True):
             prompt.close()
+            self._line.end(turn, turn.cost)
         self._metrics.waiting.dec(len(self._prompts))
 
 
@@ -128,6 +130,11 @@ class _Prompt:
         rank.send(Embed(self._request_id, self._prompt_ids))
         return True
 
+    def give_up(self, reason: str) -> None:
+        """Say that the prompt has failed."""
+        if not self.answer.done():
+            self.answer.set_exception(rank_failed(reason))
+
     def close(self) -> None:
         """Abort it if it is not answered."""
         self.answer.cancel()
@@ -144,14 +151,10 @@ class _Prompt:
         elif isinstance(message, Failed) and message.may_retry and self._num_resumptions < MAX_RESUMPTIONS:
             self._num_resumptions += 1
             self._leave_line = self._resumptions.wait(
-                self.try_to_start, lambda why: self._fail(f"{message.reason}, and {why}"), self._num_resumptions - 1
+                self.try_to_start, lambda why: self.give_up(f"{message.reason}, and {why}"), self._num_resumptions - 1
             )
         else:
-            self._fail(message.reason if isinstance(message, Failed) else f"{rank} said no embedding")
-
-    def _fail(self, reason: str) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(rank_failed(reason))
+            self.give_up(message.reason if isinstance(message, Failed) else f"{rank} said no embedding")
 
 
 def _is_embedding(values: bytes) -> bool:

@@ -15,20 +15,21 @@ from typing import Literal
 
 import msgspec
 
+from runtime.gateway.admission import Admission
 from runtime.gateway.answer_parts import AnswerPart, AnswerReader
 from runtime.gateway.calls import Call, GenerationRequest
 from runtime.gateway.detokenizer import TextStream
-from runtime.gateway.http_errors import overloaded, rank_failed, unavailable
+from runtime.gateway.fair_line import Turn, cost
+from runtime.gateway.http_errors import rank_failed
 from runtime.gateway.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.metrics import GatewayMetrics, RequestClock
 from runtime.gateway.rank_load import RequestSize, largest
-from runtime.gateway.registry import Registry
-from runtime.gateway.resumption import ResumableRequest, Resumptions
+from runtime.gateway.resumption import ResumableRequest
 from runtime.gateway.tokenizer import Tokenizer
 from runtime.gateway.tracing import Phase
 from runtime.protocol.messages import Failed, Token
 
-__all__ = ["Delta", "Generation", "check_room"]
+__all__ = ["Delta", "Generation"]
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, some 10 MB with 20 logprobs a token
@@ -51,21 +52,33 @@ class Delta(msgspec.Struct, frozen=True):
 class Generation:
     """The prompts of one call, answered side by side: all of them, or none is begun. Whoever makes one closes it."""
 
-    def __init__(self, call: Call, resumptions: Resumptions, tokenizer: Tokenizer, metrics: GatewayMetrics) -> None:
-        """Begin all prompts of the call. Raise ApiError when nobody can take them."""
+    def __init__(
+        self, call: Call, caller: str, admission: Admission, tokenizer: Tokenizer, metrics: GatewayMetrics
+    ) -> None:
+        """Let all prompts of the call wait for their turn. Raise ApiError when there is no room for them."""
         sizes = [_size(request, metrics) for request in call.requests]
-        check_room(len(sizes), resumptions.room(largest(sizes)), resumptions.registry, metrics)
+        admission.answers.check(caller, len(sizes), largest(sizes))
+        self._line = admission.answers
         self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._num_unfinished = len(self._answers)
         self._arrived: deque[tuple[int, Token | Failed]] = deque()
         self._has_arrived = asyncio.Event()
         self._num_token_ids = tokenizer.num_token_ids
         self._max_unread = MAX_UNREAD_TOKENS * len(call.requests)
-        self._requests = [
-            self._start(index, *asked, resumptions, metrics)
-            for index, asked in enumerate(zip(call.requests, sizes, strict=True))
-        ]
         self.num_prompt_tokens = call.num_prompt_tokens
+        self._requests = [
+            ResumableRequest(
+                request,
+                size,
+                admission.resumptions,
+                RequestClock(metrics, size.prompt_tokens),
+                tokenizer.num_token_ids,
+                partial(self._arrive, index),
+            )
+            for index, (request, size) in enumerate(zip(call.requests, sizes, strict=True))
+        ]
+        self._sizes = sizes
+        self._turns = [self._join(caller, index) for index in range(len(sizes))]
 
     @property
     def num_generated_tokens(self) -> int:
@@ -118,30 +131,23 @@ class Generation:
                 delta = answer.take(message)
                 if answer.finish_reason is not None:
                     self._num_unfinished -= 1
-                    self._requests[index].end(answered=True)
+                    self._end(index, answered=True)
                 return delta
         return None
 
     def close(self) -> None:
         """Abort everything that still runs: nobody reads on."""
-        for request in self._requests:
-            request.end()
+        for index in range(len(self._turns)):
+            self._end(index)
 
-    def _start(
-        self,
-        index: int,
-        request: GenerationRequest,
-        size: RequestSize,
-        resumptions: Resumptions,
-        metrics: GatewayMetrics,
-    ) -> ResumableRequest:
-        pair = resumptions.registry.choose_ranks(size)
-        assert pair is not None  # there was room
-        clock = RequestClock(metrics, len(request.prompt_ids))
-        deliver = partial(self._arrive, index)
-        resumable = ResumableRequest(request, size, resumptions, clock, self._num_token_ids, deliver)
-        resumable.start(*pair)
-        return resumable
+    def _join(self, caller: str, index: int) -> Turn:
+        request, size = self._requests[index], self._sizes[index]
+        return self._line.join(caller, cost(size.prompt_tokens, size.new_tokens), request.try_to_start, request.give_up)
+
+    def _end(self, index: int, *, answered: bool = False) -> None:
+        request = self._requests[index]
+        request.end(answered=answered)
+        self._line.end(self._turns[index], cost(self._sizes[index].prompt_tokens, request.num_generated))
 
     def _arrive(self, index: int, message: Token | Failed) -> None:
         """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
@@ -151,15 +157,6 @@ class Generation:
         if len(self._arrived) <= self._max_unread:  # of those that were on their way then, none is kept
             self._arrived.append((index, message))
             self._has_arrived.set()
-
-
-def check_room(num_requests: int, room: int | None, registry: Registry, metrics: GatewayMetrics) -> None:
-    """Raise ApiError if there is no `room` for so many more requests, or None because no units are ready."""
-    if room is None:
-        raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
-    if num_requests > room:
-        metrics.rejected.inc(num_requests)
-        raise overloaded(num_requests, room, metrics.pace.wait_s(registry.num_requests(), num_requests - room))
 
 
 def _size(request: GenerationRequest, metrics: GatewayMetrics) -> RequestSize:

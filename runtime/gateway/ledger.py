@@ -70,14 +70,14 @@ class Ledger:
         held = Work(1, work.prompt_tokens, work.attention_pairs, self._kv(num_tokens))
         self._add(request_id, _Given(work, held, num_tokens))
 
-    def hear_token(self, request_id: str) -> None:
-        """Note that the rank said another token of the request, which tells that its prompt is computed."""
+    def hear_token(self, request_id: str) -> bool:
+        """Note another token of the request, which tells that its prompt is computed; return whether that is new."""
         given = self._given.get(request_id)
         if given is None:
-            return
+            return False
         given.num_tokens += 1
         if given.has_token and (given.num_tokens - 1) % PAGE_TOKENS:
-            return  # nothing else is new: the token is in a page that the request has
+            return False  # nothing else is new: the token is in a page that the request has
         self._waiting.pop(request_id, None)
         kv = self._kv(given.num_tokens)
         changed = _Given(
@@ -85,6 +85,7 @@ class Ledger:
         )
         self._remove(given)
         self._add(request_id, changed)
+        return not given.has_token
 
     def end(self, request_id: str) -> None:
         """Note that the rank has nothing more to do for the request."""

@@ -5,6 +5,7 @@ with its tokens (`generation.py`).
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,8 +22,11 @@ from runtime.protocol.messages import (
     FromRank,
     Hello,
     Load,
+    Moved,
     Pong,
     RankState,
+    Renewal,
+    Renewed,
     State,
     StepTime,
     Token,
@@ -31,6 +35,8 @@ from runtime.protocol.sockets import write_or_hang_up
 
 __all__ = ["Answer", "Listener", "Rank"]
 
+MOVE_TIMEOUT_S = 30.0  # assumed: as long as a frame may take
+
 Answer = Token | Embedding | Failed
 Listener = Callable[["Rank", Answer], None]
 
@@ -38,13 +44,21 @@ Listener = Callable[["Rank", Answer], None]
 class Rank:
     """A rank from its Hello on. Once its connection is gone it stays as "lost", so that status can show it."""
 
-    def __init__(self, hello: Hello, writer: asyncio.StreamWriter, limits: RankLimits) -> None:
+    def __init__(
+        self,
+        hello: Hello,
+        writer: asyncio.StreamWriter,
+        limits: RankLimits,
+        may_have_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `may_have_room` after whatever may have freed a place here."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # of its tensors, of 1
         self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
         self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
-        self._writer = writer
+        self._writer, self._may_have_room = writer, may_have_room
+        self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
 
@@ -66,6 +80,7 @@ class Rank:
         did = self._listeners.pop(request_id, None) is not None
         self._ledger.end(request_id)
         self._dismiss_if_free()
+        self._may_have_room()
         return did
 
     def send(self, message: FromGateway) -> None:
@@ -82,20 +97,46 @@ class Rank:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
                 self._dismiss_if_free()
+                self._may_have_room()
             case Load():
                 self._ledger.take(message)
+                self._may_have_room()
             case StepTime(own_us=own_us):
                 self.own_step_us = own_us
             case Token() | Embedding() | Failed():
                 self._pass_on(message)
-            case Hello():
+            case Moved(ticket=ticket):
+                self._move(ticket)
+            case Hello() | Renewal():
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
         """Fail every request that this rank had: nothing more comes from it. Others go on with them, if they may."""
         self.state = "lost"
+        for _, moved in self._moves.values():
+            if not moved.done():
+                moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
+        self._may_have_room()  # or less than ever
+
+    async def move_to(self, writer: asyncio.StreamWriter) -> None:
+        """Return when the rank goes on at `writer`'s connection, with all that it has to do. Raise WireError.
+
+        It says so on the connection that it has: nobody else can take its place, and all that was said there has been
+        read before anything is that is said here.
+        """
+        ticket = secrets.token_hex(16)
+        moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._moves[ticket] = writer, moved
+        write_or_hang_up(writer, encode_frame(Renewed(ticket)))
+        try:
+            async with asyncio.timeout(MOVE_TIMEOUT_S):
+                await moved
+        except TimeoutError:
+            raise WireError(f"{self} did not move within {MOVE_TIMEOUT_S:g} s") from None
+        finally:
+            del self._moves[ticket]
 
     def shares_host(self, writer: asyncio.StreamWriter) -> bool:
         """Return whether a connection comes from the address that this rank's came from."""
@@ -107,14 +148,20 @@ class Rank:
         self.fail_all(reason)
         self._writer.transport.abort()
 
+    def _move(self, ticket: str) -> None:
+        if ticket not in self._moves:
+            raise WireError(f"{self} moves to a connection that is not there")
+        self._writer, moved = self._moves[ticket]
+        moved.set_result(None)
+
     def _dismiss_if_free(self) -> None:
         """Let a rank that wants to leave go once nobody here waits for it. New requests already go to other units."""
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 
     def _pass_on(self, message: Answer) -> None:
-        if isinstance(message, Token):
-            self._ledger.hear_token(message.request_id)
+        if isinstance(message, Token) and self._ledger.hear_token(message.request_id):
+            self._may_have_room()  # for another prompt
         listener = self._listeners.get(message.request_id)
         if listener is not None:
             listener(self, message)

@@ -6,7 +6,8 @@ The invariants: a unit is ready when all its `num_ranks` ranks are connected and
 have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
 connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
 connection broke first, takes its own place: it says the same Hello, digest and process id included, from the same
-address. Whoever has copied a Hello takes nothing from its rank.
+address. Whoever has copied a Hello takes nothing from its rank. A rank whose certificate ends soon calls once more, and
+goes on there with what it has to do (Renewal); one whose certificate has expired loses its connection.
 A rank that serves and is silent is given up, though its connection may stand: a process that hangs or is stopped closes
 nothing (`silence.py`).
 It does not start, stop or reconnect ranks: they come by themselves.
@@ -15,7 +16,7 @@ It does not start, stop or reconnect ranks: they come by themselves.
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -23,15 +24,24 @@ from typing import Any, Literal
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
-from runtime.gateway.router import Policy, choose_ranks, choose_to_embed, num_requests, room, room_to_embed
+from runtime.gateway.router import (
+    Policy,
+    choose_ranks,
+    choose_to_embed,
+    least_prompt_tokens,
+    num_ranks,
+    num_requests,
+    room,
+    room_to_embed,
+)
 from runtime.gateway.silence import watch
 from runtime.gateway.stragglers import straggler
 from runtime.gateway.strangers import Strangers
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromRank, Hello, Rejected
+from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal
 from runtime.protocol.sockets import notice_a_vanished_peer
-from runtime.protocol.tls import identity
+from runtime.protocol.tls import identity, seconds_valid
 
 __all__ = ["LEAST", "Registry", "Unit"]
 
@@ -87,6 +97,7 @@ class Registry:
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closing = False
+        self._may_have_room: Callable[[], None] = lambda: None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank's connection, from Hello to its end."""
@@ -144,13 +155,29 @@ class Registry:
         chosen = choose_to_embed(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else self._ranks[chosen.key]
 
-    def room_to_embed(self) -> int | None:
-        """Return how many more such prompts may come; None while no unit of a phase is ready."""
+    def room_to_embed(self, size: RequestSize = LEAST) -> int | None:
+        """Return how many more such prompts, of any size, may come; None while no unit of a phase is ready."""
         return room_to_embed(self._loads())
 
     def num_requests(self) -> int:
         """Return how many requests there are, each counted where it stays to its end."""
         return num_requests(self._loads())
+
+    def num_ranks_for_prompts(self) -> int:
+        """Return how many ranks of ready units compute prompts."""
+        return num_ranks(self._loads())[0]
+
+    def num_ranks_to_stay(self) -> int:
+        """Return with how many ranks of ready units requests stay."""
+        return num_ranks(self._loads())[1]
+
+    def least_prompt_tokens(self) -> int | None:
+        """Return what the rank has left to compute that has least; None while no unit of a phase is ready."""
+        return least_prompt_tokens(self._loads())
+
+    def when_there_may_be_room(self, call: Callable[[], None]) -> None:
+        """Call `call` after whatever may have freed a place, or made units ready or not."""
+        self._may_have_room = call
 
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
@@ -180,16 +207,39 @@ class Registry:
         return [rank.load for unit in self.units() if unit.is_ready for rank in unit.ranks]
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
-        rank = self._admit(await _read_hello(frames), writer)
+        rank = await self._presented(frames, writer)
         self.strangers.forget(writer)
-        log.info("%s on %s joined", rank, _where(rank))
+        has_moved = False
         try:
-            while (message := frames.whole_here() or await _next_word(frames)) is not None:
-                rank.take(message)
-            if not self._is_closing and rank.state != "lost":
+            async with asyncio.timeout(seconds_valid(writer)):
+                has_moved = await _hear(frames, rank)
+            if not (has_moved or self._is_closing or rank.state == "lost"):
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
+        except TimeoutError:
+            raise WireError(f"the certificate of {rank} has expired") from None
         finally:
-            rank.fail_all(f"{rank} was lost")
+            if not has_moved:
+                rank.fail_all(f"{rank} was lost")
+
+    async def _presented(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
+        """Return the rank whose connection this is from now on: a new one, or one that goes on here."""
+        first = await frames.first("Hello", HELLO_TIMEOUT_S)
+        if isinstance(first, Renewal):
+            return await self._renewed(first.hello, writer)
+        if not isinstance(first, Hello):
+            raise WireError(f"its first message is {type(first).__name__}, not Hello")
+        rank = self._admit(first, writer)
+        log.info("%s on %s joined", rank, _where(rank))
+        return rank
+
+    async def _renewed(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+        """Return the rank that said this Hello, once it has moved here."""
+        self._require_own_certificate(hello, writer)
+        rank = self._ranks.get((hello.unit, hello.rank))
+        if rank is None or rank.state == "lost" or rank.hello != hello:
+            raise WireError("it renews the connection of a rank that is not connected")
+        await rank.move_to(writer)
+        return rank
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         self._require_own_certificate(hello, writer)
@@ -201,7 +251,7 @@ class Registry:
             unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
-        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits)
+        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits, lambda: self._may_have_room())
         self._units = None
         return rank
 
@@ -230,16 +280,18 @@ class Registry:
                 self._units = None
 
 
+async def _hear(frames: FrameReader[FromRank], rank: Rank) -> bool:
+    """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
+    while (message := frames.whole_here() or await _next_word(frames)) is not None:
+        rank.take(message)
+        if isinstance(message, Moved):
+            return True
+    return False
+
+
 async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:
     frame = await frames.read()
     return None if frame is None else frame[0]
-
-
-async def _read_hello(frames: FrameReader[FromRank]) -> Hello:
-    first = await frames.first("Hello", HELLO_TIMEOUT_S)
-    if not isinstance(first, Hello):
-        raise WireError(f"its first message is {type(first).__name__}, not Hello")
-    return first
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class Resumptions:
         room = self.registry.room(size)
         return None if room is None else max(0, room - len(self._line))
 
+    def leaves_room(self) -> bool:
+        """Return whether ranks have room beside whoever stands in the line."""
+        return not self._line or bool(self.room())
+
     def wait(
         self, try_to_go_on: Callable[[], bool], give_up: Callable[[str], None], num_before: int
     ) -> Callable[[], None]:
@@ -137,11 +141,23 @@ class ResumableRequest:
             return [prefill(self._clock.started, time.monotonic())]
         return [prefill(self._clock.started, first), decode(first, last)]
 
-    def start(self, prefill: Rank, decode: Rank) -> None:
-        """Begin, or go on, at these ranks."""
-        self.units |= {rank.hello.unit: rank.hello.unit_digest for rank in (prefill, decode)}
-        self._in_flight = InFlightRequest(prefill, decode, self._num_token_ids, self._receive)
-        self._in_flight.start(self._request, self._generated, self._size_now())
+    @property
+    def num_generated(self) -> int:
+        """The tokens that there are."""
+        return len(self._generated)
+
+    def try_to_start(self) -> bool:
+        """Begin, or go on, at ranks that take it; return whether there are any."""
+        ranks = self._resumptions.registry.choose_ranks(self._size_now())
+        if ranks is None:
+            return False
+        self._start(*ranks)
+        return True
+
+    def give_up(self, reason: str) -> None:
+        """Say that the request has failed."""
+        self.end()
+        self._deliver(Failed("", reason))
 
     def end(self, *, answered: bool = False) -> None:
         """End the request wherever it is. Ending twice is ending once.
@@ -154,6 +170,11 @@ class ResumableRequest:
         if self._in_flight is not None:
             self._in_flight.end()
 
+    def _start(self, prefill: Rank, decode: Rank) -> None:
+        self.units |= {rank.hello.unit: rank.hello.unit_digest for rank in (prefill, decode)}
+        self._in_flight = InFlightRequest(prefill, decode, self._num_token_ids, self._receive)
+        self._in_flight.start(self._request, self._generated, self._size_now())
+
     def _receive(self, message: Token | Failed) -> None:
         if isinstance(message, Token):
             self._generated.append(message.token_id)
@@ -165,27 +186,16 @@ class ResumableRequest:
         elif message.may_retry and not self._has_ended and self._num_resumptions < MAX_RESUMPTIONS:
             self._resume(message.reason)
         else:
-            self._give_up(message.reason)
+            self.give_up(message.reason)
 
     def _resume(self, reason: str) -> None:
         """Stand in line for other ranks."""
         self._num_resumptions += 1
         self._leave_line = self._resumptions.wait(
-            self._try_to_go_on, lambda why: self._give_up(f"{reason}, and {why}"), self._num_resumptions - 1
+            self.try_to_start, lambda why: self.give_up(f"{reason}, and {why}"), self._num_resumptions - 1
         )
-
-    def _try_to_go_on(self) -> bool:
-        ranks = self._resumptions.registry.choose_ranks(self._size_now())
-        if ranks is None:
-            return False
-        self.start(*ranks)
-        return True
 
     def _size_now(self) -> RequestSize:
         """Return its size: tokens that are there are prompt to its next ranks, and at least one is to come."""
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))
-
-    def _give_up(self, reason: str) -> None:
-        self.end()
-        self._deliver(Failed("", reason))

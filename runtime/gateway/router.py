@@ -42,6 +42,8 @@ __all__ = [
     "Work",
     "choose_ranks",
     "choose_to_embed",
+    "least_prompt_tokens",
+    "num_ranks",
     "num_requests",
     "pick",
     "room",
@@ -115,6 +117,18 @@ def num_requests(ranks: Sequence[RankLoad]) -> int:
     """Return how many requests there are, each counted where it stays to its end."""
     _, rest = _roles(ranks)
     return sum(load.work.num_requests for load in rest)
+
+
+def num_ranks(ranks: Sequence[RankLoad]) -> tuple[int, int]:
+    """Return how many ranks compute prompts, and with how many requests stay."""
+    first, rest = _roles(ranks)
+    return len(first), len(rest)
+
+
+def least_prompt_tokens(ranks: Sequence[RankLoad]) -> int | None:
+    """Return what the rank has left to compute that has least; None if no unit of a phase is ready."""
+    first, rest = _roles(ranks)
+    return min(load.work.prompt_tokens for load in first) if first and rest else None
 
 
 def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Policy.BALANCED) -> RankLoad:

@@ -21,6 +21,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from runtime.checkpoint import check_config_digest, resolve
+from runtime.gateway.admission import BATCHES_AHEAD, Admission, Waits, num_ahead
 from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
 from runtime.gateway.connections import Connections, connected, most_connections, serve_clients, take_connections
@@ -91,7 +92,8 @@ def run(
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)
-        gateway = Gateway(model, schemas, resumptions, metrics, int(time.time()), ring, traces)
+        admission = Admission(resumptions, metrics, _waits(launch))
+        gateway = Gateway(model, schemas, admission, metrics, int(time.time()), ring, traces)
         _collect_garbage_seldom()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, Ranks(ranks, credentials), drain_s))
@@ -126,7 +128,17 @@ def _load_model(launch: GatewayLaunch) -> ServedModel:
 
 
 def _limits(launch: GatewayLaunch) -> RankLimits:
-    return RankLimits(launch.limits.max_requests, launch.limits.kv_tokens, launch.max_queued_requests)
+    return RankLimits(launch.limits.max_requests, launch.limits.kv_tokens, _num_ahead(launch))
+
+
+def _waits(launch: GatewayLaunch) -> Waits:
+    """Let those wait in the gateway that ranks are not given ahead."""
+    prompt_tokens_ahead = BATCHES_AHEAD * launch.limits.max_batch_tokens
+    return Waits(launch.max_queued_requests - _num_ahead(launch), prompt_tokens_ahead, launch.resume_timeout_s)
+
+
+def _num_ahead(launch: GatewayLaunch) -> int:
+    return num_ahead(launch.limits.max_requests, launch.max_queued_requests)
 
 
 def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
@@ -157,9 +169,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
             watching = group.create_task(gateway.registry.watch())
             measuring = group.create_task(gateway.metrics.phases.follow(gateway.registry.units))
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(
-                    number, _stop, server, taking, gateway.resumptions, drain_s
-                )
+                asyncio.get_running_loop().add_signal_handler(number, _stop, server, taking, gateway.admission, drain_s)
             await server.serve(sockets=[])  # it serves the connections that we take
             joining.cancel()
             watching.cancel()
@@ -169,7 +179,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
         await gateway.registry.close()
 
 
-def _stop(server: uvicorn.Server, taking: asyncio.Task[None], resumptions: Resumptions, drain_s: float) -> None:
+def _stop(server: uvicorn.Server, taking: asyncio.Task[None], admission: Admission, drain_s: float) -> None:
     """Take no more connections. Give running answers `drain_s`, then an error, so that uvicorn finds nothing to cancel.
 
     uvicorn itself stops at these signals, but raises them again when it is done; without a handler that would kill us.
@@ -178,9 +188,9 @@ def _stop(server: uvicorn.Server, taking: asyncio.Task[None], resumptions: Resum
     is_second = taking.done() or taking.cancelling() > 0
     taking.cancel()
     server.should_exit = True
-    asyncio.get_running_loop().call_later(0 if is_second else drain_s, _give_up, resumptions)
+    asyncio.get_running_loop().call_later(0 if is_second else drain_s, _give_up, admission)
 
 
-def _give_up(resumptions: Resumptions) -> None:
-    resumptions.close("the gateway is stopping")
-    resumptions.registry.give_up("the gateway is stopping")
+def _give_up(admission: Admission) -> None:
+    admission.close("the gateway is stopping")
+    admission.resumptions.registry.give_up("the gateway is stopping")

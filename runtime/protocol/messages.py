@@ -1,10 +1,11 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests; Load now and
-                          then, when what the rank has to do has changed; StepTime now and then; Pong
+                          then, when what the rank has to do has changed; StepTime now and then; Pong. On a
+                          connection that follows another one: Renewal first, and Moved last on the old one
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Expect announces its KV to a
                           decode rank; Abort ends one; Dismissed lets a draining rank end; Rejected ends it at once;
-                          Ping asks whether it lives
+                          Ping asks whether it lives; Renewed answers Renewal
     prefill -> decode     Offer, then Pieces of the prompt's latent KV as they are computed, then Handover; answered by
                           Accepted or Refused
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
@@ -37,6 +38,7 @@ __all__ = [
     "Hello",
     "Load",
     "Logprobs",
+    "Moved",
     "Offer",
     "Piece",
     "Ping",
@@ -46,6 +48,8 @@ __all__ = [
     "RankState",
     "Refused",
     "Rejected",
+    "Renewal",
+    "Renewed",
     "Sampling",
     "State",
     "StepTime",
@@ -111,6 +115,24 @@ class Hello(_Message):
     kv_host: str | None
     kv_port: int | None
     for_node: str | None = None
+
+
+class Renewal(_Message):
+    """A rank that is connected has called once more, with the certificates of now, and wants to go on here."""
+
+    hello: Hello
+
+
+class Renewed(_Message):
+    """The answer to Renewal: the rank may go on here, once it has said the ticket on its old connection."""
+
+    ticket: str
+
+
+class Moved(_Message):
+    """The last message of a rank on this connection: what follows comes on the one that got the ticket."""
+
+    ticket: str
 
 
 class State(_Message):
@@ -292,8 +314,8 @@ class Wait(_Message):
     reason: str
 
 
-FromRank = Hello | State | Load | StepTime | Token | Embedding | Failed | Pong
-FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Ping
+FromRank = Hello | Renewal | Moved | State | Load | StepTime | Token | Embedding | Failed | Pong
+FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Renewed | Ping
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

@@ -5,19 +5,24 @@ up` into its own folder. The certificate's one URI is the process's identity, as
 identity the other end must have. The files are read again when they change, so a renewed certificate needs no restart:
 it counts from the next connection on.
 
-TLS 1.3 alone, and no resumed sessions: each connection shows a certificate that is valid now. It revokes none: they
-are short-lived instead. It makes no certificates; `stacks/local/certificates.py` and cert-manager do.
+TLS 1.3 alone, and no resumed sessions: each connection shows a certificate that is valid now, and each end closes it
+when the other's has expired. Before that, a rank calls once more (`worker/renewal.py`). It revokes none: they are
+short-lived instead. It makes no certificates; `stacks/local/certificates.py` and cert-manager do.
 """
 
 import asyncio
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from runtime.errors import RuntimeFailure, WireError
 
-__all__ = ["HANDSHAKE_S", "SHUTDOWN_S", "Credentials", "Impostor", "Trust", "call", "identity", "why_refused"]
+__all__ = [
+    *("HANDSHAKE_S", "SHUTDOWN_S", "Credentials", "Impostor", "Trust", "call", "identity"),
+    *("seconds_valid", "why_refused"),
+]
 
 HANDSHAKE_S = 5.0  # assumed: as long as a rank has for its Hello
 SHUTDOWN_S = 1.0  # assumed: a peer that is there says at once that it ends
@@ -96,6 +101,12 @@ def identity(writer: asyncio.StreamWriter) -> str | None:
     certificate = writer.get_extra_info("peercert") or {}
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
     return uris[0] if len(uris) == 1 else None
+
+
+def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
+    """Return for how long the other end's certificate is still valid; None without TLS."""
+    certificate = writer.get_extra_info("peercert")
+    return ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time() if certificate else None
 
 
 def why_refused(error: Exception) -> str:

@@ -5,22 +5,25 @@ again is simply called again: Hello, State and Load are said anew on every conne
 are dropped: the gateway that asked for them is gone, and has failed their requests.
 
 A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is. So is one
-that cannot prove who it is, or refuses our certificate: certificates are renewed.
+that cannot prove who it is, or refuses our certificate: certificates are renewed. The rank moves to a new connection
+before a certificate ends (`renewal.py`).
 """
 
 import asyncio
 import ssl
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Load, Ping, Pong, Rejected, State
+from runtime.protocol.messages import FromGateway, Hello, Load, Moved, Ping, Pong, Rejected, State
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
-from runtime.protocol.tls import Impostor, Trust, call, why_refused
+from runtime.protocol.tls import Impostor, Trust, call, seconds_valid, why_refused
+from runtime.worker.renewal import Line, renewed_in_time
 
 __all__ = ["GatewayAddress", "GatewayLink"]
 
@@ -65,7 +68,7 @@ class GatewayLink:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     stream, writer = await call(self._gateway.host, self._gateway.port, self._gateway.trust)
                 notice_a_vanished_peer(writer)
-                await self._follow(stream, writer)
+                await self._serve((FrameReader(stream, FromGateway), writer))
             except (WireVersionError, Impostor, ssl.SSLError) as error:
                 if not isinstance(error, ssl.SSLEOFError):  # it went away in the middle of a handshake
                     pause_s = RETRY_OTHER_S
@@ -94,23 +97,49 @@ class GatewayLink:
         if self._writer is not None:
             write_or_hang_up(self._writer, encode_frame(message))
 
-    async def _follow(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, line: Line) -> None:
+        """Present the rank, and hear the gateway until it is gone: on this connection, and those that follow it."""
+        self._writer = line[1]
+        self.send(self._hello)
+        self.send(self._state)
+        if self._load is not None:
+            self.send(self._load)
+        next_line: Line | None = line
         try:
-            self._writer = writer
-            self.send(self._hello)
-            self.send(self._state)
-            if self._load is not None:
-                self.send(self._load)
-            reader: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
-            while (frame := await reader.read()) is not None:
-                if isinstance(frame[0], Rejected):
-                    raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
-                if isinstance(frame[0], Ping):
-                    self.send(Pong())  # from this thread, however long a step takes
-                else:
-                    self._receive(frame[0])
+            while next_line is not None:
+                next_line = await self._follow(next_line)
         finally:
-            writer.close()
+            self._writer.close()
+
+    async def _follow(self, line: Line) -> Line | None:
+        """Hear the gateway until it closes the connection. Return the one to go on with, if the rank has moved."""
+        trust = self._gateway.trust
+        moving = None if trust is None else asyncio.create_task(self._move_in_time(trust, line))
+        try:
+            with suppress(TimeoutError):  # the gateway's certificate has expired
+                async with asyncio.timeout(seconds_valid(line[1])):
+                    await self._hear(line[0])
+            return moving.result() if moving is not None and moving.done() else None
+        finally:
+            if moving is not None:
+                moving.cancel()
+            line[1].close()
+
+    async def _move_in_time(self, trust: Trust, old: Line) -> Line:
+        """Open a new connection before a certificate ends, and say everything there from then on."""
+        new, ticket = await renewed_in_time(self._gateway.host, self._gateway.port, trust, self._hello, old)
+        self.send(Moved(ticket))
+        self._writer = new[1]
+        return new
+
+    async def _hear(self, frames: FrameReader[FromGateway]) -> None:
+        while (frame := await frames.read()) is not None:
+            if isinstance(frame[0], Rejected):
+                raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
+            if isinstance(frame[0], Ping):
+                self.send(Pong())  # from this thread, however long a step takes
+            else:
+                self._receive(frame[0])
 
 
 def _complain(error: Exception) -> bool:

@@ -25,7 +25,7 @@ from stacks.controller.situation import Force, LiveUnit, Situation
 
 __all__ = ["Decision", "NextChange", "Scale", "decide", "planned_units", "units_on", "units_soon"]
 
-LOOK_AHEAD_S = 2 * 86_400  # a day has a change unless all its states are equal; clocks may shift it
+LOOK_AHEAD_S = 8 * 86_400  # a week has a change, unless only dates have; clocks may shift it
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _at_least(situation: Situation, planned: Sequence[str], floors: Mapping[Phas
 
 
 def _most_nodes(situation: Situation) -> int:
-    return max(step.num_nodes for step in situation.timetable.steps)
+    return max(step.num_nodes for step in situation.timetable.all_steps)
 
 
 def _force(situation: Situation, now: float) -> Force | None:

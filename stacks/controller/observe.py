@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from planner.facts import names
+from planner.facts.calendar import is_day
 from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.facts.timezones import is_timezone
-from planner.schedule.schedule import Step
+from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
 from stacks.controller.clock import Clock
 from stacks.controller.lend import FREE, RECLAIMED, Marks
@@ -81,7 +82,7 @@ def situation_of(
     """Return what a deployment's spec and its units' objects say; those in `ending` still have pods. Raise WrongDay."""
     live = {each["metadata"]["name"]: each for each in objects}
     units = tuple(_unit(each, live.get(each["name"]), ending) for each in spec["units"])
-    steps = tuple(_steps(spec))
+    steps = tuple(_steps(spec, "steps", spec["steps"]))
     orders = _orders(spec, {step.at for step in steps}, clock)
     return Situation(_timetable(spec, steps), units, orders, lends_nodes="lendNodes" in spec)
 
@@ -130,19 +131,30 @@ def _timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:
     if not is_timezone(spec["timezone"]):
         raise WrongDay(f"spec.timezone ({spec['timezone']}) is no name of a time zone")
     notice_s = float(spec["lendNodes"]["noticeSeconds"]) if "lendNodes" in spec else 0.0
-    return Timetable(spec["timezone"], steps, float(spec["warmUpSeconds"]), float(spec["drainSeconds"]), notice_s)
+    others = tuple(_other_days(spec))
+    return Timetable(
+        spec["timezone"], steps, float(spec["warmUpSeconds"]), float(spec["drainSeconds"]), notice_s, others
+    )
 
 
-def _steps(spec: Mapping[str, Any]) -> Iterator[Step]:
+def _other_days(spec: Mapping[str, Any]) -> Iterator[OtherDays]:
+    for index, each in enumerate(spec.get("otherDays", ())):
+        wrong = next((day for day in each["days"] if not is_day(day)), None)
+        if wrong is not None:
+            raise WrongDay(f"spec.otherDays.{index}.days has {wrong}, which is no weekday and no date")
+        yield OtherDays(tuple(each["days"]), tuple(_steps(spec, f"otherDays.{index}.steps", each["steps"])))
+
+
+def _steps(spec: Mapping[str, Any], place: str, written: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
     by_phase: dict[Phase, list[str]] = {}
     pods = {each["name"]: each["pods"] for each in spec["units"]}
     for each in spec["units"]:
         by_phase.setdefault(each["phase"], []).append(each["name"])
-    starts = sorted(minute_of(step["at"]) for step in spec["steps"])
+    starts = sorted(minute_of(step["at"]) for step in written)
     if len(set(starts)) != len(starts):
-        raise WrongDay("spec.steps has two states that begin at one time")
-    for step in spec["steps"]:
-        _require_units(step, by_phase)
+        raise WrongDay(f"spec.{place} has two states that begin at one time")
+    for step in written:
+        _require_units(place, step, by_phase)
         num_units = {phase: step["units"].get(phase, 0) for phase in by_phase}
         units = tuple(name for phase, number in num_units.items() for name in by_phase[phase][:number])
         begins = minute_of(step["at"])
@@ -150,11 +162,11 @@ def _steps(spec: Mapping[str, Any]) -> Iterator[Step]:
         yield Step(step["at"], ends - begins, num_units, units, sum(pods[name] for name in units), None)
 
 
-def _require_units(step: Mapping[str, Any], by_phase: Mapping[Phase, Sequence[str]]) -> None:
+def _require_units(place: str, step: Mapping[str, Any], by_phase: Mapping[Phase, Sequence[str]]) -> None:
     for phase, number in step["units"].items():
         there_are = len(by_phase.get(phase, []))
         if number > there_are:
-            raise WrongDay(f"spec.steps at {step['at']} wants {number} {phase} units of {there_are}")
+            raise WrongDay(f"spec.{place} at {step['at']} wants {number} {phase} units of {there_are}")
 
 
 def _orders(spec: Mapping[str, Any], states: set[str], clock: Clock) -> Orders:

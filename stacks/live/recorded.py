@@ -114,6 +114,8 @@ def _samples(url: str) -> Iterator[Sample]:
 
 def _ask(url: str) -> bytes:
     """Return the answer. Raise HTTPError or ValueError."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("an address begins with http:// or https://")
     pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False)
     response = pool.request("GET", url, preload_content=False)
     try:

@@ -115,17 +115,18 @@ def room_here(num_cores: int, largest_start: int) -> Room:
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
-    """Return the day of `timetable` played in `length_s`; `ranks` are those of each unit.
+    """Return a day like most of `timetable`, played in `length_s`; `ranks` are those of each unit.
 
     Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """
-    if timetable is None or not timetable.switches:
+    day = None if timetable is None else replace(timetable, timezone=AS_DAYS, other_days=())
+    if day is None or not day.switches:
         rule, reason = "R116 --day must be given for a plan that switches units", "its units are always on"
         fix = "give the spec a schedule, or leave out --day"
         raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
-    runs = [run for run in runs_between(replace(timetable, timezone=AS_DAYS), 0, DAY_S) if _is_played(run)]
+    runs = [run for run in runs_between(day, 0, DAY_S) if _is_played(run)]
     room = room_here(num_cores, _largest_start(runs, ranks))
-    _require_length(runs, timetable, length_s, room)
+    _require_length(runs, day, length_s, room)
     pace = DAY_S / length_s
     played = [_with_room(run, room, pace) for run in runs]
     acts = [act for act in acts_of(played) if act.instant > 0]

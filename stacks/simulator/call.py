@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from planner.facts.calendar import is_day
 from planner.problems.errors import CallError, Problem, Violation
+from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.router import Policy
 from stacks.simulator.columns import Column, Variant, play_columns, read_variants
@@ -86,6 +88,7 @@ class Call:
 
     variants: tuple[Variant, ...]
     failures: tuple[Failure, ...]
+    date: str | None
     trace: tuple[TraceRequest, ...] | None
     window: tuple[float, float]
     policies: tuple[Policy, ...]
@@ -93,7 +96,7 @@ class Call:
     def play(self, spec: ResolvedSpec, tell: Tell) -> Played:
         """Play what is asked; `tell` hears what is played and the share of all that is done."""
         if self.trace is None:
-            return _Days(play_columns(spec, self.variants, self.failures, tell))
+            return _Days(play_columns(spec, self.variants, self.failures, tell, self.date))
         return _Traces(play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
 
 
@@ -105,6 +108,7 @@ def read_call(arguments: Any) -> Call:
     return Call(
         variants=read_variants(arguments.variants),
         failures=read_failures(arguments.fail),
+        date=_read_date(arguments.date) if arguments.date else None,
         window=read_window(arguments.window) if arguments.window else ALL,
         policies=tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value]))),
         trace=read_trace(arguments.trace) if arguments.trace else None,
@@ -119,8 +123,19 @@ def _require_apart(arguments: Any) -> None:
         for name in ("window", "balancer")
         if getattr(arguments, name) and not arguments.trace
     ]
-    if arguments.fail and arguments.trace:
-        reason = "all units serve a trace all the time"
-        wrong.append(Violation("--fail", None, "R416 must come without --trace", reason, "leave one of them out"))
+    rule, reason = "R416 must come without --trace", "all units serve a trace all the time"
+    wrong += [
+        Violation(f"--{name}", None, rule, reason, "leave one of them out")
+        for name in ("fail", "date")
+        if getattr(arguments, name) and arguments.trace
+    ]
     if wrong:
         raise CallError([each.at("tidemill simulate") for each in wrong])
+
+
+def _read_date(written: str) -> str:
+    """Return a date or a weekday. Raises CallError for anything else."""
+    if is_day(written):
+        return written
+    rule, reason = "R417 must be a date as 2026-12-24, or a weekday", "the calendar has no other days"
+    raise CallError([Violation("--date", written, rule, reason, for_example("saturday")).at("tidemill simulate")])

@@ -28,6 +28,11 @@ def add_simulate(commands: Any) -> None:
         "--fail", action="append", default=[], metavar="NODE@HH:MM", help="a node that fails; may be repeated"
     )
     simulate.add_argument(
+        "--date",
+        metavar="DAY",
+        help="a date or a weekday, with its own demand and windows; default: a day like most",
+    )
+    simulate.add_argument(
         "--set",
         action="append",
         default=[],

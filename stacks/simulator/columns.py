@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from planner.compiler import compile_plan
 from planner.plan.plan import Plan
 from planner.problems.errors import CallError, Problem, SpecError, Violation
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.yaml import parse_document
 from stacks.simulator.day import PlayedDay, simulate_day
 from stacks.simulator.failures import Failure
 from stacks.simulator.service import require_speeds, require_traffic
@@ -67,8 +66,11 @@ def play_columns(
     variants: Sequence[Variant],
     failures: Sequence[Failure],
     tell: Callable[[str, float], None] = lambda _, __: None,
+    date: str | None = None,
 ) -> tuple[Column, ...]:
     """Return each of `variants` of `spec`, played; `tell` hears a title and the share of all that is done.
+
+    Without a `date` or a weekday it is a day like most.
 
     Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where it cannot be planned or its
     speed is not known.
@@ -77,7 +79,7 @@ def play_columns(
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
         tell_part = part_of(tell, variant.title, number, len(variants))
         plan = planned(changed, tell_part)
-        found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part)))
+        found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
     return tuple(found)
 
 
@@ -119,8 +121,8 @@ def _read_change(part: str, changes: dict[str, Any]) -> Violation | None:
         return Violation("--set", part, "R405 must be PATH=VALUE", reason, for_example("decode.ep_size=72"))
     path, text = matched["path"], matched["value"]
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_document(f"value:\n  {text}", "--set").data["value"]
+    except SpecError:
         rule, reason = "R406 must have a value in YAML", "the value stands in the spec as it is written here"
         return Violation("--set", part, rule, reason, "put it in quotes, or close its brackets")
     if path == SCALE and not (type(value) in (int, float) and 0 < value <= MAX_SCALE):

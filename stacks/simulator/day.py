@@ -19,6 +19,7 @@ class PlayedDay:
     """A day of `plan`, whose traffic is `scale` times what the plan knows."""
 
     plan: Plan
+    date: str | None  # or a weekday; None: a day like most
     scale: float
     outages: tuple[Outage, ...]
     services: Mapping[Level, Service]
@@ -27,20 +28,26 @@ class PlayedDay:
 
 
 def simulate_day(
-    plan: Plan, scale: float = 1.0, failures: Sequence[Failure] = (), tell: Callable[[float], None] = lambda _: None
+    plan: Plan,
+    scale: float = 1.0,
+    failures: Sequence[Failure] = (),
+    tell: Callable[[float], None] = lambda _: None,
+    date: str | None = None,
 ) -> PlayedDay:
-    """Return the day of `plan` at each level of its prediction; `tell` hears the share that is done.
+    """Return a day of `plan` at each level of its prediction; `tell` hears the share that is done.
+
+    Without a `date` or a weekday it is a day like most.
 
     Raises CallError for a failing node that is none of the plan's.
     """
     services = {level: service_of(plan, level) for level in LEVELS}
-    outages, demand = outages_of(plan, failures), demand_of(plan, scale)
-    fleet, curves = planned_fleet(plan, outages), dict[Level, Curves]()
+    outages, demand = outages_of(plan, failures), demand_of(plan, scale, date)
+    fleet, curves = planned_fleet(plan, outages, date), dict[Level, Curves]()
     for number, level in enumerate(LEVELS):
         fleets = replace(fleet, outages=()), replace(fleet)
         curves[level] = play_day(services[level], demand, fleets, _part_of(tell, number))
     outcomes = {level: outcome_of(plan, services[level], each) for level, each in curves.items()}
-    return PlayedDay(plan, scale, outages, services, curves, outcomes)
+    return PlayedDay(plan, date, scale, outages, services, curves, outcomes)
 
 
 def _part_of(tell: Callable[[float], None], level: int) -> Callable[[float], None]:

@@ -22,7 +22,8 @@ MILLI = 1e3
 
 def simulation_json(columns: Sequence[Column]) -> dict[str, Any]:
     """Return the document."""
-    return {"name": columns[0].day.plan.name, "columns": [_column(each) for each in columns]}
+    first = columns[0].day
+    return {"name": first.plan.name, "date": first.date, "columns": [_column(each) for each in columns]}
 
 
 def _column(column: Column) -> dict[str, Any]:

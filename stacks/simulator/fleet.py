@@ -3,8 +3,8 @@
 A unit that stops takes no new requests and finishes those it has, for `drain` at most. One that fails loses them. It
 serves again once a spare has its place and has warmed up, or never on that day where no spare is left.
 
-Nodes are `taken` from the beginning of a warm-up to the end of a drain. The day is a circle: a unit that stops at 23:58
-drains after midnight.
+Nodes are `taken` from the beginning of a warm-up to the end of a drain. The day is a circle, as if days like it came
+before and after: a unit that stops at 23:58 drains after midnight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,11 +96,11 @@ class PlannedFleet:
         )
 
 
-def planned_fleet(plan: Plan, outages: Sequence[Outage] = ()) -> PlannedFleet:
-    """Return the fleet of `plan`, in which units fail as `outages` say."""
+def planned_fleet(plan: Plan, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
+    """Return the fleet of `plan` on a date or a weekday, in which units fail as `outages` say."""
     schedule = switching_of(plan)
     units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
-    on = {phase: _on(plan, phase) for phase in units}
+    on = {phase: _on(plan, phase, date) for phase in units}
     nodes = {each.name: len(each.nodes) for each in plan.units}
     margins = ceil(schedule.warm_up / MINUTE_S), ceil(schedule.drain / MINUTE_S)
     return PlannedFleet(
@@ -117,13 +117,13 @@ def switching_of(plan: Plan) -> ScheduleSpec:
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 
-def _on(plan: Plan, phase: Phase) -> list[Units]:
+def _on(plan: Plan, phase: Phase, date: str | None) -> list[Units]:
     """Return the units of `phase` that should serve at each minute."""
     named = {each.name for each in plan.units if each.phase == phase}
     if plan.schedule is None:
         return [frozenset(named)] * DAY_MINUTES
     found: list[Units] = [frozenset()] * DAY_MINUTES
-    for step in plan.schedule.steps:
+    for step in plan.schedule.steps_on(date):
         first = minute_of(step.at)
         serving = frozenset(named.intersection(step.units))
         for minute in range(first, first + step.minutes):

@@ -51,11 +51,13 @@ class Outcome:
         return (self.revenue_usd - self.usd) / self.usd if self.revenue_usd is not None and self.usd else None
 
 
-def demand_of(plan: Plan, scale: float = 1.0) -> list[float]:
-    """Return each minute's share of the day's requests, times `scale`."""
+def demand_of(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[float]:
+    """Return each minute's share of the requests of a day like most, times `scale`; `date` may be a weekday."""
     traffic = plan.spec.traffic
+    assert traffic is not None
+    scale *= traffic.day_scale(date)
     minutes = [Stretch(minute, 1) for minute in range(DAY_MINUTES)]
-    return [scale * share for share in demand_shares(traffic.profile if traffic else None, minutes)]
+    return [scale * share for share in demand_shares(traffic.profile_on(date), minutes)]
 
 
 def outcome_of(plan: Plan, service: Service, curves: Curves) -> Outcome:

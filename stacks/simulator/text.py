@@ -23,7 +23,13 @@ def simulation_text(columns: Sequence[Column]) -> str:
     rows = _ranges(columns[0]) if len(columns) == 1 else _beside(columns, heads)
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
-        [f"{plan.name}: one day, minute by minute; times are of {clock}", "", table(list(rows)), "", *lines]
+        [
+            f"{plan.name}: {columns[0].day.date or 'one day'}, minute by minute; times are of {clock}",
+            "",
+            table(list(rows)),
+            "",
+            *lines,
+        ]
     )
 
 
@@ -42,7 +48,7 @@ def _beside(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[tuple[s
 
 
 def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
-    """Say which requests keep promises, when requests were refused, and what became of failed units."""
+    """Say which requests keep promises, when units were too few, and what became of failed ones."""
     if any(each.latencies.ttft_kept is not None for each in columns[0].day.outcomes.values()):
         yield "Kept are requests whose first token comes within slo.ttft_ms, and tokens that come within slo.tpot_ms."
     if len(columns) == 1:
@@ -54,6 +60,9 @@ def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
 
 def _notes_of(column: Column) -> Iterator[str]:
     curves = column.day.curves["mid"]
+    for load in column.day.plan.demand if column.day.date is None else ():
+        if (asked := load.load * column.day.scale) > 1:
+            yield f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}."
     if refused := _stretches(curves.refused > 0):
         yield f"requests are refused {refused}, since every place of decode is taken."
     for outage in column.day.outages:

@@ -19,7 +19,7 @@ import numpy as np
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay
 from planner.schedule.demand import units_of_busiest
-from planner.schedule.derived import derived_day
+from planner.schedule.derived import derived_days
 from planner.spec.schedule import ScheduleSpec
 from tests.benchmarks.goals import Goals
 
@@ -71,7 +71,7 @@ def history_before(demand, day):
 def planned(profile, carried):
     """The best day for a profile, where all units carry `carried`."""
     asked = {phase: units_of_busiest(profile, number, carried) for phase, number in UNITS.items()}
-    return derived_day(RULES, asked, NODES)
+    return derived_days(RULES, [asked], NODES)[0]
 
 
 def hours_short(day, demand, carried):

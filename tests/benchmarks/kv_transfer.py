@@ -3,13 +3,16 @@
     python -m tests.benchmarks.kv_transfer
 
     late     the prompt's end until the decode rank has the request and may begin: layer by layer / at the end
-    step     a step of prefill while 100 MB travel / while nothing does: the CPU time of its thread, and its time
+    step     a step of prefill while 100 MB travel / while nothing does: the CPU time of its thread; its time, without
+             what it waited for a core; and its time / that beside a process of its own that sends as much
     slow     one request to a quick decode rank, while another decode rank reads nothing / alone
 
 The prompt has 1,500 tokens with DeepSeek-V3's latents: 61 layers of 576 numbers in BF16, 105 MB. Matrix products on one
 thread stand in for a layer's computation; what sends and what receives is the runtime's own, in two processes, with a
-third that reads nothing. Each pair of figures alternates, and the median of its runs counts. Exits with 1 when a goal
-is missed. About a minute.
+third that reads nothing. The kernel counts how long a thread was ready to run and had no core (`/proc/PID/schedstat`):
+that is the machine's doing, which has two cores here for three busy threads. What is left besides CPU time is waiting
+for Python's lock, which the step's thread shares with the one that sends. Figures that are compared alternate, and the
+median of their runs counts. Exits with 1 when a goal is missed. About a minute.
 """
 
 import asyncio
@@ -17,6 +20,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,6 +41,7 @@ HOST, QUICK_PORT, SLOW_PORT = "127.90.3.1", 29610, 29611
 NUM_LAYERS, NUM_TOKENS, LATENT_DIM = 61, 1500, 576
 BYTES_PER_TOKEN = NUM_LAYERS * LATENT_DIM * 2
 NUM_RUNS, NUM_TICKETS = 5, 200
+FIRST_OF_OTHER = 100  # the first request of the process that only sends
 NUM_PRODUCTS, FACTOR = 3, torch.ones(512, 512)  # of a layer
 SAMPLING = Sampling(9, 0.0, 1.0, 0, [])
 HELLO = Hello("prefill-0", "prefill", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -50,49 +56,61 @@ def main():
     """Measure all, and hold it against the goals."""
     torch.set_num_threads(1)
     goals = Goals()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.benchmarks.kv_transfer", "receive"], stdout=subprocess.PIPE, text=True
-    ) as decode:
-        try:
-            assert decode.stdout.readline() == "ready\n"
-            measure(Prefill(decode.stdout), goals)
-        finally:
-            time.sleep(0.1)  # the last answer is on its way
-            decode.kill()
+    with another_process("receive") as decode, another_process("send") as other:
+        measure(Prefill(decode.stdout), lambda: print(file=other.stdin, flush=True), goals)
+        time.sleep(0.1)  # the last answer is on its way
     sys.exit(goals.report())
 
 
-def measure(prefill, goals):
-    """Run each pair of cases in turns, and print the medians."""
+@contextmanager
+def another_process(part):
+    """A process of this file that is ready, until the end."""
+    command = [sys.executable, "-m", "tests.benchmarks.kv_transfer", part]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def measure(prefill, send_elsewhere, goals):
+    """Run the cases that are compared in turns, and print the medians."""
     prefill.transfer(layer_by_layer=True)  # warms up
     layered, at_end = alternate(
         lambda: prefill.transfer(layer_by_layer=True), lambda: prefill.transfer(layer_by_layer=False)
     )
     print(f"late   {1e3 * layered:.1f} ms layer by layer, {1e3 * at_end:.1f} ms at the end")
     goals.check("late: layer by layer / at the end", layered / at_end, "<=", 0.5)
-    beside, alone = alternate(prefill.step_beside_transfer, step_times)
-    for name, with_kv, without in zip(("CPU time of its thread", "time"), beside, alone, strict=True):
-        print(f"step   {1e3 * with_kv:.1f} ms while 105 MB travel, {1e3 * without:.1f} ms while nothing does: {name}")
+    beside, elsewhere, alone = alternate(
+        prefill.step_beside_transfer, lambda: prefill.step_beside_others(send_elsewhere), step_times
+    )
+    print("step   ms while 105 MB travel, while another process sends them, while nothing does")
+    for name, *times_s in zip(
+        ("CPU", "time without waiting for a core", "time"), beside, elsewhere, alone, strict=True
+    ):
+        print("step  ", *(f"{1e3 * time_s:8.1f}" for time_s in times_s), f"  {name}")
     goals.check("step: CPU time while KV travels / while none does", beside[0] / alone[0], "<=", 1.05)
+    goals.check("step: time without waiting for a core, the same", beside[1] / alone[1], "<=", 1.1)
+    goals.check("step: time while KV travels / while others send it", beside[2] / elsewhere[2], "<=", 1.1)
     beside, alone = alternate(prefill.transfer_beside_slow, lambda: prefill.transfer(layer_by_layer=False))
     print(f"slow   {1e3 * beside:.1f} ms beside a rank that reads nothing, {1e3 * alone:.1f} ms alone")
     goals.check("slow: beside a slow rank / alone", beside / alone, "<=", 1.3)
 
 
-def alternate(one, other):
-    """The medians of both; of each number, where they return several."""
-    figures = [(one(), other()) for _ in range(NUM_RUNS)]
+def alternate(*cases):
+    """The medians of each case; of each number, where it returns several."""
+    figures = [[case() for case in cases] for _ in range(NUM_RUNS)]
     return [np.median(column, axis=0) for column in zip(*figures, strict=True)]
 
 
 class Prefill:
     """A prefill rank's network. `accepted` has a line when the decode rank has a request."""
 
-    def __init__(self, accepted):
-        self._accepted = accepted
+    def __init__(self, accepted, number=0):
+        self._accepted, self._number, self._other_number = accepted, number, FIRST_OF_OTHER
         counters = SimpleNamespace(kv_sent=lambda *_: None)
         self._network = Network(GatewayAddress(HOST, 1), HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH)))
-        self._number = 0
         self._latents = [torch.randn(NUM_TOKENS, LATENT_DIM).to(torch.bfloat16) for _ in range(NUM_LAYERS)]
 
     def transfer(self, *, layer_by_layer):
@@ -109,16 +127,28 @@ class Prefill:
 
     def step_beside_transfer(self):
         """The times of a step, while KV that it did not compute travels."""
-        request = self._open(QUICK_PORT)
-        self._finish(request, [(layer, 0, latent_TC) for layer, latent_TC in enumerate(self._latents)])
+        self.send_all(QUICK_PORT)
         taken = step_times()
         self._arrival()
         return taken
 
+    def step_beside_others(self, send_elsewhere):
+        """The times of a step, while another process sends as much to the same decode rank."""
+        send_elsewhere()
+        taken = step_times()
+        self._other_number += 1
+        assert self._next_accepted()[0] == str(self._other_number)
+        return taken
+
+    def send_all(self, port):
+        """Begin to send a request whose prompt has been computed."""
+        request = self._open(port)
+        self._finish(request, [(layer, 0, latent_TC) for layer, latent_TC in enumerate(self._latents)])
+        return request
+
     def transfer_beside_slow(self):
         """Seconds of a transfer, while as much waits for a rank that does not read."""
-        slow = self._open(SLOW_PORT)
-        self._finish(slow, [(layer, 0, latent_TC) for layer, latent_TC in enumerate(self._latents)])
+        slow = self.send_all(SLOW_PORT)
         taken = self.transfer(layer_by_layer=False)
         slow.cancel()
         return taken
@@ -135,17 +165,26 @@ class Prefill:
         request.finish(Handover(request.request_id, [1] * NUM_TOKENS, [1], SAMPLING))
 
     def _arrival(self):
-        name, arrived = self._accepted.readline().split()
+        name, arrived = self._next_accepted()
         assert name == str(self._number)
         return float(arrived)
 
+    def _next_accepted(self):
+        return self._accepted.readline().split()
+
 
 def step_times():
-    """Seconds of CPU on its thread, and seconds, of a step."""
-    cpu_s, began = time.thread_time(), time.perf_counter()
+    """Seconds of CPU on its thread, without waiting for a core, and in all, of a step."""
+    cpu_s, waited_s, began = time.thread_time(), seconds_without_core(), time.perf_counter()
     for _ in range(NUM_LAYERS):
         compute_layer()
-    return time.thread_time() - cpu_s, time.perf_counter() - began
+    taken_s = time.perf_counter() - began
+    return time.thread_time() - cpu_s, taken_s - (seconds_without_core() - waited_s), taken_s
+
+
+def seconds_without_core():
+    """How long this thread was ready to run and did not, since it began (Documentation/scheduler/sched-stats.rst)."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def compute_layer():
@@ -172,5 +211,13 @@ async def receive():
     await asyncio.to_thread(threading.Event().wait)
 
 
+def send():
+    """Send a request for each line that comes in."""
+    prefill = Prefill(None, FIRST_OF_OTHER)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        prefill.send_all(QUICK_PORT)
+
+
 if __name__ == "__main__":
-    asyncio.run(receive()) if sys.argv[1:] == ["receive"] else main()
+    {"receive": lambda: asyncio.run(receive()), "send": send}.get("".join(sys.argv[1:]), main)()

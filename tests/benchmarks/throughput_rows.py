@@ -83,25 +83,23 @@ SGLANG_BALANCED = Row(
     prompts(4096),
     59_337 / 8,
 )
-SGLANG_REAL = Row(
-    *(
-        "SGLang, prefill, real routing",
-        "sglang",
-        "prefill",
-        "h100",
-        unit(32, 9),
-        "dual_batch",
-        prompts(2048),
-        54_543 / 8,
-    ),
-    Imbalance(BALANCED_MAP),
-)
+
+
+def sglang_real(length: int, of_node: float) -> Row:
+    """Return SGLang's prefill with the routing that its prompts have; its map was made for the same data."""
+    name = f"SGLang, prefill, {length:,} tokens, real routing"
+    row = replace(SGLANG_BALANCED, name=name, point=prompts(length), imbalance=Imbalance(BALANCED_MAP))
+    return replace(row, measured=of_node / 8)
+
+
+SGLANG_REAL = sglang_real(2048, 54_543)
+SGLANG_REAL_4K = sglang_real(4096, 50_302)  # SGLANG_BALANCED's point: only routing differs
 MOREH = Row(
     *("Moreh's vLLM, decode", "vllm", "decode", "mi300x", unit(8, 32), "none"),
     *(OperatingPoint(requests=450, kv_tokens=512 + 512 / 2), 2_696),
     Imbalance(luck(8, 450 * 8)),
 )
-ROWS = (PROFILE_PREFILL, PROFILE_DECODE, SGLANG_BALANCED, SGLANG_REAL, MOREH)
+ROWS = (PROFILE_PREFILL, PROFILE_DECODE, SGLANG_BALANCED, SGLANG_REAL_4K, SGLANG_REAL, MOREH)
 
 
 # Published, and kept aside: no constant is fitted to it.
@@ -110,7 +108,16 @@ SGLANG_DECODE = Row(
     *(OperatingPoint(requests=256, kv_tokens=2000), 22_282 / 8),
     Imbalance(BALANCED_MAP),
 )
-ASIDE = (SGLANG_DECODE,)
+ASIDE = (SGLANG_DECODE, sglang_real(1024, 57_674))
+
+
+# What one draft gained was published, and neither the rate nor which share of drafts was right:
+# github.com/lm-sys/lm-sys.github.io 0947bdc0 blog/2025-07-17-mtp.md, case study 2; answers have 100 tokens.
+SGLANG_DRAFTS = Row(
+    *("SGLang, decode with a draft", "sglang", "decode", "h200", unit(96, 3), "five_stage"),
+    *(OperatingPoint(requests=128, kv_tokens=2050), 0.0),
+    Imbalance(BALANCED_MAP),
+)
 
 
 def service_decode(requests: float, imbalance: Imbalance) -> Row:

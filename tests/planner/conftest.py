@@ -186,7 +186,6 @@ def write_spec_folder(folder):
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")
     return folder
-    return folder
 
 
 @pytest.fixture(scope="session")

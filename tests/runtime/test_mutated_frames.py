@@ -30,6 +30,7 @@ from runtime.protocol.messages import (
     Hello,
     Load,
     Logprobs,
+    Moved,
     Offer,
     Piece,
     Place,
@@ -239,6 +240,7 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
         Load(2, 1, 300, 45150, 384, ["a", "b"]),
         Token("mutated", 0, 5, None, Logprobs(-0.5, [(1, -0.5)])),
         Failed("mutated", "no reason"),
+        Moved("ticket"),
     ]
 
     async def run():

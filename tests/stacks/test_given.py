@@ -7,6 +7,7 @@ import pytest
 from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
+from stacks.local import up_cli
 from stacks.local.record import Record, RunFolder, UnitRecord
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -22,7 +23,7 @@ def nothing_runs(monkeypatch, tmp_path):
     def start(plan, _host, *, detached, keys, day):
         raise Starts(plan)
 
-    monkeypatch.setattr(cli, "start", start)
+    monkeypatch.setattr(up_cli, "start", start)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -134,7 +135,7 @@ def test_status_takes_the_name_of_what_runs(capsys):
 
 def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):
     """That very deployment."""
-    monkeypatch.setattr(cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
+    monkeypatch.setattr(up_cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
 
     assert cli.main(["down", "river"]) == 0
     printed = capsys.readouterr()

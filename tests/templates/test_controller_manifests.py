@@ -3,15 +3,22 @@
 `tests/cluster` holds the day against the schema of its own definition.
 """
 
+from pathlib import Path
+
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+import stacks
 from planner.manifests.render import KUSTOMIZATION, render_files
+from stacks.controller.clock import Clock
+from stacks.controller.observe import situation_of
 from tests.stacks.controller.day_spec import day_plan
 from tests.templates.test_schemas import VERSION
 
 NAME = "demo-day-controller"
+DEFINITION = Path(stacks.__file__).parent / "controller" / "definition.yaml"
 
 
 def rendered(folder, **kubernetes):
@@ -81,6 +88,31 @@ def test_the_day_is_the_plans(objects):
     assert (day["timezone"], day["warmUpSeconds"], day["drainSeconds"], day["pace"]) == ("UTC", 1800, 900, 1)
     assert "hold" not in day
     assert "force" not in day
+
+
+def test_other_days_are_the_plans_too(tmp_path):
+    """The object is what the definition's schema admits, and the controller reads from it what the plan has."""
+    sundays = {"days": ["sunday"], "windows": [{"at": "00:00", "prefill_units": 1, "decode_units": 1}]}
+    plan = day_plan(tmp_path, schedule={"other_days": [sundays]})
+    spec = rendered_of(plan)["TidemillDeployment", "demo-day"]["spec"]
+    schema = yaml.safe_load(DEFINITION.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    jsonschema.validate(spec, schema["properties"]["spec"])
+    timetable = situation_of(spec, [], Clock(0, 1)).timetable
+
+    assert timetable.other_days[0].days == ("sunday",)
+    assert [step.units for step in timetable.other_days[0].steps] == [
+        step.units for step in plan.timetable.other_days[0].steps
+    ]
+
+
+@pytest.mark.parametrize(("drain", "pace", "drain_s"), [(None, 1, 900), (None, 144, 30), ("3min", 1, 180)])
+def test_answers_get_the_time_that_the_day_pays_for(drain, pace, drain_s, tmp_path):
+    """Pods end after schedule.drain, of which a rehearsal has less, unless kubernetes.drain says otherwise."""
+    unit = rendered(tmp_path, drain=drain, controller={"pace": pace})["LeaderWorkerSet", "demo-day-decode-0"]
+    pod = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+
+    assert f"--drain={drain_s}" in pod["containers"][0]["args"]
+    assert pod["terminationGracePeriodSeconds"] == drain_s + 10
 
 
 def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):

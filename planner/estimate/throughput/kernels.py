@@ -2,7 +2,8 @@
 
 The constants are fitted, kind by kind, to measured tables of operators (`kernels.json`, which
 `tests/benchmarks/fit_kernels.py` writes: it has residuals and provenance beside each). A GPU without tables has those
-of the reference kind, as shares of its own rates: its times are scaled, not measured.
+of the reference kind, as shares of its own rates: its times are scaled, not measured. Where its large matmuls are known
+to reach less of the nominal rate than the reference's, all of its matmuls are taken to (`matmuls`).
 """
 
 import json
@@ -12,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-__all__ = ["Kernels", "Origin", "kernels_for", "kernels_json"]
+__all__ = ["MATMULS", "Kernels", "Origin", "kernels_for", "kernels_json"]
 
 Origin = Literal["measured", "scaled"]
 
@@ -62,6 +63,10 @@ class Kernels:
     normal_nic_share: float
 
 
+# Shares of the rate of matmuls.
+MATMULS = ("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core", "prompt_projection", "prompt_core")
+
+
 @cache
 def kernels_for(name: str) -> tuple[Kernels, Mapping[str, Origin]]:
     """Return the constants of the GPU called `name`, and which of them were measured on it or on an equal chip."""
@@ -73,7 +78,8 @@ def kernels_for(name: str) -> tuple[Kernels, Mapping[str, Origin]]:
     origins: dict[str, Origin] = {
         field.name: "measured" if field.name in own else "scaled" for field in fields(Kernels)
     }
-    return Kernels(**(reference | own)), origins
+    slower = {f"{each}_share": reference[f"{each}_share"] * kind.get("matmuls", 1) for each in MATMULS}
+    return Kernels(**(reference | slower | own)), origins
 
 
 @cache

@@ -60,16 +60,24 @@ def _ints(numbers: Any) -> Ints:
 
 
 def pack(
-    loads_LE: Floats, sizes: Sizes, *, shift: float = 0.0, least: int = 1, as_eplb: bool = False
+    loads_LE: Floats,
+    sizes: Sizes,
+    *,
+    shift: float = 0.0,
+    least: int = 1,
+    as_eplb: bool = False,
+    replicas_LE: Ints | None = None,
 ) -> tuple[Ints, Floats]:
     """Return first maps with `least` replicas of each expert or more, and what their fullest GPUs carry (`start.h`).
 
-    They are slots `[L, G, S]` and loads `[L]`. A negative `shift` favours experts with few replicas.
+    They are slots `[L, G, S]` and loads `[L]`. A negative `shift` favours experts with few replicas. `replicas_LE` says
+    how many each expert gets.
     """
     slots_LGS = np.zeros((len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu), np.int64)
     fullest_L = np.zeros(len(loads_LE))
     numbers = (*loads_LE.shape, *slots_LGS.shape[1:])
-    _call("pack_maps", *numbers, _floats(loads_LE), float(shift), least, int(as_eplb), slots_LGS, fullest_L)
+    replicas = None if replicas_LE is None else _ints(replicas_LE)
+    _call("pack_maps", *numbers, _floats(loads_LE), float(shift), least, int(as_eplb), replicas, slots_LGS, fullest_L)
     return slots_LGS, fullest_L
 
 

@@ -1,266 +1,136 @@
 // Few moves where one slot of a GPU is enough: which GPUs give a slot up, and which expert takes it.
 //
-// A GPU that carries more than `enough` gives up a slot at least, and an expert that is too heavy for its replicas needs
-// one more slot. Every replica that lost its slot, and every new one, then needs one with room: `enough` less what the
-// other slots of that GPU carry. A replica that fits somewhere fits wherever there is more room, so there is a seat for
-// all of them if, and only if,
-//
-//     for every weight t     replicas that weigh t or more  <=  given up slots with room for t or more
-//
-// A slot given up by a GPU that carries too much adds one to the left for weights from its room to its weight, and one
-// by a GPU that carries less than enough adds one to the right for weights from its weight to its room. So the GPUs that
-// give up a slot without need have to cover an interval of weights each, and as few as can be are those that reach
-// farthest, from the least weight on (the greedy cover of a line by intervals). Which of its slots a too full GPU gives
-// up is then tried one by one. No GPU gives up two slots.
+// A GPU that carries more than `enough` gives up a slot, and an expert that is too heavy for its replicas takes a slot
+// from another. Every replica that is without a slot then needs one with room: `enough` less what the other slots of
+// that GPU carry. They are seated from the heaviest to the lightest. A slot with room for one has room for all that are
+// lighter, so it does not matter which of them is taken. Where no slot has room, one more GPU gives up a slot: of all
+// that have room, the one whose replica is lightest, because that replica waits next. As few GPUs as can be give up a
+// slot that way (each covers the weights from its replica's to its room, and this is the greedy cover of a line by
+// intervals). Which of its slots a too full GPU gives up is then tried one by one. No GPU gives up two slots.
 
-enum { PASSES = 8, ATTEMPTS = 16 };  // assumed, as what the benchmark's goals of moves and of time leave room for
-enum { IMPOSSIBLE = 1 << 30, KEPT = 1 << 30 };  // KEPT: a weight that nobody's room reaches
+enum { PASSES = 4 };  // assumed, as what the benchmark's goals of moves and of time leave room for
 
-typedef struct {
-    int G, S, num_ranks;
-    int *weights, *rooms;  // [G][S] of the expert there, for who comes instead: ranks among all of both
-    int *newcomers;        // [ranks + 1] how many new replicas weigh at least so much: differences from rank to rank
-    int *given;            // [G] the slot that a GPU has to give up, or NONE
-    int *is_gone;          // [G] who gives it up needs no other
-} Seats;
-
-// Gives experts too heavy for any GPU more replicas, taken from experts that get least heavy by losing one; returns
-// whether that is possible.
-static int recount(const Layer *layer, int *counts, double enough)
+// Hands slots over to experts that are too heavy for any GPU, from experts that get least heavy by losing one; `given`
+// gets those slots. Returns whether that is possible.
+static int add_replicas(Layer *layer, double enough, int *given)
 {
-    int missing = 0, *order = zeros(layer->E, sizeof(int));
+    int *order = zeros(layer->E, sizeof(int));
     double room = enough;
     rising(layer->loads, layer->E, order);
     for (int place = 0; place < layer->S - 1; place++) room -= layer->loads[order[place]];
     free(order);
     for (int expert = 0; expert < layer->E; expert++)
-        while (whole(layer->loads[expert] / counts[expert]) > room) {
-            if (counts[expert] == layer->G) return 0;
-            counts[expert]++;
-            missing++;
+        while (layer->weights[expert] > room) {
+            int best = NONE;
+            double least = room, most = -INFINITY;
+            for (int place = 0; place < layer->G * layer->S; place++) {
+                int gpu = place / layer->S, giver = (int)layer->slots[place];
+                double weight = layer->counts[giver] > 1 ? layer->loads[giver] / (layer->counts[giver] - 1) : INFINITY;
+                if (weight > least || holds(layer, expert, gpu) || given[gpu] != NONE) continue;
+                if (weight == least && layer->carried[gpu] <= most) continue;
+                best = place, least = weight, most = layer->carried[gpu];
+            }
+            if (best == NONE) return 0;
+            given[best / layer->S] = best % layer->S;
+            hand_over(layer, expert, best / layer->S, best % layer->S);
         }
-    for (; missing > 0; missing--) {
-        int giver = NONE;
-        double least = room;
-        for (int expert = 0; expert < layer->E; expert++) {
-            if (counts[expert] <= 1 || counts[expert] > layer->counts[expert]) continue;
-            double weight = layer->loads[expert] / (counts[expert] - 1);
-            if (weight <= least) giver = expert, least = weight;
-        }
-        if (giver == NONE) return 0;
-        counts[giver]--;
-    }
     return 1;
 }
 
-// Gives up GPU by GPU what must be given up: an expert with too many replicas the one on the fullest GPU, a GPU that
-// carries too much its lightest.
-static void give_up(const Layer *layer, Seats *seats, const int *counts, const double *weights, const double *carried,
-                    double enough)
-{
-    for (int expert = 0; expert < layer->E; expert++)
-        for (int surplus = layer->counts[expert] - counts[expert]; surplus > 0; surplus--) {
-            int from = NONE;
-            for (int replica = 0; replica < layer->counts[expert]; replica++) {
-                int gpu = homes_of(layer, expert)[replica];
-                if (seats->given[gpu] == NONE && (from == NONE || carried[gpu] > carried[from])) from = gpu;
-            }
-            if (from == NONE) continue;
-            seats->is_gone[from] = 1;
-            for (int slot = 0; slot < layer->S; slot++)
-                if (at(layer, from, slot) == expert) seats->given[from] = slot;
-        }
-    for (int gpu = 0; gpu < layer->G; gpu++) {
-        if (seats->given[gpu] != NONE || carried[gpu] <= enough) continue;
-        seats->given[gpu] = 0;
-        for (int slot = 1; slot < layer->S; slot++)
-            if (weights[at(layer, gpu, slot)] < weights[at(layer, gpu, seats->given[gpu])]) seats->given[gpu] = slot;
-    }
-}
-
-static Seats make_seats(const Layer *layer, const int *counts, const double *weights, const double *carried, double enough)
-{
-    int size = layer->G * layer->S, num_values = 2 * size + layer->E, rank = NONE;
-    Seats seats = {layer->G, layer->S, num_values, zeros(size, sizeof(int)), zeros(size, sizeof(int)),
-                   zeros(num_values + 1, sizeof(int)), zeros(layer->G, sizeof(int)), zeros(layer->G, sizeof(int))};
-    double *values = zeros(num_values, sizeof(double)), last = -INFINITY;
-    int *order = zeros(num_values, sizeof(int)), *ranks = zeros(num_values, sizeof(int));
-    for (int place = 0; place < size; place++) {
-        values[place] = weights[layer->slots[place]];
-        values[size + place] = enough - carried[place / layer->S] + values[place];
-    }
-    memcpy(values + 2 * size, weights, layer->E * sizeof(double));
-    rising(values, num_values, order);
-    for (int place = 0; place < num_values; place++) {
-        rank += values[order[place]] > last;
-        last = values[order[place]];
-        ranks[order[place]] = rank;
-    }
-    memcpy(seats.weights, ranks, size * sizeof(int));
-    memcpy(seats.rooms, ranks + size, size * sizeof(int));
-    for (int expert = 0; expert < layer->E; expert++) {
-        int more = counts[expert] > layer->counts[expert] ? counts[expert] - layer->counts[expert] : 0;
-        seats.newcomers[0] += more;
-        seats.newcomers[ranks[2 * size + expert] + 1] -= more;
-    }
-    for (int gpu = 0; gpu < layer->G; gpu++) seats.given[gpu] = NONE;
-    give_up(layer, &seats, counts, weights, carried, enough);
-    free(values), free(order), free(ranks);
-    return seats;
-}
-
-// Gives up slots of GPUs with room left until every replica has a seat; returns how many. `covering` gets the slot of
-// each of those GPUs.
-static int cover_weights(const Seats *seats, int *covering)
-{
-    int missing = 0, num_covering = 0, *needed = zeros(seats->num_ranks + 1, sizeof(int));
-    memcpy(needed, seats->newcomers, (seats->num_ranks + 1) * sizeof(int));
-    for (int gpu = 0; gpu < seats->G; gpu++) {
-        covering[gpu] = NONE;
-        if (seats->given[gpu] == NONE) continue;
-        int place = gpu * seats->S + seats->given[gpu];
-        needed[0]--;
-        needed[seats->rooms[place] + 1]++;
-        if (seats->is_gone[gpu]) continue;
-        needed[0]++;
-        needed[seats->weights[place] + 1]--;
-    }
-    for (int rank = 0; rank <= seats->num_ranks; rank++)
-        for (missing += needed[rank]; missing > 0; missing--, num_covering++) {
-            int best = NONE, farthest = rank - 1;
-            for (int place = 0; place < seats->G * seats->S; place++)
-                if (seats->rooms[place] > farthest && seats->weights[place] < rank
-                    && seats->given[place / seats->S] == NONE && covering[place / seats->S] == NONE)
-                    best = place, farthest = seats->rooms[place];
-            if (best == NONE) {
-                free(needed);
-                return IMPOSSIBLE;
-            }
-            covering[best / seats->S] = best % seats->S;
-            needed[farthest + 1]++;
-        }
-    free(needed);
-    return num_covering;
-}
-
-// Lets full GPUs give up other slots, while that lets fewer other GPUs give one up; returns how many others do.
-static int try_slots(Seats *seats, int *covering)
-{
-    int fewest = cover_weights(seats, covering), *trial = zeros(seats->G, sizeof(int));
-    for (int pass = 0; pass < PASSES; pass++)
-        for (int gpu = 0; gpu < seats->G; gpu++)
-            for (int slot = 0; slot < seats->S; slot++) {
-                int was = seats->given[gpu];
-                if (was == NONE || seats->is_gone[gpu] || slot == was) continue;
-                if (seats->weights[gpu * seats->S + slot] == KEPT) continue;
-                seats->given[gpu] = slot;
-                int num_covering = cover_weights(seats, trial);
-                if (num_covering > fewest) {
-                    seats->given[gpu] = was;
-                } else {  // as many open the way to fewer
-                    fewest = num_covering;
-                    memcpy(covering, trial, seats->G * sizeof(int));
-                }
-            }
-    free(trial);
-    return fewest;
-}
-
-static int is_held_beside(const int64_t *here, int S, int given, int expert)
-{
-    int found = 0;
-    for (int slot = 0; slot < S; slot++) found |= slot != given && here[slot] == expert;
-    return found;
-}
-
-// The heaviest waiting expert that fits the slot and that the GPU does not hold, or NONE.
-static int heaviest_that_fits(const int64_t *here, int S, int given, const int *waiting, const double *weights, int E,
-                              double room)
+// The slot that the expert takes: the one with least room that is empty in `slots`, or if none has room the one with the
+// lightest expert of all GPUs that are not `changed`; or NONE.
+static int find_seat(const Layer *layer, double enough, int expert, const int64_t *slots, const int *changed)
 {
     int best = NONE;
-    for (int expert = 0; expert < E; expert++)
-        if (waiting[expert] > 0 && weights[expert] <= room && (best == NONE || weights[expert] > weights[best])
-            && !is_held_beside(here, S, given, expert))
-            best = expert;
+    double weight = layer->weights[expert], least = INFINITY;
+    for (int place = 0; place < layer->G * layer->S; place++) {
+        int gpu = place / layer->S, is_empty = slots[place] == NONE, is_held = 0;
+        double leaves = layer->weights[layer->slots[place]], room = enough - layer->carried[gpu] + leaves;
+        double rank = is_empty ? room - enough : leaves;  // empty ones come first
+        if (room < weight || rank >= least || (!is_empty && (changed[gpu] || leaves >= weight))) continue;
+        for (int slot = 0; slot < layer->S; slot++) is_held |= slots[gpu * layer->S + slot] == expert;
+        if (is_held) continue;
+        best = place;
+        least = rank;
+    }
     return best;
 }
 
-// Puts every waiting replica into a slot with room: the slot with least room first, and into it the heaviest that fits.
-// Where a GPU holds all that would fit, an expert seated before moves there and a waiting one takes its seat. Returns
-// NONE, or the GPU whose slot no replica can take.
-static int seat(int64_t *slots, const Seats *seats, const int *old_counts, const int *counts, const double *weights,
-                const double *left, const int *given, int E)
+// Writes a map in which every replica whose slot is given up has another. Returns how many more GPUs gave one up, or more
+// than `most` when it takes more than that.
+static int seat(const Layer *layer, double enough, const int *falling, const int *given, int most, int64_t *slots)
 {
-    int G = seats->G, S = seats->S, failed = NONE;
-    int *waiting = zeros(E, sizeof(int)), *order = zeros(G, sizeof(int));
-    double *rooms = zeros(G, sizeof(double));
-    for (int expert = 0; expert < E; expert++)
-        waiting[expert] = counts[expert] > old_counts[expert] ? counts[expert] - old_counts[expert] : 0;
-    for (int gpu = 0; gpu < G; gpu++) {
-        rooms[gpu] = INFINITY;
+    int num_more = 0, *waiting = zeros(layer->E, sizeof(int)), *changed = zeros(layer->G, sizeof(int));
+    memcpy(slots, layer->slots, (size_t)layer->G * layer->S * sizeof(int64_t));
+    for (int gpu = 0; gpu < layer->G; gpu++) {
         if (given[gpu] == NONE) continue;
-        rooms[gpu] = left[gpu] + weights[slots[gpu * S + given[gpu]]];
-        waiting[slots[gpu * S + given[gpu]]] += !seats->is_gone[gpu];
+        changed[gpu] = 1;
+        waiting[at(layer, gpu, given[gpu])]++;
+        slots[gpu * layer->S + given[gpu]] = NONE;
     }
-    rising(rooms, G, order);
-    for (int number = 0; number < G && failed == NONE && given[order[number]] != NONE; number++) {
-        int gpu = order[number];
-        int64_t *here = slots + gpu * S;
-        int best = heaviest_that_fits(here, S, given[gpu], waiting, weights, E, rooms[gpu]);
-        if (best != NONE) waiting[best]--;
-        for (int place = 0; place < number && best == NONE; place++) {
-            int64_t *there = slots + order[place] * S;
-            int other = given[order[place]], expert = (int)there[other];
-            if (is_held_beside(here, S, given[gpu], expert)) continue;
-            int instead = heaviest_that_fits(there, S, other, waiting, weights, E, rooms[order[place]]);
-            if (instead == NONE) continue;
-            waiting[instead]--;
-            there[other] = instead;
-            best = expert;
+    for (int number = 0; number < layer->E && num_more <= most; number++)
+        for (int expert = falling[number]; waiting[expert] > 0 && num_more <= most; waiting[expert]--) {
+            int place = find_seat(layer, enough, expert, slots, changed);
+            if (place == NONE) {
+                num_more = most + 1;
+                break;
+            }
+            if (slots[place] != NONE) {
+                waiting[slots[place]]++;
+                num_more++;
+            }
+            changed[place / layer->S] = 1;
+            slots[place] = expert;
         }
-        if (best == NONE) failed = gpu;
-        else here[given[gpu]] = best;
-    }
-    free(waiting), free(order), free(rooms);
-    return failed;
+    free(waiting), free(changed);
+    return num_more;
 }
 
-// Makes the GPU keep the expert in that slot, and give up another if it must give up one; returns whether that can be.
-static int bar(Seats *seats, int gpu, int slot)
+static int lightest_slot(const Layer *layer, int gpu)
 {
-    int *here = seats->weights + gpu * seats->S, lightest = 0;
-    here[slot] = KEPT;
-    if (seats->given[gpu] == NONE) return 1;
-    for (int other = 1; other < seats->S; other++)
-        if (here[other] < here[lightest]) lightest = other;
-    seats->given[gpu] = lightest;
-    return !seats->is_gone[gpu] && here[lightest] != KEPT;
+    int lightest = 0;
+    for (int slot = 1; slot < layer->S; slot++)
+        if (layer->weights[at(layer, gpu, slot)] < layer->weights[at(layer, gpu, lightest)]) lightest = slot;
+    return lightest;
 }
 
-// Changes one slot of some GPUs so that none carries more than `enough`; returns whether that was found. If not, the
-// layer stays as it was.
+// The experts from the heaviest replica to the lightest.
+static void falling_weights(const Layer *layer, int *falling)
+{
+    double *negated = zeros(layer->E, sizeof(double));
+    for (int expert = 0; expert < layer->E; expert++) negated[expert] = -layer->weights[expert];
+    rising(negated, layer->E, falling);
+    free(negated);
+}
+
+// Changes one slot of some GPUs so that none carries more than `enough`. Returns whether that was found; the layer then
+// has that map, and else is of no use any more.
 static int take_seats(Layer *layer, double enough)
 {
-    int G = layer->G, S = layer->S, E = layer->E, found = 0;
-    int *counts = zeros(E, sizeof(int)), *covering = zeros(G, sizeof(int));
-    double *weights = zeros(E, sizeof(double)), *carried = zeros(G, sizeof(double)), *left = zeros(G, sizeof(double));
-    int64_t *slots = zeros((size_t)G * S, sizeof(int64_t));
-    memcpy(counts, layer->counts, E * sizeof(int));
-    int tries = recount(layer, counts, enough) ? ATTEMPTS : 0;
-    for (int expert = 0; expert < E; expert++) weights[expert] = whole(layer->loads[expert] / counts[expert]);
-    for (int place = 0; place < G * S; place++) carried[place / S] += weights[layer->slots[place]];
-    for (int gpu = 0; gpu < G; gpu++) left[gpu] = enough - carried[gpu];
-    Seats seats = make_seats(layer, counts, weights, carried, enough);
-    for (; tries > 0 && !found && try_slots(&seats, covering) < IMPOSSIBLE; tries--) {
-        memcpy(slots, layer->slots, (size_t)G * S * sizeof(int64_t));
-        for (int gpu = 0; gpu < G; gpu++)
-            if (seats.given[gpu] > covering[gpu]) covering[gpu] = seats.given[gpu];
-        int without = seat(slots, &seats, layer->counts, counts, weights, left, covering, E);
-        if (without == NONE) found = 1;
-        else if (!bar(&seats, without, covering[without])) break;
+    int G = layer->G, S = layer->S, fewest = G, last = NONE;
+    int *given = zeros(G, sizeof(int)), *may_choose = zeros(G, sizeof(int)), *falling = zeros(layer->E, sizeof(int));
+    int64_t *slots = zeros((size_t)G * S, sizeof(int64_t)), *best = zeros((size_t)G * S, sizeof(int64_t));
+    for (int gpu = 0; gpu < G; gpu++) given[gpu] = NONE;
+    int passes = add_replicas(layer, enough, given) ? PASSES : 0;
+    falling_weights(layer, falling);
+    for (int gpu = 0; gpu < G; gpu++) {
+        may_choose[gpu] = given[gpu] == NONE && layer->carried[gpu] > enough;
+        if (may_choose[gpu]) given[gpu] = lightest_slot(layer, gpu);
     }
-    if (found) take(layer, slots);
-    free(counts), free(covering), free(weights), free(carried), free(left), free(slots);
-    free(seats.weights), free(seats.rooms), free(seats.newcomers), free(seats.given), free(seats.is_gone);
-    return found;
+    for (int turn = 0; turn < passes * G * S && turn - last <= G * S; turn++) {
+        int gpu = turn / S % G, slot = turn % S, was = given[gpu];
+        if (turn > 0 && (!may_choose[gpu] || slot == was)) continue;
+        if (turn > 0) given[gpu] = slot;
+        int num_more = seat(layer, enough, falling, given, fewest, slots);
+        if (num_more <= fewest) {  // as many open the way to fewer
+            fewest = num_more;
+            last = turn;
+            memcpy(best, slots, (size_t)G * S * sizeof(int64_t));
+        } else {
+            given[gpu] = was;
+        }
+    }
+    if (last != NONE) take(layer, best);
+    free(given), free(may_choose), free(falling), free(slots), free(best);
+    return last != NONE;
 }

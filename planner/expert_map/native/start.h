@@ -98,14 +98,15 @@ static double pack(const double *loads, const int *counts, int E, int G, int S, 
     return fullest;
 }
 
-// Packs every layer with `least` replicas of each expert or more: slots, [L][G][S], and what the fullest GPU of each
-// layer carries, [L]. `as_eplb` makes it the map of the published EPLB.
+// Packs every layer with `least` replicas of each expert or more, or with these `replicas`, [L][E] or NULL: slots,
+// [L][G][S], and what the fullest GPU of each layer carries, [L]. `as_eplb` makes it the map of the published EPLB.
 EXPORT void pack_maps(int L, int E, int G, int S, const double *loads, double shift, int least, int as_eplb,
-                      int64_t *slots, double *fullest)
+                      const int64_t *replicas, int64_t *slots, double *fullest)
 {
     int *counts = zeros(E, sizeof(int));
     for (int index = 0; index < L; index++, loads += E, slots += G * S) {
-        replicate(loads, E, G * S, as_eplb ? G * S : G, shift, least, as_eplb, counts);
+        if (!replicas) replicate(loads, E, G * S, as_eplb ? G * S : G, shift, least, as_eplb, counts);
+        for (int expert = 0; replicas && expert < E; expert++) counts[expert] = (int)*replicas++;
         fullest[index] = pack(loads, counts, E, G, S, as_eplb, slots);
     }
     free(counts);

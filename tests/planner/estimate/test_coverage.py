@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.estimate.coverage import require_covered
+from planner.plan.fit import check_fit
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec, with_values

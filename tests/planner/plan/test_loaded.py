@@ -25,6 +25,7 @@ from planner.spec.schema import Spec
 SCHEDULE = """\
 schedule:
   windows: [{at: "08:00", prefill_units: 1, decode_units: 1}, {at: "20:00", prefill_units: 0, decode_units: 0}]
+  other_days: [{days: [sunday], windows: [{at: "00:00", prefill_units: 0, decode_units: 0}]}]
 """
 DECODE = "river-decode-0.launch.json"
 PREFILL = "river-prefill-0.launch.json"
@@ -276,6 +277,9 @@ REFERENCES = [
     (("schedule", "steps", 0, "units"), lambda _: ["nobody"], "schedule.steps.0.units"),
     (("schedule", "steps", 0, "units"), lambda _: [], "schedule.steps"),
     (("schedule", "steps", 0, "at"), lambda _: "09:00", "schedule.steps"),
+    (("schedule", "other_days"), lambda _: [], "schedule.other_days"),
+    (("schedule", "other_days", 0, "days"), lambda _: ["saturday"], "schedule.other_days"),
+    (("schedule", "other_days", 0, "steps", 0, "units"), lambda _: ["nobody"], "schedule.other_days.0.steps.0.units"),
     (("spec", "schedule", "windows"), lambda _: "auto", "spec.schedule"),
     (("spec", "schedule", "windows", 0, "at"), lambda _: "09:00", "schedule.steps"),
 ]

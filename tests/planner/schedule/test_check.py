@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.schedule.check import breaches
 from planner.schedule.demand import units_of_busiest
-from planner.schedule.derived import derived_day
+from planner.schedule.derived import derived_days
 from planner.schedule.schedule import DaySchedule, Step
 from planner.schedule.transitions import State, nodes_taken, transitions_of
 from planner.spec.schedule import ScheduleSpec
@@ -43,7 +43,7 @@ def rules(warm_up=600, drain=300):
 def planned(profile, units, rules):
     """The derived day, the nodes of its units, and what was asked for."""
     asked = {phase: units_of_busiest(profile, number) for phase, number in units.items()}
-    day = derived_day(rules, asked, NODES)
+    day = derived_days(rules, [asked], NODES)[0]
     return *day_of(day.windows, rules), asked
 
 

@@ -1,5 +1,6 @@
 """A day of a plan on real dates: over midnight, over both clock changes, and from another place than its own."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.facts.wall_clock import instants_of, wall_time
-from planner.schedule.clock import changes_between, units_at
-from planner.schedule.schedule import DaySchedule, Step
+from planner.schedule.clock import changes_between, steps_on, units_at
+from planner.schedule.schedule import DaySchedule, OtherDays, Step
 
 
 def day_of(zone, **windows):
@@ -23,6 +24,15 @@ def day_of(zone, **windows):
 
 def utc(written):
     return round(datetime.fromisoformat(written).replace(tzinfo=UTC).timestamp())
+
+
+def with_others(day, **others):
+    """The same day, but for some: `sunday={"at_0300": 2}` has two units on Sundays, from three on."""
+    found = tuple(
+        OtherDays((name.strip("_").replace("_", "-"),), day_of(day.timezone, **windows).steps)
+        for name, windows in others.items()
+    )
+    return replace(day, other_days=found)
 
 
 def changes(day, begin, end):
@@ -59,6 +69,48 @@ def test_in_the_hour_that_clocks_show_twice_the_busiest_state_holds(windows, exp
     assert changes(day_of("Europe/Berlin", **windows), "2026-10-24 23:00", "2026-10-25 23:00") == expected
 
 
+def test_a_weekday_has_windows_of_its_own_from_midnight_to_midnight():
+    """In Shanghai, seen from UTC: a Saturday begins at four in the afternoon of Friday, in the state that ends it."""
+    day = with_others(day_of("Asia/Shanghai", at_0830=3, at_2200=2), saturday={"at_1000": 2, "at_2000": 1})
+
+    assert changes(day, "2026-11-27 00:00", "2026-11-29 00:00") == [
+        ("27 00:30", 3),
+        ("27 14:00", 2),
+        ("27 16:00", 1),
+        ("28 02:00", 2),
+        ("28 12:00", 1),
+        ("28 16:00", 2),
+    ]
+
+
+def test_a_date_says_more_than_its_weekday():
+    """The 26th of December 2026 is a Saturday; the 19th has what Saturdays have."""
+    day = with_others(day_of("UTC", at_0800=3), saturday={"at_0800": 2}, _2026_12_26={"at_0800": 1})
+
+    assert [len(units_at(day, utc(f"2026-12-{date} 12:00"))) for date in (18, 19, 26)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("sunday", "expected"),
+    [
+        ({"at_0230": 1, "at_0800": 3}, [("25 02:00", 1), ("25 07:00", 3)]),
+        ({"at_0210": 1, "at_0240": 2, "at_0800": 3}, [("25 02:00", 2), ("25 07:00", 3)]),
+    ],
+)
+def test_clocks_go_back_on_a_day_of_its_own_windows_too(sunday, expected):
+    """Both changes are on Sundays: the hour that is shown twice has the busiest state of that Sunday's windows."""
+    day = with_others(day_of("Europe/Berlin", at_0000=3), sunday=sunday)
+
+    assert changes(day, "2026-10-24 23:00", "2026-10-25 22:00") == expected
+
+
+def test_clocks_go_forward_on_a_day_of_its_own_windows_too():
+    """Half past two of that Sunday is when it would have been; Monday begins as all days do."""
+    day = with_others(day_of("Europe/Berlin", at_0000=2), sunday={"at_0000": 2, "at_0230": 1, "at_0800": 3})
+
+    assert changes(day, "2026-03-29 00:00", "2026-03-29 22:00") == [("29 01:00", 1), ("29 06:00", 3), ("29 22:00", 2)]
+
+
 @pytest.mark.parametrize(("day", "times"), [("2026-03-29", 0), ("2026-10-25", 2), ("2026-11-23", 1)])
 def test_a_minute_is_shown_once_twice_or_never(day, times):
     """Half past two in Berlin, on the days of both changes and on another."""
@@ -77,16 +129,17 @@ windows = st.dictionaries(
 
 
 @settings(max_examples=12, deadline=None)
-@given(zones, windows, st.integers(0, 364))
-def test_changes_are_all_that_changes(zone, windows, days):
+@given(zones, windows, windows, st.integers(0, 364))
+def test_changes_are_all_that_changes(zone, windows, sunday, days):
     """Whoever follows the changes has the units that are on at any time, and never fewer than the window has."""
-    day = day_of(zone, **windows)
+    day = with_others(day_of(zone, **windows), sunday=sunday)
     begin = utc("2026-01-01 00:00") + days * 86_400
     on, found = units_at(day, begin), {each.instant: each for each in changes_between(day, begin, begin + 86_400)}
-    ordered = sorted((step.at, len(step.units)) for step in day.steps)
     for instant in range(begin, begin + 86_400, 300):
         on = found[instant].units if instant in found else on
-        minute = wall_time(instant, zone).minute
+        shown = wall_time(instant, zone)
+        minute, steps = shown.minute, steps_on(day, shown.date)
+        ordered = sorted((step.at, len(step.units)) for step in steps)
         at = f"{minute // 60:02}:{minute % 60:02}"
         least = ([number for start, number in ordered if start <= at] or [ordered[-1][1]])[-1]
 

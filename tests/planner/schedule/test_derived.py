@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from planner.compiler import compile_plan
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.schedule.demand import units_at_rate, units_of_busiest
-from planner.schedule.derived import derived_day
+from planner.schedule.derived import derived_days
 from planner.schedule.transitions import State, nodes_taken, transitions_of
 from planner.spec.check import check_spec
 from planner.spec.schedule import ScheduleSpec, UnitCounts
@@ -63,7 +63,7 @@ def test_capacity_is_never_below_demand_and_nodes_are_counted_once(profile, pref
     """Enough units serve at any time, with headroom and the floor; transitions take the nodes that were counted."""
     units = {"prefill": prefill, "decode": decode}
     rules = schedule().model_copy(update=constraint)
-    day = derived_day(rules, asked_of(profile, units), NODES)
+    day = derived_days(rules, [asked_of(profile, units)], NODES)[0]
     states, nodes = states_of(day)
     transitions = transitions_of(states, nodes, rules)
 
@@ -88,7 +88,7 @@ def test_more_demand_never_takes_fewer_nodes(asked, hour, constraint):
     """Whatever hour asks for one unit more, the day takes as many nodes at least."""
     rules = schedule().model_copy(update=constraint)
     more = [units + (index == hour) for index, units in enumerate(asked)]
-    before, after = (derived_day(rules, {"decode": each}, NODES).mean_nodes for each in (asked, more))
+    before, after = (derived_days(rules, [{"decode": each}], NODES)[0].mean_nodes for each in (asked, more))
 
     assert after >= before - 1e-9
 
@@ -103,10 +103,10 @@ def test_units_of_a_known_speed_carry_what_they_make():
 
 def test_finer_entries_move_steps_to_where_they_are_needed():
     """Ten-minute entries let a window begin at ten past, which no quarter of an hour does."""
-    day = derived_day(schedule(), asked_of([1] + [0.1] * 143, {"decode": 4}), NODES)
+    day = derived_days(schedule(), [asked_of([1] + [0.1] * 143, {"decode": 4})], NODES)[0]
 
     assert [each["at"] for each in day.windows] == ["00:00", "00:15"]  # a stay of 15 minutes is the least
-    late = derived_day(schedule(), asked_of([0.1] + [1] * 12 + [0.1] * 131, {"decode": 4}), NODES)
+    late = derived_days(schedule(), [asked_of([0.1] + [1] * 12 + [0.1] * 131, {"decode": 4})], NODES)[0]
     assert [each["at"] for each in late.windows] == ["00:10", "02:10"]
 
 
@@ -121,7 +121,7 @@ def test_a_transition_takes_nodes_before_and_frees_them_after():
 
 def test_deepseeks_traffic_takes_fewer_nodes_than_its_windows():
     """From noon to noon as from midnight: 217.25 nodes serve at least, 220.19 are taken, 278 at the peak."""
-    day = derived_day(schedule(10, 5), asked_of(DEEPSEEK, {"prefill": 29, "decode": 9}), NODES)
+    day = derived_days(schedule(10, 5), [asked_of(DEEPSEEK, {"prefill": 29, "decode": 9})], NODES)[0]
 
     assert (day.binding, round(day.bounds["decode"], 2)) == ("decode", 128.25)
     assert (day.bound, round(day.mean_nodes, 2), len(day.windows)) == (217.25, 220.19, 19)
@@ -170,6 +170,36 @@ def test_headroom_counts_in_nodes_that_are_auto(tmp_path):
 
     assert [each.num_units for each in plan.schedule.steps][1] == {"prefill": 3, "decode": 3}
     assert plan.spec.cluster.nodes == 3 * (4 + 18)
+
+
+OTHERS = f"""
+  other_days:
+    - {{days: [saturday, sunday], profile: {[0.4] * 24}}}
+    - {{days: [2026-12-24], profile: {[0.4] * 12 + [2.0] * 12}}}
+"""
+
+
+def test_days_that_are_unlike_have_windows_of_their_own(tmp_path):
+    """The units of the spec just carry the busiest entry of any day, and all days meet at midnight in one state."""
+    traffic = TRAFFIC.replace("traffic: {", "traffic:\n  ").replace(", output", "\n  output")
+    traffic = traffic.replace(", profile", "\n  profile").replace("}\n", OTHERS)
+    (tmp_path / "spec.yaml").write_text(f"{PAIR}{traffic}schedule: auto\n")
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    schedule = plan.schedule
+
+    assert [each.days for each in schedule.other_days] == [("saturday", "sunday"), ("2026-12-24",)]
+    assert [(step.at, step.num_units["decode"]) for step in schedule.steps] == [("00:00", 1)]
+    assert [(step.at, step.num_units["decode"]) for step in schedule.other_days[0].steps] == [("00:00", 1)]
+    assert [(step.at, step.num_units["decode"]) for step in schedule.other_days[1].steps] == [
+        ("00:00", 1),
+        ("12:00", 2),
+    ]
+    assert (schedule.peak_nodes, schedule.mean_nodes, schedule.other_days[1].mean_nodes) == (44, 22, 33)
+    assert plan.as_json()["schedule"]["other_days"][1]["transitions"][1]["warm_up_from"] == "11:50:00"
+    assert [each.path for each in plan.decisions if "days" in each.path] == [
+        "schedule.other_days.0.windows",
+        "schedule.other_days.1.windows",
+    ]
 
 
 def test_windows_that_follow_no_traffic_are_refused(tmp_path):

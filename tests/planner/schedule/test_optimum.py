@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.schedule.optimum import Switching, fewest_unit_slots, unit_slots
+from planner.schedule.optimum import Switching, fewest_of_each_day, fewest_unit_slots, unit_slots
 
 # facts.md, section 1: DeepSeek's demand of each hour from noon, relative to its maximum.
 DEEPSEEK = (
@@ -56,6 +56,34 @@ def test_more_demand_never_costs_less(needed, switching, data):
 
     before, after = (unit_slots(fewest_unit_slots(each, switching), switching) for each in (needed, more))
     assert after >= before - 1e-9
+
+
+def begins(day, first, switching):
+    """Whether a day that comes after itself keeps all rules, with so many units in its first stay."""
+    return keeps(day, switching) and set(day[: switching.stay]) == {first}
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=2), switchings, st.data())
+def test_unlike_days_follow_each_other_in_any_order(needed, switching, data):
+    """Stays and limits hold over midnight, no day of that beginning is cheaper, and none can begin with fewer units."""
+    found = fewest_of_each_day(needed, switching)
+    first = found[0][0]
+    row = data.draw(st.lists(st.sampled_from(found), min_size=2, max_size=4))
+
+    assert all(
+        on >= need for day, needs in zip(found, needed, strict=True) for on, need in zip(day, needs, strict=True)
+    )
+    assert keeps([number for day in row for number in day], switching)
+    for day, needs in zip(found, needed, strict=True):
+        others = [each for each in product(*(range(need, 3) for need in needs)) if begins(each, first, switching)]
+        assert unit_slots(day, switching) == pytest.approx(min(unit_slots(each, switching) for each in others))
+    for fewer in range(first):
+        for needs in needed:
+            days = product(*(range(need, 3) for need in needs))
+            if not any(begins(each, fewer, switching) for each in days):
+                break
+        else:
+            pytest.fail(f"all days can begin with {fewer}")
 
 
 def test_a_limited_morning_begins_early():

@@ -1,5 +1,7 @@
 """Units that come and go by a timetable: what has to be done about them, and when."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from planner.facts.day import DAY_S, hh_mm, second_of
 from planner.schedule.clock import units_at
 from planner.schedule.runs import KINDS, acts_of, runs_between
-from planner.schedule.schedule import Step
+from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
 
 MINUTE_S = 60
@@ -66,6 +68,19 @@ def test_what_crosses_midnight_is_seen_from_both_days():
 
     assert acts(late) == ["23:50 start u1", "00:00 serve u1", *middle, "23:50 start u1", "00:00 serve u1"]
     assert acts(early)[:2] == ["00:00 drain u1", "00:05 stop u1"]
+
+
+def test_a_day_of_its_own_is_prepared_on_the_evening_before():
+    """Fridays of 1970 begin with the second: two units from midnight, where other days have one."""
+    steps = timetable({"00:00": 2}).steps
+    day = replace(timetable({"00:00": 1}), other_days=(OtherDays(("friday",), steps),))
+
+    assert acts(day, 0, 3 * DAY_S) == [
+        "23:50 start u1",
+        "00:00 serve u1",
+        "00:00 drain u1",
+        "00:05 stop u1",
+    ]
 
 
 def test_the_instants_are_those_of_the_plans_clocks():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_s, starts_of
 from planner.spec.check import check_spec, with_values
@@ -152,6 +153,24 @@ def test_a_storm_that_storage_cannot_feed_in_time_is_refused_with_what_would_do(
         less = f"{int(value.rstrip('GB/s')) - 1}{'GB/s' if 'GB' in value else 's'}"
         with pytest.raises(InfeasibleError):
             check_fit(with_values(spec_of(tmp_path, "3min", "10GB/s"), {path: less}))
+
+
+def test_the_morning_after_a_day_of_fewer_units_is_a_start_too(tmp_path):
+    """All days have two units of each phase, Sundays one: Monday's midnight is the storm that needs the warm-up."""
+    text = SPEC.replace("WARM_UP", "auto").replace("STORAGE", "10GB/s")
+    text = (
+        text[: text.index("  windows:")]
+        + """\
+  windows: [{at: "00:00", prefill_units: 2, decode_units: 2}]
+  other_days: [{days: [sunday], windows: [{at: "00:00", prefill_units: 1, decode_units: 1}]}]
+"""
+    )
+    (tmp_path / "spec.yaml").write_text(text)
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    (why,) = [each.why for each in plan.decisions if each.path == "schedule.warm_up"]
+
+    assert plan.spec.schedule.warm_up == compile_plan(spec_of(tmp_path, "auto", "10GB/s")).spec.schedule.warm_up
+    assert why.startswith("what the start at 00:00 takes: 1 prefill and 1 decode units read")
 
 
 def test_where_windows_follow_traffic_warm_up_and_windows_suit_each_other(tmp_path):

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import _layout_of, _memory_of, check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.estimate.throughput.imbalance import imbalance_of
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
+from planner.plan.fit import check_fit, layout_of, memory_of
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.search.auto import decide
-from planner.search.candidates import KEPT, Candidate, tried_at
+from planner.search.candidates import KEPT, Candidate
 from planner.search.fleet import Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.layouts import search_layouts
@@ -44,14 +45,14 @@ def spec_of(nodes=16, slo=SLO, decode=(), prefill=(), **sections):
 
 
 def found_for(spec):
-    return search_layouts(spec, _memory_of, _layout_of)
+    return search_layouts(spec, memory_of, layout_of)
 
 
 def trials_of(spec):
     """What layouts are tried with, as the search has it."""
     model = spec.model
     loads = draw_loads(1.01, 0, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
-    return Trials(_memory_of, _layout_of, ReplicaBalance(loads))
+    return Trials(memory_of, layout_of, ReplicaBalance(loads))
 
 
 def every_layout(spec, phase, requests, trials):
@@ -59,13 +60,12 @@ def every_layout(spec, phase, requests, trials):
     for ep_size in [1, 2, 4, *range(8, 8 * 15 + 1, 8)]:
         for redundant in range(-256 % ep_size, 256 * (ep_size - 1) + 1, ep_size):
             numbers = {"ep_size": ep_size, "redundant_experts": redundant}
-            tried = tried_at(spec, phase, numbers, requests)
-            memory = _memory_of(tried, phase)
-            if memory.short > 0:
+            tried = trials.at(spec, phase, numbers, requests)
+            if tried.memory.short > 0:
                 break
-            if phase == "decode" and requests * 4989 > memory.kv_tokens:
+            if phase == "decode" and requests * 4989 > tried.memory.kv_tokens:
                 break
-            speed = speed_of(tried, phase, memory, trials)
+            speed = speed_of(tried, trials.balance)
             if (speed.tpot_ms or 0) <= KEPT * SLO["tpot_ms"] and (speed.ttft_ms or 0) <= KEPT * SLO["ttft_ms"]:
                 yield max(1, ep_size // 8), speed.tokens_per_s_per_gpu * ep_size
 
@@ -96,10 +96,9 @@ def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redunda
     spec = spec_of(60, {"tpot_ms": tpot}, fixed, {"ep_size": 32, "max_request_tokens": 8192}, operating_point=None)
     trials, rates = trials_of(spec), {}
     for requests in range(1, 256):
-        tried = tried_at(spec, "decode", {}, requests)
-        memory = _memory_of(tried, "decode")
-        speed = speed_of(tried, "decode", memory, trials)
-        if requests * 4096 <= memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
+        tried = trials.at(spec, "decode", {}, requests)
+        speed = speed_of(tried, trials.balance)
+        if requests * 4096 <= tried.memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
             rates[requests] = speed.tokens_per_s_per_gpu
     chosen = next(each.chosen for each in found_for(spec).phases if each.phase == "decode")
 
@@ -182,7 +181,7 @@ def test_a_cluster_gets_the_nodes_that_written_units_take():
     phases = {"decode": {"ep_size": 72, "redundant_experts": 32}, "prefill": {"ep_size": 32, "units": 2}}
     cluster = {"gpu": "h800", "nodes": "auto", "gpus_per_node": 8, "spares": ["node-0"]}
     data = {"version": 1, "name": "counted", "model": "deepseek-v3", "cluster": cluster} | phases
-    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), _memory_of, _layout_of)
+    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), memory_of, layout_of)
 
     assert fit.spec.cluster.nodes == 2 * 4 + 9 + 1
 

@@ -49,6 +49,10 @@ TEXTS = {
     "kubernetes.patches[].name": ("any-gateway", "any-decode-0"),
     "schedule.timezone": ("UTC", "Asia/Shanghai", "America/Argentina/Buenos_Aires"),
     "schedule.windows[].at": ("00:00", "05:59", "12:30", "23:59"),
+    "schedule.other_days[].windows[].at": ("00:00", "05:59", "12:30", "23:59"),
+    **dict.fromkeys(
+        ("schedule.other_days[].days[]", "traffic.other_days[].days[]"), ("sunday", "2026-12-24", "2026-02-30", "mon")
+    ),
 }
 
 # Sections whose keys are the user's.

@@ -28,6 +28,7 @@ from runtime.gateway.tokenizer import load_tokenizer
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Embed, Expect, FromGateway, Hello, Logprobs, Ping, Pong, Prefill, State, Token
 from tests.ports import free_ports
+from tests.runtime.gateway.certified import issue_all
 from tests.runtime.launch_documents import gateway_launch
 
 ADDRESS = "127.0.0.1"
@@ -48,7 +49,7 @@ KV_DIGEST = "sha256:" + "a" * 64
 UNIT_DIGEST = "sha256:" + "b" * 64
 MAX_REQUEST_TOKENS = 128
 MAX_REQUESTS, MAX_QUEUED_REQUESTS = 8, 2
-PATIENCE_S = 10
+PATIENCE_S = 60  # for what only a hanging test waits for, on a machine that does a lot besides
 STALL_TIMEOUT_S = 150
 LOGPROB = -0.5
 
@@ -61,6 +62,12 @@ def eventually(condition, what):
             return value
         time.sleep(0.01)
     raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+
+
+@pytest.fixture
+def issued(tmp_path):
+    """Writes the certificates of a gateway and two units by an authority of its own; the folder."""
+    return lambda name="ours", at=None: issue_all(tmp_path / name, at)
 
 
 @pytest.fixture(scope="session")
@@ -148,12 +155,13 @@ class GatewayProcess:
 def start_gateway(write_checkpoint, tmp_path_factory):
     """Starts gateways; `ports` overrules the free ones, `wait=False` does not wait until it answers.
 
-    `open_files` is the limit of its descriptors, `keys` the content of a file of keys.
+    `open_files` is the limit of its descriptors, `keys` the content of a file of keys. `told` overrules the launch
+    file.
     """
     started = []
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("tool-checkpoint"), chat_template=TOOL_TEMPLATE)
 
-    def start(ports=None, wait=True, open_files=None, keys=None) -> GatewayProcess:
+    def start(ports=None, wait=True, open_files=None, keys=None, **told) -> GatewayProcess:
         folder = tmp_path_factory.mktemp("gateway")
         ports = dict(zip(("http", "registry", "metrics"), free_ports(3), strict=True)) | (ports or {})
         launch = gateway_launch(
@@ -165,8 +173,7 @@ def start_gateway(write_checkpoint, tmp_path_factory):
             limits__max_request_tokens=MAX_REQUEST_TOKENS,
             limits__max_batch_tokens=256,
             limits__kv_tokens=4096,
-            max_queued_requests=MAX_QUEUED_REQUESTS,
-            stall_timeout_s=STALL_TIMEOUT_S,
+            **{"max_queued_requests": MAX_QUEUED_REQUESTS, "stall_timeout_s": STALL_TIMEOUT_S} | told,
         )
         launch_file = folder / "gateway.launch.json"
         launch_file.write_text(json.dumps(launch))

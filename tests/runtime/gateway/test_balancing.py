@@ -15,7 +15,7 @@ class Pair:
 
     def __init__(self, gateway, join, client, until, pool):
         self._gateway, self._client, self._until, self._pool = gateway, client, until, pool
-        self._calls = []
+        self._calls, self._waiting = [], []
         self.prefill, self.decode = (
             [join(unit=f"{phase}-{id(self)}", phase=phase, num_ranks=2, rank=rank) for rank in range(2)]
             for phase in ("prefill", "decode")
@@ -26,23 +26,46 @@ class Pair:
 
     def ask(self, num_tokens):
         """The number of the prefill rank that gets a prompt of so many tokens."""
-        asked = {"model": "org/tiny", "prompt": [5] * num_tokens, "max_tokens": 5}
-        call = self._pool.submit(self._client.completions.create, **asked)
-        heard = self._until(lambda: [n for n in range(2) if not self.prefill[n].heard.empty()], "the prompt is sent")
-        self._calls.append((call, heard[0], self.prefill[heard[0]].hear()))
-        return heard[0]
+        call = self._submit(num_tokens)
+        number, prompt = self._hear()
+        self._calls.append((call, number, prompt))
+        return number
+
+    def ask_and_wait(self, num_tokens):
+        """Ask for what no rank has room for."""
+        num_waiting = self._num_waiting()
+        self._waiting.append(self._submit(num_tokens))
+        self._until(lambda: self._num_waiting() == num_waiting + 1, "the prompt waits")
 
     def answer_all(self):
-        """Give every call its one token."""
+        """Give every call its one token, those included that wait until then."""
         for call, number, prompt in self._calls:
-            self.prefill[number].say(Token(prompt.request_id, 0, 70, "length"))
+            self._answer(number, prompt)
             assert call.result(10).usage.completion_tokens == 1
+        for _ in self._waiting:
+            self._answer(*self._hear())
+        assert all(call.result(10).usage.completion_tokens == 1 for call in self._waiting)
 
     def report(self, rank, load):
         """Let the rank say what it has, and wait until the gateway has read that and what came after it."""
         rank.say(load)
         rank.say(State("ready", 0.5))
         self._until(lambda: self._loaded(rank.hello) == 0.5, "the load is read")
+
+    def _submit(self, num_tokens):
+        asked = {"model": "org/tiny", "prompt": [5] * num_tokens, "max_tokens": 5}
+        return self._pool.submit(self._client.completions.create, **asked)
+
+    def _hear(self):
+        """(number of a prefill rank, the next prompt that one gets)."""
+        heard = self._until(lambda: [n for n in range(2) if not self.prefill[n].heard.empty()], "the prompt is sent")
+        return heard[0], self.prefill[heard[0]].hear()
+
+    def _answer(self, number, prompt):
+        self.prefill[number].say(Token(prompt.request_id, 0, 70, "length"))
+
+    def _num_waiting(self):
+        return self._gateway.metric("tidemill_num_requests_waiting")
 
     def _loaded(self, hello):
         (unit,) = [unit for unit in self._gateway.ready_report()["units"] if unit["unit"] == hello.unit]
@@ -72,11 +95,13 @@ def test_what_a_rank_reports_counts(ranks):
 
 
 def test_a_full_cache_takes_as_many_as_may_wait_and_no_more(ranks, client):
-    """Two decode ranks without KV let two requests each wait; the fifth is told to come again."""
+    """Two decode ranks without KV let two requests each wait, one of them in the gateway; the fifth is refused."""
     for rank in ranks.decode:
         ranks.report(rank, Load(1, 0, 0, 0, KV_TOKENS, []))
-    for _ in range(4):
+    for _ in range(2):
         ranks.ask(5)
+    for _ in range(2):
+        ranks.ask_and_wait(5)
 
     with pytest.raises(openai.RateLimitError, match="there is room for 0 more requests now"):
         client.completions.create(model="org/tiny", prompt=[5, 6], max_tokens=5)

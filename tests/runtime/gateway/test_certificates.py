@@ -1,97 +1,20 @@
-"""Who may be a rank where certificates are asked for: the registry's port, over real sockets, against strangers.
-
-The gateway's side runs in this process: its port, handshakes and registry, without HTTP. Certificates are those that
-`tidemill up` makes.
-"""
+"""Who may be a rank where certificates are asked for: the registry's port, over real sockets, against strangers."""
 
 import asyncio
-import datetime
 import logging
 import ssl
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from runtime.gateway.rank_load import RankLimits
-from runtime.gateway.registry import Registry
-from runtime.gateway.serve import Ranks, take_ranks
 from runtime.gateway.strangers import MAX_STRANGERS
-from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Abort, FromGateway, Hello, Rejected, State
-from runtime.protocol.sockets import listen
-from runtime.protocol.tls import Credentials, Trust, call
+from runtime.protocol.frames import encode_frame
+from runtime.protocol.messages import Abort, Hello, Rejected
+from runtime.protocol.tls import Credentials, Trust
 from runtime.worker import gateway_connection
 from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
-from stacks.local.certificates import Certificates, now
-from stacks.local.layout import Identity
-
-HOST = "127.0.0.1"
-GATEWAY, UNITS = "spiffe://test/gateway", "spiffe://test/unit/"
-HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 7, "sha256:unit", "sha256:kv", None, None)
-HOUR = datetime.timedelta(hours=1)
-
-
-@pytest.fixture
-def issued(tmp_path):
-    """Writes the certificates of a gateway and two units by an authority of its own; the folder."""
-
-    def issue(name="ours", at=None) -> Path:
-        folder = tmp_path / name
-        units = [Identity(UNITS + unit, "client", folder / unit) for unit in ("mixed-0", "mixed-1")]
-        Certificates([Identity(GATEWAY, "server", folder / "gateway"), *units], at or now())
-        return folder
-
-    return issue
-
-
-class Gateway:
-    """A port that takes ranks with certificates."""
-
-    def __init__(self, folder: Path) -> None:
-        self.registry = Registry("sha256:kv", RankLimits(16, 4096, 0), 150.0, units_identity=UNITS)
-        self._listener = listen(HOST, 0, "registry")
-        self.port = self._listener.getsockname()[1]
-        self._ranks = Ranks(self._listener, Credentials(folder / "gateway", "server"))
-
-    async def __aenter__(self) -> "Gateway":
-        self._taking = asyncio.create_task(take_ranks(self._ranks, self.registry))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._taking.cancel()
-        await self.registry.close()
-
-    def trust(self, folder: Path, side="client") -> Trust:
-        return Trust(Credentials(folder, side), GATEWAY)
-
-    async def hears(self, folder: Path | None, hello: Hello = HELLO) -> object:
-        """What a rank is told that says `hello`, with the certificate of the folder or none: None for nothing."""
-        trust = None if folder is None else self.trust(folder)
-        try:
-            stream, writer = await call(HOST, self.port, trust)
-            writer.write(encode_frame(hello) + encode_frame(State("ready")))
-            frames = FrameReader(stream, FromGateway)
-            frame = await asyncio.wait_for(frames.read(), 5)
-        except OSError:
-            return None
-        writer.close()
-        return None if frame is None else frame[0]
-
-    async def admits(self, folder: Path, hello: Hello = HELLO) -> bool:
-        """Whether a rank with that certificate is ready here within a while."""
-        stream, writer = await call(HOST, self.port, self.trust(folder))
-        writer.write(encode_frame(hello) + encode_frame(State("ready")))
-        with suppress(TimeoutError, OSError):
-            await asyncio.wait_for(stream.read(1), 0.5)  # an end, or nothing while it is welcome
-        is_ready = any(unit.is_ready and unit.name == hello.unit for unit in self.registry.units())
-        writer.close()
-        return is_ready
-
-
-def run(coroutine):
-    """Its result, within a time that only a hanging test needs."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+from stacks.local.certificates import now
+from tests.runtime.gateway.certified import GATEWAY, HELLO, HOST, HOUR, Gateway, run
 
 
 def test_a_rank_with_its_units_certificate_is_admitted(issued):
@@ -267,11 +190,13 @@ def test_a_rank_says_nothing_to_one_that_is_not_the_gateway(issued, capfd, monke
             port = false_gateway.sockets[0].getsockname()[1]
             trust = Trust(Credentials(folder / "mixed-0", "client"), GATEWAY)
             running = asyncio.create_task(GatewayLink(GatewayAddress(HOST, port, trust), HELLO, received.append).run())
-            await asyncio.sleep(0.5)
+            said = ""
+            while "tidemill: waiting for another gateway: " not in said:
+                await asyncio.sleep(0.01)
+                said += capfd.readouterr().err
             running.cancel()
 
     run(use())
 
     assert b"".join(heard) == b""
     assert received == []
-    assert "tidemill: waiting for another gateway: " in capfd.readouterr().err

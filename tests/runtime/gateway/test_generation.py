@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime.gateway import generation
+from runtime.gateway.admission import Admission, Waits
 from runtime.gateway.calls import Call, GenerationRequest
 from runtime.gateway.generation import Generation
 from runtime.gateway.http_errors import ApiError
@@ -34,11 +35,20 @@ class Unit:
         self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"], num_token_ids=2)
 
     def ask(self, *stops):
-        registry = SimpleNamespace(room=lambda size: 1, choose_ranks=lambda size: (self.rank, self.rank))
+        registry = SimpleNamespace(
+            room=lambda size: 1,
+            choose_ranks=lambda size: (self.rank, self.rank),
+            num_ranks_to_stay=lambda: 1,
+            num_ranks_for_prompts=lambda: 1,
+            room_to_embed=lambda size: 1,
+            least_prompt_tokens=lambda: 0,
+            when_there_may_be_room=lambda call: None,
+        )
         resumptions = Resumptions(registry, self._metrics, wait_s=1)
         request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
         call = Call((request,), num_prompt_tokens=1, stream=True)
-        return Generation(call, resumptions, self._tokenizer, self._metrics)
+        admission = Admission(resumptions, self._metrics, Waits(0, 256, 1.0))
+        return Generation(call, "caller", admission, self._tokenizer, self._metrics)
 
     def say(self, token_id, finish_reason=None, logprobs=None):
         """One token of every request that somebody still listens to."""

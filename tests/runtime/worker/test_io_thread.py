@@ -19,7 +19,7 @@ from runtime.worker.io_thread import Inbox, Network
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 OFFER = Offer("a", "ticket", "", [1, 1, 1], "fp32")
 HANDOVER = Handover("a", [1], [2], Sampling(4, 0.0, 1.0, 0, []))
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 class Sender:

@@ -44,9 +44,26 @@ def test_the_day_is_read_as_it_was_planned():
     ]
 
 
+def test_other_days_are_read_like_the_day():
+    """States of weekdays and dates, with the units that they count."""
+    others = [{"days": ["sunday", "2026-12-24"], "steps": [{"at": "08:00", "units": {"prefill": 1, "decode": 1}}]}]
+    (other,) = situation_of(SPEC | {"otherDays": others}, [], CLOCK).timetable.other_days
+
+    assert other.days == ("sunday", "2026-12-24")
+    assert [(step.at, step.units) for step in other.steps] == [("08:00", ("p0", "d0"))]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        (
+            {"otherDays": [{"days": ["2026-02-30"], "steps": SPEC["steps"]}]},
+            "spec.otherDays.0.days has 2026-02-30, which is no weekday and no date",
+        ),
+        (
+            {"otherDays": [{"days": ["sunday"], "steps": [{"at": "06:00", "units": {"decode": 3}}]}]},
+            "spec.otherDays.0.steps at 06:00 wants 3 decode units of 2",
+        ),
         ({"timezone": "Europe/Berlinn"}, "spec.timezone (Europe/Berlinn) is no name of a time zone"),
         ({"steps": [SPEC["steps"][0]] * 2}, "spec.steps has two states that begin at one time"),
         (

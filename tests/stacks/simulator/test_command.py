@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from stacks import cli
 
@@ -22,6 +23,8 @@ def test_columns_stand_side_by_side(small_spec, capsys):
     assert "[3] slo.ttft_ms=4000,slo.tpot_ms=60" in " ".join(out.split())
     assert "is out from 12:40 until 12:50 on spare node-2, because node-0 fails" in " ".join(out.split())
     assert "[2]: requests are refused" in " ".join(out.split())
+    assert "[2]: mixed is asked for" in " ".join(out.split())
+    assert "[3]: mixed is asked for" not in " ".join(out.split())
 
 
 def test_the_document_has_the_figures_of_the_table(small_spec, capsys):
@@ -46,9 +49,28 @@ def test_scale_leaves_the_plan_as_it_is(small_spec, capsys):
     assert scaled["figures"]["requests"]["mid"] == pytest.approx(1.5 * first["figures"]["requests"]["mid"], abs=1)
 
 
+def test_a_date_is_played_with_its_own_demand(small_spec, capsys):
+    """A Sunday of half the demand has half the requests, wherever the date comes from."""
+    text = small_spec.read_text()
+    assert "profile" in text
+    spec = yaml.safe_load(text)
+    halves = [each / 2 for each in spec["traffic"]["profile"]]
+    spec["traffic"]["other_days"] = [{"days": ["sunday"], "profile": halves}]
+    small_spec.with_name("week.yaml").write_text(yaml.safe_dump(spec))
+    played = {}
+    for day in ("2026-11-29", "sunday", "2026-11-30"):
+        assert cli.main(["simulate", str(small_spec.with_name("week.yaml")), "--date", day, "--format", "json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["date"] == day
+        played[day] = document["columns"][0]["figures"]["requests"]["mid"]
+
+    assert played["2026-11-29"] == played["sunday"] == pytest.approx(played["2026-11-30"] / 2, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("words", "rules", "status"),
     [
+        (["--date", "2026-02-30"], ["R417"], 2),
         (["--fail", "noon", "--fail", "node-0@24:00"], ["R403", "R403"], 2),
         (["--fail", "node-99@12:00"], ["R404"], 2),
         (["--set", "decode", "--set", "traffic.scale=-1"], ["R405", "R407"], 2),

@@ -1,11 +1,17 @@
 """Ranges: how wide, and what they say they rest on."""
 
+from dataclasses import asdict
+
 import pytest
 
-from planner.estimate.throughput.engines import engine_model
+from planner.estimate.throughput.engines import engine_model, engines_json
 from planner.estimate.throughput.intervals import Evidence, evidence_for, spread
+from planner.estimate.throughput.kernels import MATMULS
 from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.predict import predict
 from planner.facts.catalog import GPUS
+from tests.benchmarks.throughput import without
+from tests.benchmarks.throughput_rows import MOREH
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,25 @@ def test_a_range_rests_on_what_was_measured(engine, phase, gpu, family):
     evidence = evidence_for(engine_model(engine, gpu), phase, machine_of(GPUS[gpu], gpu))
 
     assert evidence.family == family
+
+
+def test_a_range_without_evidence_holds_what_was_published():
+    """Moreh's vLLM on MI300X, as if nobody had measured vLLM there: a factor of two is enough."""
+    engine = without(MOREH, engines_json())
+    case = MOREH.case(engine)
+    rates = predict(case, evidence_for(engine, "decode", case.machine)).tokens_per_s_per_gpu
+
+    assert rates.low < MOREH.measured < rates.mid
+
+
+def test_matmuls_that_reach_less_do_so_in_every_operation():
+    """An MI300X's shares of matmuls are an H100's by what large ones reach; those of memory and links are equal."""
+    ours, reference = machine_of(GPUS["mi300x"], "mi300x").kernels, machine_of(GPUS["h100"], "h100").kernels
+    ratios = {name: getattr(ours, name) / value for name, value in asdict(reference).items()}
+    scaled = {f"{each}_share" for each in MATMULS} - {"core_share"}
+
+    assert {name for name, ratio in ratios.items() if ratio == pytest.approx(0.45 / 0.93, rel=1e-3)} >= scaled
+    assert all(ratio == 1 for name, ratio in ratios.items() if name not in scaled | {"core_share"})
 
 
 def test_what_nobody_measured_has_no_family():
@@ -53,8 +78,9 @@ def test_less_evidence_is_a_wider_range(family, scaled, low, high):
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
 def test_constants_say_whether_they_were_measured(name):
-    """Of each GPU of the catalog some are measured, or all are scaled."""
+    """Of each GPU of the catalog some are measured; of H20 and MI300X only their core attention is."""
     origins = machine_of(GPUS[name], name).origins
+    measured = {constant for constant, origin in origins.items() if origin == "measured"}
 
     assert set(origins.values()) <= {"measured", "scaled"}
-    assert ("measured" in origins.values()) == (name != "mi300x")
+    assert (measured == {"core_share"}) == (name in ("h20", "mi300x"))

@@ -1,0 +1,61 @@
+"""A rank's connection to the gateway is opened once more before a certificate ends, and the rank goes on there.
+
+    old    ..., Token, Moved(ticket)  ->   the gateway reads to here, sends what it has queued, and closes
+    new    Renewal(Hello)  <-  Renewed(ticket)  ...  Token, Token, ...
+
+Each end closes a connection when the other end's certificate has expired, so a rank that serves for weeks must call
+again in time. It does when its own files have been renewed, or when most of the time is over that the gateway's
+certificate was still valid. Nothing that is said on either connection is lost, and all of it is heard in its order.
+
+It renews no certificate, and does nothing where there are none.
+"""
+
+import asyncio
+import random
+
+from runtime.errors import WireError
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import FromGateway, Hello, Renewal, Renewed
+from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.tls import Trust, call, seconds_valid
+
+__all__ = ["Line", "renewed_in_time"]
+
+LOOK_S = 30.0  # assumed: certificates last for hours, and a look reads the dates of three files
+RENEWED_AFTER = 0.75  # of the time that was left: cert-manager renews a certificate after two thirds of its life
+ANSWER_TIMEOUT_S = 10.0  # assumed: twice the time that a gateway gives a handshake
+
+Line = tuple[FrameReader[FromGateway], asyncio.StreamWriter]
+
+
+async def renewed_in_time(host: str, port: int, trust: Trust, hello: Hello, old: Line) -> tuple[Line, str]:
+    """Wait until the connection should be renewed. Return a new one, and the ticket to say as the last word on `old`.
+
+    Where the gateway does not answer, try again until cancelled.
+    """
+    now = asyncio.get_running_loop().time
+    context = trust.credentials.context
+    due = now() + RENEWED_AFTER * (seconds_valid(old[1]) or 0.0)
+    while True:
+        await asyncio.sleep(random.uniform(0.5, 1.0) * LOOK_S)  # noqa: S311  so that not all ranks call at once
+        if now() >= due or trust.credentials.context is not context:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    return await _renewed(host, port, trust, hello)
+            except (OSError, WireError):
+                pass  # the old connection stands
+
+
+async def _renewed(host: str, port: int, trust: Trust, hello: Hello) -> tuple[Line, str]:
+    stream, writer = await call(host, port, trust)
+    try:
+        notice_a_vanished_peer(writer)
+        writer.write(encode_frame(Renewal(hello)))
+        frames: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
+        frame = await frames.read()
+        if frame is None or not isinstance(frame[0], Renewed):
+            raise WireError("the gateway renews no connection")
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return (frames, writer), frame[0].ticket
