@@ -196,9 +196,13 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     if plan.engine == OURS:
         yield Manifest("service-registry", registry, {"name": registry, **service})
-        yield Manifest("deployment", gateway, {"name": gateway, **workload})
+        replicas = {"replicas": plan.gateway.replicas} if plan.gateway.replicas > 1 else {}
+        yield Manifest("deployment", gateway, {"name": gateway, **replicas, **workload})
     else:
         yield from _router(gateway, workload, watches_pods=document["container"].get("watches_pods", False))
+    if plan.gateway.replicas > 1:
+        stay = {"min_available": plan.gateway.replicas - 1}
+        yield Manifest("poddisruptionbudget", gateway, {"name": gateway, **service, **stay})
     if plan.kubernetes.monitors:
         yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
 

@@ -220,7 +220,6 @@ NOT_YET = {
     "kubernetes.volumes.csi": _MOUNTED,
     "cluster.gpu.fp4_tflops": "an own gpu has rates for FP8 and BF16, and its FP4 is planned at that of FP8",
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
-    "gateway.replicas": "there is always one gateway, and each phase has its own number of units",
     "schedule.windows.end": _WINDOW,
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
@@ -328,6 +327,7 @@ _LOAD = dict.fromkeys(("batch_size", "batch", "concurrency"), "requests")
 NAMES_IN: Mapping[str, Mapping[str, str]] = {
     "": dict.fromkeys(("backend", "backend_framework", "backendFramework", "framework"), "engine"),
     "PHASE": dict.fromkeys(("workers", "num_workers"), "units"),
+    "cluster.gpu": {"fp8": "fp8_tflops", "bf16": "bf16_tflops", "bandwidth": "memory_bandwidth"},
     "cost.prices": _PRICES,
     "operating_point.decode": _LOAD,
     "operating_point.mixed": _LOAD,

@@ -71,7 +71,7 @@ class ExpertLoadSpec(Section):
 
 
 class GatewaySpec(Section):
-    """The process that takes requests over HTTP."""
+    """The processes that take requests over HTTP."""
 
     port: int = Field(
         default=8000,
@@ -79,6 +79,14 @@ class GatewaySpec(Section):
         le=65_535,
         description="HTTP port, at least 1024 because no process runs as root.",
         examples=[8000],
+    )
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=100,
+        description="Gateways side by side in a cluster, each with a line to every rank; a key's limits are divided by "
+        "this number. `tidemill up` runs one.",
+        examples=[2],
     )
     max_queued_requests: int = Field(
         default=64,

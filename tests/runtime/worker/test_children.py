@@ -76,7 +76,7 @@ def crash(*_):
                   kv_host=None, kv_port=None)
     gateway = socket.create_server(("127.79.0.9", 0))
     network = Network(GatewayAddress(*gateway.getsockname()), hello, Inbox(), None)
-    network.open_link()
+    network.open_links()
     time.sleep(0.2)
     raise IndexError("list index out of range")
 
