@@ -92,11 +92,12 @@ class DemandSpec(Section):
         examples=[0.9],
     )
     backlog: float = Field(
-        default=4,
+        default=1.5,
         ge=0.1,
-        le=1000,
-        description="Steps' worth of prompts (max_batch_tokens) that may wait at each rank that computes them.",
-        examples=[4],
+        le=1.9,
+        description="Steps' worth of prompts (max_batch_tokens) that each rank which computes them may have; the"
+        " gateway gives it two, and keeps the others back.",
+        examples=[1.5],
     )
     after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
         default="1min",

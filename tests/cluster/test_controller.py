@@ -285,7 +285,7 @@ def gateway_page(requests, straggler="nobody"):
         server.url = f"http://127.0.0.1:{server.server_port}/metrics"
         server.demand = {
             "used": 0.9,
-            "backlog": 4,
+            "backlog": 1.5,
             "afterSeconds": 60,
             "staySeconds": 900,
             "rooms": {"decode": {"requests": 8}},

@@ -174,7 +174,7 @@ def test_who_follows_demand_may_ask_the_gateway(tmp_path):
     assert day["stragglersLast"] == {}
     assert day["demand"] == {
         "used": 0.9,
-        "backlog": 4,
+        "backlog": 1.5,
         "afterSeconds": 30,
         "staySeconds": 900,
         "rooms": {"prefill": {"promptTokens": 512}, "decode": {"requests": 8, "kvTokens": 16384}},
