@@ -31,6 +31,7 @@ NO_PASSES = {
     "max_over_mean_sampled": "adds a figure to a map",
     "start_times": "reads layouts and their memory",
     "missed_promises": "compares figures of a plan with its spec",
+    "broken_promises": "compares figures of a plan with its spec",
 }
 
 # Fields of a plan that its text leaves out.
