@@ -132,7 +132,7 @@ class ClusterSpec(Section):
         default=None,
         ge=1,
         le=1000,
-        description="Number of nodes per rack, in order. A unit is placed in one rack if one has room.",
+        description="Number of nodes per rack, in order. Units are placed so that few racks are in use at a time.",
         examples=[4],
     )
     leaf_size: int | None = Field(
