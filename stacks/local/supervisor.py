@@ -167,8 +167,16 @@ class _Supervisor:
         """
         units = [watched.group for watched in self._units.values()]
         if self._record.failure is None:
+            self._say_draining()
             self._end([self._gateway.group], self._layout.drain_s + STOP_GRACE_S)
         self._end([self._gateway.group, *units], STOP_GRACE_S)
+
+    def _say_draining(self) -> None:
+        """Record that every unit which is up only finishes what it has: answers may take a while yet."""
+        for unit in self._record.units:
+            if unit.state == "ready":
+                self._record = self._record.with_unit(replace(unit, state="draining"))
+        self._write_if_changed()
 
     def _end(self, groups: Sequence[ProcessGroup], within_s: float) -> None:
         for group in groups:
