@@ -24,7 +24,7 @@ from runtime.errors import WireError, WireVersionError
 __all__ = ["FRAME_PREFIX_BYTES", "PIECE_BYTES", "VERSION", "FrameReader", "encode_frame"]
 
 MAGIC = b"TDML"
-VERSION = 8
+VERSION = 9
 _PREFIX = struct.Struct("!4sHHIQ")
 FRAME_PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 16 * 2**20
