@@ -13,8 +13,9 @@ from typing import Any
 from planner.compiler import compile_plan
 from planner.plan.plan import Plan
 from planner.problems.errors import CallError, Problem, SpecError, Violation
-from planner.problems.fix import for_example
+from planner.problems.fix import for_example, nearest
 from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.places import no_place_at
 from planner.spec.yaml import parse_document
 from stacks.simulator.day import PlayedDay, simulate_day
 from stacks.simulator.failures import Failure
@@ -99,7 +100,11 @@ def part_of(tell: Callable[[str, float], None], title: str, number: int, of_all:
 def checked(
     spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
 ) -> list[ResolvedSpec]:
-    """Return the spec of each variant, of which `require` may refuse some. Raises SpecError with all that is wrong."""
+    """Return the spec of each variant, of which `require` may refuse some.
+
+    Raises CallError for changes of what no spec has, and SpecError with all that is wrong otherwise.
+    """
+    _require_places(spec, variants)
     found, wrong = [], list[Problem]()
     for variant in variants:
         try:
@@ -111,6 +116,19 @@ def checked(
     if wrong:
         raise SpecError(wrong)
     return found
+
+
+def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
+    """Raise CallError for every change at whose path nothing can stand in `spec`."""
+    wrong = []
+    for variant in variants:
+        for path in variant.changes:
+            if none := no_place_at(path, spec.document.data):
+                rule, known = "R418 must change a field of the spec", f"{none.meant}="
+                fix = nearest(variant.title.replace(f"{path}=", known, 1)) if none.meant else "see tidemill schema"
+                wrong.append(Violation("--set", variant.title, rule, none.reason, fix))
+    if wrong:
+        raise CallError([each.at("tidemill simulate") for each in wrong])
 
 
 def _read_change(part: str, changes: dict[str, Any]) -> Violation | None:
