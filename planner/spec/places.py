@@ -14,6 +14,7 @@ from planner.problems.fix import close_to
 from planner.spec.declared import place_of, section_of, types_in
 from planner.spec.other_names import as_we_say
 from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO
 
 __all__ = ["NoPlace", "in_full", "no_place_at"]
 
@@ -32,8 +33,12 @@ class NoPlace:
 def in_full(data: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     """Return `data` with those sections in full that are written in short and that a path goes into."""
     entered = {section for section, _, rest in (path.partition(".") for path in paths) if rest}
-    short = {each: data[each] for each in SHORT_FORMS if each in entered and isinstance(data.get(each), str)}
+    short = {each: data[each] for each in SHORT_FORMS if each in entered and _is_short(each, data.get(each))}
     return {**data, **{section: {SHORT_FORMS[section]: value} for section, value in short.items()}}
+
+
+def _is_short(section: str, value: Any) -> bool:
+    return isinstance(value, str) and (section != "schedule" or value == AUTO)
 
 
 def no_place_at(path: str, data: Mapping[str, Any]) -> NoPlace | None:

@@ -36,6 +36,8 @@ LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones stay text, and fail as text: no field wants them
 FRACTION = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 
+DECIMALS = re.compile(r"[0-9]{1,2}")  # behind a comma; three digits may be thousands
+
 Place = tuple[int, int]  # line, column; both from 1
 
 
@@ -199,6 +201,9 @@ class _Reader:
         name, value = before
         whole = [value, *parts]
         reason = f"inside braces a comma ends the value, so `{name}` is `{value}` alone"
+        if INTEGER.fullmatch(value) and len(parts) == 1 and DECIMALS.fullmatch(parts[0]):
+            fix = f"write `{name}: {value}.{parts[0]}`, or a list in brackets, `{name}: [{value}, {parts[0]}]`"
+            return self.refused(place, rule, reason, fix)
         fix = f'put it in quotes, `{name}: "{",".join(whole)}"`, or a list in brackets, `{name}: [{", ".join(whole)}]`'
         return self.refused(place, rule, reason, fix)
 
