@@ -7,7 +7,7 @@ leaves the plan as it is. That is the question after a wrong forecast.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.compiler import compile_plan
@@ -108,7 +108,7 @@ def checked(
     found, wrong = [], list[Problem]()
     for variant in variants:
         try:
-            changed = with_values(spec, variant.changes) if variant.changes else spec
+            changed = _changed(spec, variant.changes) if variant.changes else spec
             require(changed)
             found.append(changed)
         except SpecError as error:
@@ -116,6 +116,12 @@ def checked(
     if wrong:
         raise SpecError(wrong)
     return found
+
+
+def _changed(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
+    """Return `spec` as if its file had `changes`; where it says `auto`, they stand instead."""
+    document = replace(spec.document, autos=spec.document.autos - changes.keys())
+    return with_values(replace(spec, document=document), changes)
 
 
 def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
