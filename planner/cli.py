@@ -1,6 +1,6 @@
 """The planner's commands: validate, schema, plan, experts, render.
 
-`stacks/cli.py` registers them beside its own (`add_commands`) and runs them all through `run`, so that every command
+`stacks/cli.py` adds the one that is called, or one of its own, and runs it through `run`, so that every command
 keeps the contract: results on stdout, everything else on stderr, one JSON document with `--format json`, exit status
 0, 1, 2 or 3, never a traceback for what a user can cause. Commands print, or raise TidemillError; one whose result is
 itself bad news returns its exit status.
@@ -15,18 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from planner.compiler import Fit, check_fit, compile_plan, deployable_from
-from planner.expert_map import ExpertMap
-from planner.experts.options import add_options, call_from
 from planner.facts.digest import pretty_json
-from planner.facts.map_files import FILE_TYPES, Engine, export_map, without_output
+from planner.plan.fit import Fit, check_fit
 from planner.plan.given import read_given
-from planner.plan.previous import read_previous
 from planner.problems.calls import Parser
 from planner.problems.errors import (
     CallError,
@@ -37,20 +32,25 @@ from planner.problems.errors import (
     Violation,
 )
 from planner.problems.output import require_writable, write_result
-from planner.problems.warned import warnings_json
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
 if TYPE_CHECKING:
+    from planner.expert_map import ExpertMap
     from planner.experts.experts import ExpertsJob
+    from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
 __all__ = [
     "add_command",
-    "add_commands",
+    "add_experts",
     "add_format",
     "add_given",
+    "add_plan",
     "add_previous",
+    "add_render",
+    "add_schema",
+    "add_validate",
     "main",
     "new_parser",
     "print_json",
@@ -71,6 +71,8 @@ class _SayVersion(argparse.Action):
     """Prints the installed version, which is looked up only for who asks."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib import metadata
+
         print(f"tidemill {metadata.version('tidemill')}")
         parser.exit()
 
@@ -85,7 +87,9 @@ def new_parser(description: str) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
     parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
-    add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in (add_validate, add_schema, add_plan, add_experts, add_render):
+        add(commands)
     return run(parser, argv)
 
 
@@ -123,8 +127,8 @@ def _told(command: Callable[[], int], words: Sequence[str]) -> int:
         return error.exit_status
 
 
-def add_commands(commands: Any) -> None:
-    """Add the planner's commands to what `add_subparsers` returned."""
+def add_validate(commands: Any) -> None:
+    """Add `validate` to what `add_subparsers` returned."""
     validate = add_command(
         commands,
         "validate",
@@ -135,6 +139,9 @@ def add_commands(commands: Any) -> None:
     add_format(validate)
     validate.set_defaults(command=_validate)
 
+
+def add_schema(commands: Any) -> None:
+    """Add `schema`."""
     schema = add_command(
         commands,
         "schema",
@@ -143,6 +150,11 @@ def add_commands(commands: Any) -> None:
     )
     add_format(schema)
     schema.set_defaults(command=_schema)
+
+
+def add_plan(commands: Any) -> None:
+    """Add `plan`."""
+    from planner.facts.map_files import Engine
 
     plan = add_command(
         commands,
@@ -167,8 +179,25 @@ def add_commands(commands: Any) -> None:
     add_format(plan)
     plan.set_defaults(command=_plan)
 
-    _add_experts(commands)
 
+def add_experts(commands: Any) -> None:
+    """Add `experts`."""
+    from planner.experts.options import add_options
+
+    experts = add_command(
+        commands,
+        "experts",
+        "make an expert map for measured loads",
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat. "
+        "With --from URL instead, save the loads that running ranks have recorded (see experts --from= --help).",
+    )
+    add_options(experts)
+    add_format(experts)
+    experts.set_defaults(command=_experts)
+
+
+def add_render(commands: Any) -> None:
+    """Add `render`."""
     render = add_command(
         commands,
         "render",
@@ -188,19 +217,6 @@ def add_command(commands: Any, name: str, short: str, long: str) -> argparse.Arg
     """A command with a line in the list of all, and a description of its own."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
     return parser
-
-
-def _add_experts(commands: Any) -> None:
-    experts = add_command(
-        commands,
-        "experts",
-        "make an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat. "
-        "With --from URL instead, save the loads that running ranks have recorded (see experts --from= --help).",
-    )
-    add_options(experts)
-    add_format(experts)
-    experts.set_defaults(command=_experts)
 
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
@@ -286,8 +302,11 @@ def _schema(_: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
+    from planner.compiler import compile_plan
     from planner.estimate.throughput.calibration import read_calibration
+    from planner.facts.map_files import without_output
     from planner.plan.performance_text import explained
+    from planner.plan.previous import read_previous
     from planner.plan.text import plan_text
 
     if arguments.export and not arguments.output:
@@ -310,8 +329,10 @@ def _plan(arguments: argparse.Namespace) -> None:
             print(f"\n{explained(plan)}")
 
 
-def _export_maps(plan: "Plan", engine: Engine, output: Path) -> None:
+def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
     """Write a file for each phase beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
+    from planner.facts.map_files import FILE_TYPES, export_map
+
     for layout in plan.layouts:
         path = output.with_name(f"{output.stem}.{layout.phase}.{engine}.{FILE_TYPES[engine]}")
         rows = plan.expert_maps[layout.phase].physical_to_logical
@@ -322,6 +343,7 @@ def _export_maps(plan: "Plan", engine: Engine, output: Path) -> None:
 def _experts(arguments: argparse.Namespace) -> None:
     from planner.experts.answer import answer_json, answer_text
     from planner.experts.experts import check_call, make_map, with_one_more_slot
+    from planner.experts.options import call_from
 
     job = check_call(call_from(arguments))
     if arguments.output:
@@ -339,15 +361,19 @@ def _experts(arguments: argparse.Namespace) -> None:
         print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
 
 
-def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: ExpertMap, document: Any) -> str:
+def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "ExpertMap", document: Any) -> str:
+    from planner.facts.map_files import export_map
+
     if arguments.export is None:
         return pretty_json(document)
     return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, job.first_layer)
 
 
 def _render(arguments: argparse.Namespace) -> None:
+    from planner.compiler import deployable_from
     from planner.manifests.folder import write_folder
     from planner.manifests.render import render_files
+    from planner.problems.warned import warnings_json
 
     plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)

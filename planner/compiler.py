@@ -4,21 +4,12 @@ in `plan/estimated.py`.
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from planner.cluster.inventory import nodes_for
-from planner.estimate.coverage import (
-    MeanOf,
-    failure_domains,
-    require_coverage,
-    require_covered,
-    unknown_before_placement,
-)
+from planner.estimate.coverage import MeanOf, failure_domains, require_coverage, require_covered
 from planner.estimate.expert_loads import expert_loads
 from planner.estimate.points import require_points_fit
 from planner.estimate.warnings import warnings_of
@@ -26,38 +17,26 @@ from planner.expert_map import Domains, ExpertMap, balance, slots_bind
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
-from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.memory import MemoryPlan, fit_memory, split_memory
-from planner.placement import check_room, place_units
+from planner.layout.layout import PhaseLayout
+from planner.placement.place import place_units
 from planner.plan.decided import DecidedPlan, Grounds
 from planner.plan.deployable import Deployable
+from planner.plan.fit import fit, layout_of, memory_of, with_fixes
 from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
 from planner.plan.previous import PreviousPlan, read_previous
 from planner.plan.runnable import runtime_refusals
-from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
+from planner.problems.errors import CallError, InfeasibleError, Violation
 from planner.schedule.schedule import plan_schedule
 from planner.schedule.starts import start_times
 from planner.search.auto import decide
-from planner.search.repair import with_changes
 from planner.spec.check import ResolvedSpec
 
 if TYPE_CHECKING:
     from planner.estimate.throughput.calibration import Calibration
     from planner.plan.plan import Plan
 
-__all__ = ["Fit", "check_fit", "compile_plan", "deployable_from"]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What is known of a spec that fits into memory, before its units are placed."""
-
-    layouts: tuple[PhaseLayout, ...]
-    memory: tuple[MemoryPlan, ...]
-    left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
-    left_to_render: tuple[Problem, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
-    warnings: tuple[Problem, ...]
+__all__ = ["compile_plan", "deployable_from"]
 
 
 def compile_plan(
@@ -69,9 +48,9 @@ def compile_plan(
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
-    from planner.plan.estimated import with_estimates  # who only validates should not wait for its imports
+    from planner.plan.estimated import with_estimates  # who only deploys should not wait for its imports
 
-    choice = decide(spec, _memory_of, _layout_of)
+    choice = decide(spec, memory_of, layout_of)
     decided, grounds = _decided(choice.spec, previous)
     one_more_slot = _one_more_slot(choice.spec, decided, grounds)
     return with_estimates(decided, choice, grounds, one_more_slot, calibration)
@@ -89,42 +68,20 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
             violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
             raise CallError([violation.at("tidemill")])
         return given.deployable
-    spec = decide(given, _memory_of, _layout_of).spec
+    spec = decide(given, memory_of, layout_of).spec
     decided, _ = _decided(spec, read_previous(previous) if previous else None)
     return decided.deployable
-
-
-def check_fit(spec: ResolvedSpec) -> Fit:
-    """Say what a placement of `spec` refuses, or may refuse, and what is to be warned of; it plans nothing.
-
-    Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
-    """
-    spec = decide(spec, _memory_of, _layout_of).spec
-    try:
-        layouts, memory = _fit(spec)
-        require_coverage(spec, layouts, failure_domains(spec, layouts))
-    except InfeasibleError as error:
-        raise with_changes(error, spec, _is_feasible, _memory_of) from None
-    require_points_fit(spec, memory)
-    try:
-        check_room(spec, layouts)
-    except InfeasibleError as error:
-        left = with_changes(error, spec, _is_feasible, _memory_of).problems
-    else:
-        left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    refusals = runtime_refusals(spec)
-    return Fit(layouts, memory, left, refusals, warnings_of(spec, memory, _memory_of, is_runnable=not refusals))
 
 
 def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[DecidedPlan, Grounds]:
     """All that can be refused, and all that is carried out; and what it was decided by."""
     try:
-        layouts, memory = _fit(spec)
+        layouts, memory = fit(spec)
         placement = place_units(spec, layouts, previous.nodes if previous else None)
         grounds = Grounds(expert_loads(spec), failure_domains(spec, layouts, placement.units))
         require_coverage(spec, layouts, grounds.places, _mean_of(grounds.loads))
     except InfeasibleError as error:
-        raise with_changes(error, spec, _is_feasible, _memory_of) from None
+        raise with_fixes(error, spec) from None
     require_points_fit(spec, memory)
     schedule = plan_schedule(spec.written, placement.units, start_times(spec, layouts, memory))
     maps = {each.phase: _map_near(previous, spec, each, grounds) for each in layouts}
@@ -139,48 +96,9 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
         expert_maps=maps,
         launch_documents=launch_documents(spec, placement, maps, memory, is_runnable=not refusals),
         refusals=refusals,
-        warnings=warnings_of(spec, memory, _memory_of, is_runnable=not refusals),
+        warnings=warnings_of(spec, memory, memory_of, is_runnable=not refusals),
     )
     return decided, grounds
-
-
-def _fit(spec: ResolvedSpec) -> tuple[tuple[PhaseLayout, ...], tuple[MemoryPlan, ...]]:
-    layouts = tuple(_layout_of(spec, phase) for phase in spec.phases)
-    return layouts, fit_memory(spec, layouts)
-
-
-def _layout_of(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
-    """One phase's shape, whether or not it fits."""
-    return lay_out(phase, spec.written, spec.model)
-
-
-def _memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
-    """One phase's memory, fitting or not; None where nobody knows how much there is."""
-    return split_memory(spec, _layout_of(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
-
-
-def _is_feasible(spec: ResolvedSpec) -> bool:
-    """The passes that can say no; none after them does.
-
-    A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
-    units stand takes a placement, which takes seconds for a large system.
-    """
-    try:
-        layouts, _ = _fit(spec)
-        check_room(spec, layouts)
-        if spec.written.coverage == "rack" and _fits_a_rack(spec, layouts):
-            return False
-        units = place_units(spec, layouts).units if spec.written.coverage == "rack" else ()
-        require_coverage(spec, layouts, failure_domains(spec, layouts, units))
-    except InfeasibleError:
-        return False
-    return True
-
-
-def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:
-    cluster = spec.cluster
-    largest = cluster.rack_size or max(Counter(node.rack for node in nodes_for(spec) if not node.unusable).values())
-    return min(each.nodes_per_unit for each in layouts) <= largest
 
 
 def _one_more_slot(spec: ResolvedSpec, decided: DecidedPlan, grounds: Grounds) -> dict[Phase, ExpertMap]:

@@ -32,6 +32,7 @@ DRAIN = "time for answers to be finished after SIGTERM (default: none)"
 DRAIN_S = 5.0  # assumed: a short answer's time, for who starts a gateway by hand
 DRAIN_OF_GATEWAY = f"time for answers to be finished after SIGTERM (default: {DRAIN_S:g})"
 MAX_DRAIN_S = 86_400.0
+GATEWAYS = "gateways side by side, among which a key's limits and the places to wait are divided (default: 1)"
 TLS = "tls.crt, tls.key and ca.crt, which ranks and gateway show each other (default: none)"
 BALANCERS = [policy.value for policy in Policy]
 TRACE_FOLDER = (
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--address", required=True, help="the IP to bind")
     gateway.add_argument("--drain", type=_seconds, default=DRAIN_S, metavar="SECONDS", help=DRAIN_OF_GATEWAY)
     gateway.add_argument("--keys", type=Path, metavar="FILE", help="who may ask, as JSON (default: anybody)")
+    gateway.add_argument("--gateways", type=_count, default=1, metavar="N", help=GATEWAYS)
     gateway.add_argument("--tls", type=Path, metavar="FOLDER", help=TLS)
     gateway.add_argument("--balancer", choices=BALANCERS, default=BALANCERS[0], help="how ranks are chosen")
     stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
@@ -191,7 +193,7 @@ def _gateway(arguments: argparse.Namespace) -> None:
     from runtime.gateway.serve import run
 
     launch, policy = read_gateway_launch(arguments.launch), Policy(arguments.balancer)
-    run(launch, arguments.address, arguments.drain, arguments.keys, arguments.tls, policy)
+    run(launch, arguments.address, arguments.drain, arguments.keys, arguments.tls, policy, arguments.gateways)
 
 
 def _generate(arguments: argparse.Namespace) -> None:
@@ -212,6 +214,14 @@ def _stage(arguments: argparse.Namespace) -> None:
     from runtime.checkpoint.stage import stage
 
     stage(arguments.source, arguments.destination, usable_cpus())
+
+
+def _count(text: str) -> int:
+    """Read a number of processes. Raise ValueError, which argparse reports."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def _seconds(text: str) -> float:

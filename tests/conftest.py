@@ -23,6 +23,9 @@ TOGETHER = ("tests/cluster", "tests/stacks/local", "tests/stacks/test_")
 # runs they take ten times as long. Ranks set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Hundreds of processes are started, and each would compile our modules anew: 0.1 to 0.2 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # No test times anything. Each run here draws anew, so few examples are enough; CI draws the same many every time, so
 # that a red run means a change. A property with a number of its own is dear, or says why.
 settings.register_profile("here", deadline=None, max_examples=40)

@@ -199,6 +199,14 @@ def _keys(spec: ResolvedSpec) -> Found:
         yield Violation("gateway.keys", secret, rule, "its router reads no such file", removal())
 
 
+def _replicas(spec: ResolvedSpec) -> Found:
+    replicas = spec.written.gateway.replicas
+    if replicas > 1:
+        rule = f"S766 must be 1 to run on {spec.written.engine_name}"
+        reason = "each of its routers counts its own requests only"
+        yield Violation("gateway.replicas", replicas, rule, reason, nearest(1))
+
+
 def _tls(spec: ResolvedSpec) -> Found:
     if spec.written.kubernetes.tls is not None:
         rule = f"S765 must be absent to run on {spec.written.engine_name}"
@@ -212,6 +220,7 @@ _LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are cre
 _BUNDLED = "runtime/demo"
 _MODELS = "planner/facts/engine_models.py"
 _OUR_FORM = "runtime/gateway/keys.py: the file's form is ours"
+_OUR_REPORTS = "runtime/gateway/ledger.py: ranks report to each of our gateways what others gave them"
 _OUR_TLS = "runtime/protocol/tls.py: it is between our gateway and our ranks"
 
 LIMITS = (
@@ -238,6 +247,7 @@ LIMITS = (
         _map_in_one_file,
     ),
     Limit("sglang", _SGLANG, _OUR_FORM, _keys),
+    Limit("sglang", _SGLANG, _OUR_REPORTS, _replicas),
     Limit("sglang", _SGLANG, _OUR_TLS, _tls),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
@@ -262,5 +272,6 @@ LIMITS = (
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
     Limit("vllm", _VLLM, _MODELS, model_limits),
     Limit("vllm", _VLLM, _OUR_FORM, _keys),
+    Limit("vllm", _VLLM, _OUR_REPORTS, _replicas),
     Limit("vllm", _VLLM, _OUR_TLS, _tls),
 )

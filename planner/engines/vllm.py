@@ -91,7 +91,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_memory(phase, unit.phase, known, model.page_tokens),
         *_drafts(spec),
         *_handover(unit.phase),
-        ("--shutdown-timeout", str(ceil(spec.kubernetes.drain))),  # without it requests are aborted
+        ("--shutdown-timeout", str(ceil(spec.drain_s))),  # without it requests are aborted
     )
     ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT, "rpc": RPC_PORT}
     nixl = {"VLLM_NIXL_SIDE_CHANNEL_HOST": POD_ADDRESS, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL_PORT)}

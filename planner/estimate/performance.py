@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from planner.estimate.case import case_of, unit_shape
 from planner.estimate.points import operating_point
-from planner.estimate.throughput.calibration import Calibration, Correction, calibrated
+from planner.estimate.throughput.calibration import Calibration, Correction, calibrated, require_rows
 from planner.estimate.throughput.copies import away_share, expected_copies
 from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
@@ -48,7 +48,12 @@ def predict_phases(
     loads: Loads,
     calibration: Calibration | None = None,
 ) -> tuple[PhaseOutlook, ...]:
-    """Return the outlook of each phase, corrected by a user's own measurements where there are some."""
+    """Return the outlook of each phase, corrected by a user's own measurements where there are some.
+
+    Raises CallError where these are of no phase of the plan, or cannot be.
+    """
+    if calibration is not None:
+        require_rows(calibration, spec.phases)
     kv_rooms = {each.phase: each.kv_tokens for each in memory}
     points = {each.phase: operating_point(spec, each.phase, kv_rooms.get(each.phase)) for each in layouts}
     return tuple(_outlook(spec, each, points[each.phase], maps, loads, calibration) for each in layouts)

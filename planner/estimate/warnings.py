@@ -25,6 +25,7 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
+from planner.spec.undecided import is_undecided
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["warnings_of"]
@@ -60,6 +61,7 @@ def warnings_of(
         _image_of_another(spec.written),
         _no_rdma(spec),
         _escaped_policies(spec.written),
+        _short_drain(spec.written),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
         refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),
@@ -174,9 +176,9 @@ def _counted_nodes(spec: Spec) -> Iterator[Violation]:
     nodes = spec.cluster.nodes
     if isinstance(nodes, int) and spec.checkpoint and _is_on_gpus(spec):
         names = logical_node(0) if nodes == 1 else f"{logical_node(0)} to {logical_node(nodes - 1)}"
-        rule = f"W116 says no names, and pods are bound to nodes called {names}"
-        fix = "list your nodes by name under cluster.nodes; tidemill doctor compares them with the cluster"
-        yield Violation("cluster.nodes", nodes, rule, "a pod waits until there is a node of that name", fix)
+        rule = f"W116 names no nodes, so pods are bound to nodes called {names}"
+        fix = "list your nodes by name under cluster.nodes; tidemill doctor checks the names in the cluster"
+        yield Violation("cluster.nodes", nodes, rule, "a pod stays pending until a node has that name", fix)
 
 
 def _split_racks(spec: ResolvedSpec, nodes: Sequence[Node]) -> Iterator[Violation]:
@@ -278,6 +280,19 @@ def _escaped_policies(spec: Spec) -> Iterator[Violation]:
         reason = "whoever reaches the nodes then reaches the ranks' ports, where collectives authenticate nobody"
         fix = "fence the nodes by their own firewall, or give pods their NICs by kubernetes.rdma"
         yield Violation("kubernetes.host_network", True, rule, reason, fix)
+
+
+def _short_drain(spec: Spec) -> Iterator[Violation]:
+    """Yield pods that get less time for their answers than the day pays their nodes for."""
+    kubernetes, schedule = spec.kubernetes, spec.schedule
+    if kubernetes.drain is None or kubernetes.controller is None or schedule is None or is_undecided(schedule.drain):
+        return
+    paid = schedule.drain / kubernetes.controller.pace
+    if kubernetes.drain < paid:
+        rule = f"W125 is less than schedule.drain ({paid:g} s)"
+        reason = "answers that take longer are cut when the controller drains their unit, and its nodes stay its own"
+        fix = Fix("leave it out, for the schedule's", ({HERE: None},))
+        yield Violation("kubernetes.drain", kubernetes.drain, rule, reason, fix)
 
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:

@@ -5,11 +5,12 @@ in several: the H100 NVL and the H20-3e have other figures than the H100 and the
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from planner.facts.catalog import GPUS
+from planner.problems.fix import Fix, close_to, did_you_mean
 
-__all__ = ["same_gpu", "unplanned_gpu"]
+__all__ = ["instead_of_gpu", "same_gpu", "unplanned_gpu"]
 
 # Chips that are sold and not in the catalog, so that none of them is taken for one that is called alike.
 UNPLANNED = (
@@ -35,6 +36,13 @@ def same_gpu(written: str) -> str | None:
             return name
     slips = [name for name in GPUS if len(words) == 1 and words[0] not in UNPLANNED and _is_slip(words[0], name)]
     return slips[0] if len(slips) == 1 else None
+
+
+def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
+    """Offer the one of `known` that says the same GPU, or is misspelt; another GPU is nobody's mistake."""
+    own = [each for each in known if each not in GPUS]
+    meant = same_gpu(written) or close_to(written, own)
+    return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
 
 
 def unplanned_gpu(written: str) -> str | None:

@@ -22,7 +22,6 @@ from typing import Any
 
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
-from planner.facts.torch_file import read_torch_file
 from planner.problems.errors import Violation
 
 __all__ = ["LoadFile", "Loads", "read_loads"]
@@ -107,6 +106,8 @@ def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], Any]:
 def _read_torch(content: bytes) -> Any:
     """Return what torch.save wrote, with lists for tensors. A thousand steps are added up while they are no lists."""
     import numpy
+
+    from planner.facts.torch_file import read_torch_file
 
     document = read_torch_file(io.BytesIO(content))
     if isinstance(document, numpy.ndarray):

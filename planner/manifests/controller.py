@@ -71,7 +71,12 @@ def _lending(plan: Deployable) -> Variables:
     """Return what the day says more where the nodes of units that are off do other work."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
-    return {"notice_s": f"{plan.timetable.notice_s:g}"}
+    variables: Variables = {"notice_s": f"{plan.timetable.notice_s:g}"}
+    told = plan.kubernetes.controller.kueue if plan.kubernetes.controller else None
+    if told is None:
+        return variables
+    quota = {"clusterQueue": told.cluster_queue, "flavor": told.flavor, "perNode": told.per_node}
+    return variables | {"kueue": quota}
 
 
 def _healing(plan: Deployable) -> Variables:
@@ -81,7 +86,8 @@ def _healing(plan: Deployable) -> Variables:
         return {}
     kind = plan.kubernetes.unit_kind
     pods = [names.unit_pod_name(unit.name, worker, kind) for unit in plan.units for worker in range(len(unit.nodes))]
-    return {"conditions": controller.heal.conditions, "pods": pods}
+    faults = {"conditions": controller.heal.conditions, "labels": controller.heal.labels}
+    return {"heal": faults, "pods": pods}
 
 
 def _measuring(plan: Deployable) -> Variables:

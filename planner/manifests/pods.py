@@ -78,8 +78,8 @@ def gateway_pod(plan: Deployable) -> Variables:
         mounts.append(mount if sub_path == "." else mount | {"sub_path": sub_path})
     variables: Variables = {
         "image": kubernetes.image,
-        "drain_s": f"{kubernetes.drain:g}",
-        "grace_s": _grace_s(kubernetes),
+        "drain_s": f"{plan.drain_s:g}",
+        "grace_s": _grace_s(plan),
         "volumes": volumes_of(kubernetes),
         "mounts": mounts,
     }
@@ -103,7 +103,7 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
         "shares_processes": plan.engine != OURS,
         "pod_annotations": {**container.annotations, **_annotations(kubernetes)},
-        **_scheduling(kubernetes),
+        **_scheduling(plan),
     }
     if kubernetes.stage is not None:
         volumes.append({"name": "staged", "own_path": kubernetes.stage.host_path})
@@ -226,9 +226,9 @@ def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | N
     }
 
 
-def _grace_s(kubernetes: KubernetesSpec) -> int:
+def _grace_s(plan: Deployable) -> int:
     """Return the seconds after which a pod that is told to end is killed."""
-    return math.ceil(kubernetes.drain) + KILLED_AFTER_S
+    return math.ceil(plan.drain_s) + KILLED_AFTER_S
 
 
 def _said(probe: Probe) -> Variables:
@@ -254,8 +254,9 @@ def _checkpoint_path(plan: Deployable) -> str:
     return path
 
 
-def _scheduling(kubernetes: KubernetesSpec) -> Variables:
-    """Return the fields that say where pods may run, and before whom."""
+def _scheduling(plan: Deployable) -> Variables:
+    """Return the fields that say where pods may run, before whom, and how long they may take to end."""
+    kubernetes = plan.kubernetes
     return {
         "host_network": kubernetes.host_network,
         "tolerations": [*map(_toleration, kubernetes.tolerations), *_of_own_taint(kubernetes)],
@@ -263,7 +264,7 @@ def _scheduling(kubernetes: KubernetesSpec) -> Variables:
         "priority_class": kubernetes.priority_class,
         "scheduler": kubernetes.scheduler_name,
         "runtime_class": kubernetes.runtime_class,
-        "grace_s": _grace_s(kubernetes),
+        "grace_s": _grace_s(plan),
     }
 
 

@@ -196,9 +196,13 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     if plan.engine == OURS:
         yield Manifest("service-registry", registry, {"name": registry, **service})
-        yield Manifest("deployment", gateway, {"name": gateway, **workload})
+        replicas = {"replicas": plan.gateway.replicas} if plan.gateway.replicas > 1 else {}
+        yield Manifest("deployment", gateway, {"name": gateway, **replicas, **workload})
     else:
         yield from _router(gateway, workload, watches_pods=document["container"].get("watches_pods", False))
+    if plan.gateway.replicas > 1:
+        stay = {"min_available": plan.gateway.replicas - 1}
+        yield Manifest("poddisruptionbudget", gateway, {"name": gateway, **service, **stay})
     if plan.kubernetes.monitors:
         yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
 
@@ -220,7 +224,7 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
     if plan.engine == OURS:
-        told = (f"--drain={plan.kubernetes.drain:g}", *unit_arguments(plan))
+        told = (f"--drain={plan.drain_s:g}", *unit_arguments(plan))
         container = runtime_container(document, launch_file, names.registry_name(plan.name), told)
     else:
         container = engine_container(document)

@@ -22,9 +22,10 @@ Secrets = list[dict[str, Any]]
 
 
 def gateway_arguments(plan: Deployable) -> list[str]:
-    """Return what the gateway is told of its Secrets."""
+    """Return what the gateway is told of its Secrets, and of the gateways with which it shares their limits."""
     keys = [f"--keys={FOLDER}/{names.KEYS_FILE}"] if plan.gateway.keys else []
-    return keys + _tls_arguments(plan.kubernetes.tls)
+    beside = [f"--gateways={plan.gateway.replicas}"] if plan.gateway.replicas > 1 else []
+    return keys + beside + _tls_arguments(plan.kubernetes.tls)
 
 
 def unit_arguments(plan: Deployable) -> list[str]:

@@ -9,6 +9,7 @@ good a placement is, in this order, each beside a bound (`quality.py`):
 
 How the files go together:
     place.py     the pass `place_units`: which search, and what becomes of a previous plan
+    enough.py    whether there are enough nodes, wherever units go
     task.py      units, and cells of nodes that stand alike
     quality.py   counts how good an assignment is, beside what none can beat (bound.py)
     greedy.py    fill.py places units one by one, improve.py changes hands, step by step, in an arrangement.py: where
@@ -20,7 +21,3 @@ Phases that run on different GPUs are placed apart, each on the nodes that have 
 
 It does not look at traffic between units: KV goes from any prefill to any decode.
 """
-
-from planner.placement.place import Placement, check_room, place_units
-
-__all__ = ["Placement", "check_room", "place_units"]

@@ -14,17 +14,17 @@ from planner.facts import names
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
+from planner.placement.enough import check_room, gpu_pools
 from planner.placement.fill import fill
 from planner.placement.greedy import MAX_TRIES, better, greedy
 from planner.placement.improve import improved
 from planner.placement.nodes import nodes_of_assignment
 from planner.placement.quality import Objective, measure
 from planner.placement.task import Assignment, Task, Wanted, task_of
-from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
 
-__all__ = ["Placement", "check_room", "place_units"]
+__all__ = ["Placement", "place_units"]
 
 EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1.8 s (2 busy cores, random clusters)
 
@@ -60,41 +60,13 @@ def place_units(
     Raise InfeasibleError when the cluster has too few nodes.
     """
     check_room(spec, layouts)
-    pools = _pools(layouts)
+    pools = gpu_pools(layouts)
     nodes = nodes_for(spec)
     before = _of_one_unit_each(previous or {})
     placed = [_place_pool(spec, own, [node for node in nodes if node.gpu == gpu], before) for gpu, own in pools.items()]
     together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
     unusable = {node.name: node.unusable for node in nodes if node.unusable and not node.is_spare}
     return replace(together, unusable=unusable, spares=tuple(node.name for node in nodes if node.is_spare))
-
-
-def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
-    """Raise InfeasibleError when the cluster has too few nodes."""
-    cluster = spec.cluster
-    if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
-        return
-    pools = _pools(layouts)
-    nodes = nodes_for(spec)
-    short = [
-        (gpu, own)
-        for gpu, own in pools.items()
-        if _num_nodes(own) > sum(node.unusable is None and node.gpu == gpu for node in nodes)
-    ]
-    if short:
-        gpu, own = short[0]
-        alike = nodes if len(pools) == 1 else [node for node in nodes if node.gpu == gpu]
-        raise InfeasibleError([spec.problem(_too_few(spec, alike, own, gpu if len(pools) > 1 else None))])
-
-
-def _pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
-    """Return GPU -> the phases that run on it."""
-    gpus = dict.fromkeys(layout.gpu for layout in layouts)
-    return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
-
-
-def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
-    return sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
 
 
 def _place_pool(
@@ -214,27 +186,6 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
         for layout in layouts
         for index in range(layout.num_units)
     ]
-
-
-def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Violation:
-    """Count all nodes or, where phases run on several GPUs, those with `gpu`."""
-    needed = _num_nodes(layouts)
-    parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
-    usable = sum(not node.unusable for node in nodes)
-    reason = "units do not share nodes"
-    num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
-    if num_ranks <= usable * spec.cluster.gpus_per_node:
-        reason += " so far"
-    if isinstance(spec.cluster.nodes, int):
-        num_spares = len(spec.cluster.spares)
-        least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""
-        rule = f"S701 must be at least {least} ({parts}{kept})"
-        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
-    unusable = [node for node in nodes if node.unusable]
-    kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
-    of_gpu = f" of {gpu}" if gpu else ""
-    rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), {usable} of {len(nodes)} are{kept_away}"
-    return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
 
 
 def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:

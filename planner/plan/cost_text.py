@@ -9,7 +9,7 @@ from planner.plan.plan import Plan
 
 __all__ = ["cost_text"]
 
-TOKENS_OF = {"prefill": "a million input tokens", "decode": "a million output tokens"}
+TOKENS_OF = {"prefill": "per million input tokens", "decode": "per million output tokens"}
 
 
 def cost_text(plan: Plan) -> str:
@@ -24,7 +24,7 @@ def cost_text(plan: Plan) -> str:
 
 
 def _rows(cost: DayCost) -> Iterator[tuple[str, ...]]:
-    yield "cost", "US$ a day", "mean nodes", "US$"
+    yield "cost", "US$ per day", "mean nodes", "US$"
     for each in cost.phases:
         unit = (
             "" if each.usd_per_million_tokens is None else f"{each.usd_per_million_tokens:.4f} {TOKENS_OF[each.phase]}"
@@ -51,17 +51,21 @@ def _notes(cost: DayCost) -> Iterator[str]:
         margin = "" if cost.margin is None else f", a margin of {100 * cost.margin:.0f} % on the cost"
         yield from filled(f"Income ${tokens.revenue_usd:,.0f} a day{other}{margin}.")
     if hits:
-        less = "" if hits.given_up_usd is None else f" and bring in ${hits.given_up_usd:,.0f} less than misses would"
+        less = (
+            ""
+            if hits.given_up_usd is None
+            else f"; charged as misses, the same tokens would bring in ${hits.given_up_usd:,.0f} more"
+        )
         saved = f"${hits.saved_usd:,.0f} of prefill a day ({hits.saved_nodes:,.1f} nodes on average)"
-        yield from filled(f"Cache hits save {saved}{less}. Their disks are not counted.")
+        yield from filled(f"Cache hits save {saved}{less}. The disks of the cache are not counted.")
     if cost.freed_node_hours:
         hours, worth = f"{cost.freed_node_hours:,.1f} node-hours a day", f"${cost.freed_usd:,.0f}"
-        yield from filled(f"The schedule frees {hours}, worth {worth} to other work.")
+        yield from filled(f"The schedule frees {hours}, worth {worth} if other work uses them.")
 
 
 def _states(cost: DayCost) -> str:
     spot = ("of spot",) if any(each.spot_nodes for each in cost.states) else ()
-    head = ("state", "hours", "nodes", *spot, "US$ an hour", "US$", "M input", "M output", "income", "margin")
+    head = ("state", "hours", "nodes", *spot, "US$/hour", "US$", "M input", "M output", "income", "margin")
     return table([head, *(_state_row(each, has_spot=bool(spot)) for each in cost.states)])
 
 

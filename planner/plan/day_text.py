@@ -18,7 +18,7 @@ def day_text(plan: Plan) -> str:
     schedule = plan.schedule
     if schedule is None:
         return ""
-    taken = f"Warm-up and drain make it {schedule.mean_nodes_taken:.2f}." if schedule.transitions else ""
+    taken = f"With warm-up and drain, {schedule.mean_nodes_taken:.2f} are taken." if schedule.transitions else ""
     note = f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip()
     parts = [_states(plan, schedule.steps), *filled(note)]
     if schedule.transitions:
@@ -51,7 +51,7 @@ def _other(plan: Plan, other: OtherDays) -> Iterator[str]:
 
 def _executed(plan: Plan) -> str:
     """Say who makes the units follow the day."""
-    follows = "kubernetes.controller makes the units follow it in a cluster."
+    follows = "In a cluster, kubernetes.controller makes the units follow the day."
     return f"{NOT_EXECUTED if plan.spec.kubernetes.controller is None else follows} {PLAYED}"
 
 
@@ -78,8 +78,8 @@ def _transitions(plan: Plan, schedule: DaySchedule) -> Iterator[str]:
     ]
     yield table(rows)
     note = (
-        "Nodes are taken and free at these times; hours are node-hours until they are taken again. Units start in"
-        " their order and stop in the opposite one."
+        "Nodes are taken and set free at these times; hours are node-hours until they are taken again. Units start in"
+        " order and stop in reverse."
         f"{_stages(schedule.transitions)}"
     )
     yield from filled(note)
@@ -100,6 +100,6 @@ def _stages(transitions: Sequence[Transition]) -> str:
     longest = max(with_stages, key=lambda each: sum(stage.seconds for stage in each.stages))
     parts = ", ".join(f"{stage.name} {stage.seconds:g} s" for stage in longest.stages)
     return (
-        f" The longest start, at {longest.at[:5]}, takes {parts}; whoever uses its nodes is told at"
+        f" The longest start, at {longest.at[:5]}, takes {parts}. Whoever uses its nodes is told to leave at"
         f" {longest.notice_from}."
     )

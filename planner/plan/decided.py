@@ -17,7 +17,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.layout.unit import Unit
-from planner.placement import Placement
+from planner.placement.place import Placement
 from planner.plan.deployable import Deployable, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json
@@ -79,6 +79,7 @@ class DecidedPlan:
             units=self.units,
             pods=pods_of(self.spec, {each.phase: each.weight_bytes for each in self.memory}),
             timetable=timetable_of(self.spec, self.units),
+            drain_s=self.spec.drain_s,
             launch_documents=self.launch_documents,
             refusals=self.refusals,
             warnings=self.warnings,

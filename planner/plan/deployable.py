@@ -44,6 +44,7 @@ class Deployable:
     units: tuple[Unit, ...]
     pods: Mapping[Phase, PhasePods]
     timetable: Timetable | None  # none where all units are always on
+    drain_s: float  # for answers that run when their process is told to end
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why its engine cannot run it
     warnings: tuple[Problem, ...]  # what is hardly meant, though it runs

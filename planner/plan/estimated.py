@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.cost.cost import plan_cost
+from planner.cost.overload import broken_promises
 from planner.estimate.failures import report_failures
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases
@@ -45,7 +46,7 @@ def with_estimates(
     outlooks = predict_phases(spec, layouts, decided.memory, maps, grounds.loads, calibration)
     missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
     decided = replace(decided, warnings=(*decided.warnings, *missed))
-    return Plan(
+    plan = Plan(
         **vars(decided),
         written=_with_defaults(spec, choice.decisions),
         inputs=spec.inputs,
@@ -63,6 +64,7 @@ def with_estimates(
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
     )
+    return replace(plan, warnings=(*plan.warnings, *broken_promises(spec, plan.demand)))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

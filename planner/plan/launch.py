@@ -27,7 +27,7 @@ from planner.facts.names import Ports
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan, in_pages, static_fraction
 from planner.layout.unit import Unit
-from planner.placement import Placement
+from planner.placement.place import Placement
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype

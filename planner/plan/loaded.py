@@ -223,6 +223,7 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
         units=tuple(_units(plan)),
         pods=pods_of(spec, {phase: each.weights_bytes for phase, each in plan.memory.items()}),
         timetable=timetable_of(spec, tuple(_units(plan))),
+        drain_s=spec.drain_s,
         launch_documents=documents,
         refusals=tuple(_refusal(why, path) for why in plan.why_not),
         warnings=tuple(warning_from(each.model_dump(exclude_unset=True), path) for each in plan.warnings),

@@ -23,8 +23,8 @@ def expert_maps_text(plan: Plan) -> str:
     drawn = plan.spec.expert_load
     loads = f"those of {drawn.file}" if drawn.file else f"drawn with alpha {drawn.alpha:g}, seed {drawn.seed}"
     note = (
-        'max/mean is the load of the fullest GPU over the mean, averaged over MoE layers; "in a step" adds the luck of '
-        f"one step of the largest size. Expert loads are {loads}."
+        'max/mean is the load of the fullest GPU over the mean, averaged over MoE layers; "in a step" is what to '
+        f"expect of a single step of the largest size. Expert loads are {loads}."
     )
     lines = [table(rows), *filled(note), *_where_tokens_go(plan)]
     return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan), *_fronts(plan)])
@@ -37,20 +37,18 @@ def _where_tokens_go(plan: Plan) -> Iterator[str]:
         yield from filled("Tokens go to a replica on their own GPU or node first (split: local_first).")
     name = plan.spec.engine_name
     if "first_on_node" in rules:
-        yield from filled(
-            f"Tokens go to a replica on their own GPU, else to the first on their node, as {name} has it."
-        )
+        yield from filled(f"Tokens go to a replica on their own GPU, else to the first on their node, as in {name}.")
     if not ENGINES[name].reads_map:
         model = ENGINE_MODELS[name][plan.spec.engine_version or ""].get(plan.model.model_type)
         if model is not None and not model.replicas:
             yield from filled(
                 f"{name} reads no map, and moves no experts of {model.architecture}: they stay in order. These figures "
-                "are what maps could reach."
+                "are the best that maps could reach."
             )
             return
         yield from filled(
             f"{name} reads no map: it starts with experts in order, and moves them by loads that it measures itself. "
-            "These figures are what its maps can reach."
+            "These figures are the best that its maps could reach."
         )
 
 
@@ -67,10 +65,10 @@ def _one_more_slot(plan: Plan) -> Iterator[str]:
     """What it would give and cost, of phases whose slots keep the map where it is."""
     for phase, more in plan.one_more_slot.items():
         slot_bytes = plan.slot_bytes(phase)
-        cost = "" if slot_bytes is None else f" for {gb(slot_bytes)} per GPU"
+        cost = "" if slot_bytes is None else f" and take {gb(slot_bytes)} per GPU"
         now, then, reached = (fmean(each) for each in (plan.expert_maps[phase].bound, more.bound, more.max_over_mean))
         yield from filled(
-            f"{phase}: its slots allow no less than {now:.3f}; one more per GPU would give {reached:.3f} "
+            f"{phase}: with these slots no map is below {now:.3f}; one more slot per GPU would give {reached:.3f} "
             f"(bound {then:.3f}){cost}."
         )
 
@@ -86,15 +84,15 @@ def _fronts(plan: Plan) -> Iterator[str]:
             rows.append(_front_row(each.dispatch, "chosen: near the previous plan's"))
         yield f"\n{table(rows)}"
         yield from filled(
-            f"Bytes are what dispatch of one MoE layer is expected to send between nodes for a token. {_choice(each)}"
+            f"Bytes are what one token is expected to send between nodes in one MoE layer's dispatch. {_choice(each)}"
         )
 
 
 def _choice(expert_map: ExpertMap) -> str:
     """Say why the map is the one that it is; a map near the previous plan's is on no front."""
     if expert_map.dispatch is None or expert_map.dispatch in expert_map.front:
-        return "The least max/mean x bytes is chosen."
-    return "Without the previous plan, the least max/mean x bytes would be chosen."
+        return "The lowest max/mean x bytes is chosen."
+    return "Without the previous plan, the lowest max/mean x bytes would be chosen."
 
 
 def _front_row(point: FrontPoint, mark: str) -> tuple[str, ...]:

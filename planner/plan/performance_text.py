@@ -25,7 +25,7 @@ WAITING, EXCHANGING = ".", "x"  # a wait, and the kernels of an exchange
 
 def performance_text(plan: Plan) -> str:
     """The rates and latencies of each phase, with the range that their evidence gives them."""
-    rows: list[tuple[str, ...]] = [("tokens/s", "a GPU", "a node", "from", "to", "ms", "from", "to")]
+    rows: list[tuple[str, ...]] = [("tokens/s", "per GPU", "per node", "low", "high", "ms", "low", "high")]
     notes: list[str] = []
     kv_rooms = {each.phase: each.kv_tokens for each in plan.memory}
     for outlook in plan.outlooks:
@@ -67,20 +67,21 @@ def _ms(seconds: float) -> str:
 def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
     point = found.point
     at = {
-        "decode": f"{point.requests:,} requests per rank or group, of {point.kv_tokens:,} tokens of KV",
-        "prefill": f"steps of {point.step_tokens:,} tokens per rank or group, prompts of {point.prompt_tokens:,}",
-        "mixed": f"{point.requests:,} requests per rank or group, of {point.prompt_tokens:,} tokens, answered in "
-        f"{point.output_tokens:,}",
+        "decode": f"{point.requests:,} requests per rank or group, each with {point.kv_tokens:,} tokens of KV",
+        "prefill": f"steps of {point.step_tokens:,} tokens per rank or group and prompts of {point.prompt_tokens:,}",
+        "mixed": f"{point.requests:,} requests per rank or group, prompts of {point.prompt_tokens:,} tokens and "
+        f"answers of {point.output_tokens:,}",
     }[found.phase]
-    origin = ", as its limits allow, since the spec has no operating_point" if point.is_derived else ""
+    origin = " The spec has no operating_point, so these are the phase's limits." if point.is_derived else ""
     used = f" at utilisation {point.utilisation:g}" if point.utilisation < 1 else ""
-    users = f", {1 / found.tpot_seconds.mid:,.1f} tokens/s a user" if found.tpot_seconds else ""
-    unit = f"{found.tokens_per_s_per_gpu.mid * found.num_gpus:,.0f} tokens/s a unit"
-    yield from filled(f"{found.phase.capitalize()} on {found.engine}{used}, {unit}{users}: {at}{origin}.")
+    users = f" and {1 / found.tpot_seconds.mid:,.1f} per user" if found.tpot_seconds else ""
+    unit = f"{found.tokens_per_s_per_gpu.mid * found.num_gpus:,.0f} tokens/s per unit"
+    yield from filled(f"{found.phase.capitalize()} on {found.engine} makes {unit}{users}{used}, with {at}.{origin}")
     if (hits := found.tokens_per_s_with_hits) is not None and point.cache_hit_rate:
         counted = hits.times(outlook.gpus_per_node).mid
         yield from filled(
-            f"Counting the {point.cache_hit_rate * 100:g} % of tokens that caches hold: {counted:,.0f} tokens/s a node."
+            f"Counting the {point.cache_hit_rate * 100:g} % of tokens that caches hold, a node makes {counted:,.0f} "
+            "tokens/s."
         )
     yield from _read(found)
     yield from _drafted(found)
@@ -89,22 +90,23 @@ def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Ite
         share = "" if kv_room is None else f", {outlook.kv_tokens_in_use / kv_room * 100:.0f} % of what fits"
         yield from filled(f"KV in use is {outlook.kv_tokens_in_use:,} tokens per rank or group{share}.")
     binding = found.binding
-    worth = f"Improving {binding.resource} by 10 % would bring {binding.gain * 100:.1f} % more"
+    worth = f"Improving {binding.resource} by 10 % would bring {binding.gain * 100:.1f} % more tokens/s"
     yield from filled(f"The fullest GPU carries {found.imbalance.gpus:.2f} times the mean. {worth}.")
     if (changed := outlook.correction) is not None:
         yield from filled(
             f"{changed.file} changes it by {changed.factor - 1:+.1%}: the mean error on its measurements was "
             f"{changed.error_before:.1%} and is now {changed.error_after:.1%}."
         )
-    yield from filled(f"The range is that wide because {_reason(found)}.")
+    yield from filled(f"The range is this wide because {_reason(found)}.")
 
 
 def _read(found: Prediction) -> Iterator[str]:
     point, reads = found.point, found.cache_read_bytes_per_s
     if reads:
         yield from filled(
-            f"A node reads {reads / GIGA:,.2f} GB/s of cached KV, of {point.cache_read_gbps / BITS_PER_BYTE:,.1f} GB/s "
-            f"that its storage gives; a prompt's takes {_ms(found.cache_read_seconds)} ms."
+            f"A node reads {reads / GIGA:,.2f} GB/s of cached KV; its storage gives "
+            f"{point.cache_read_gbps / BITS_PER_BYTE:,.1f} GB/s. Reading one prompt's KV takes "
+            f"{_ms(found.cache_read_seconds)} ms."
         )
 
 
@@ -114,18 +116,19 @@ def _drafted(found: Prediction) -> Iterator[str]:
         return
     drafts = "1 draft" if point.draft_tokens == 1 else f"{point.draft_tokens} drafts"
     yield from filled(
-        f"A step of {found.step.seconds * 1e3:,.1f} ms verifies {drafts} a request, each right with "
-        f"{point.acceptance_rate * 100:g} % after others that are: {point.accepted_tokens:.2f} tokens a step."
+        f"A step of {found.step.seconds * 1e3:,.1f} ms verifies {drafts} per request. A draft whose predecessors are "
+        f"right is right {point.acceptance_rate * 100:g} % of the time, so a step yields "
+        f"{point.accepted_tokens:.2f} tokens."
     )
 
 
 def _rarely(found: Prediction) -> Iterator[str]:
     """Say the latencies that one in a hundred exceeds."""
     if found.ttft_99_seconds is not None:
-        queue = "" if found.point.utilisation < 1 else ", without waiting, since a saturated phase has no mean wait"
+        queue = "" if found.point.utilisation < 1 else ", not counting its wait: a saturated phase has no mean wait"
         yield from filled(f"One prompt in a hundred takes {_ms(found.ttft_99_seconds.mid)} ms or more{queue}.")
     if found.tpot_99_seconds is not None:
-        yield from filled(f"One step in a hundred takes {_ms(found.tpot_99_seconds.mid)} ms a token or more.")
+        yield from filled(f"One step in a hundred takes {_ms(found.tpot_99_seconds.mid)} ms per token or more.")
 
 
 def _reason(found: Prediction) -> str:
@@ -149,13 +152,13 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
 
 
 def _load(load: PhaseLoad) -> Iterator[str]:
-    asked = f"{load.asked_per_s:,.0f} tokens/s of {load.phase}"
+    asked = f"At {load.at} the traffic needs {load.asked_per_s:,.0f} tokens/s of {load.phase}"
     if not load.served_per_s:
-        yield from filled(f"The traffic asks for {asked} at {load.at}, when no such unit is on.")
+        yield from filled(f"{asked}, and no such unit is on.")
         return
     yield from filled(
-        f"The traffic asks for {asked} at {load.at}: {load.load:.0%} of what the units that are on make at their "
-        f"operating point, and {load.lowest:.0%} in the emptiest hour."
+        f"{asked}: {load.load:.0%} of what the units that are on make at their operating point. In the quietest hour "
+        f"it is {load.lowest:.0%}."
     )
 
 
@@ -168,9 +171,9 @@ def _explained(found: Prediction, timeline: LayerTimeline, count: int) -> Iterat
     drafts = f"drafts {step.drafts * 1e3:,.2f}, " if step.drafts else ""
     whole, exposed = timeline.seconds * MICRO, timeline.exposed * MICRO
     yield from filled(
-        f"A layer takes {whole:,.1f} us, of which {exposed:,.1f} wait for exchanges. {count} such layers "
-        f"{timeline.seconds * count * 1e3:,.2f} ms, dense layers {step.dense_layers * 1e3:,.2f}, head "
-        f"{step.head * 1e3:,.2f}, {drafts}host {step.host * 1e3:,.2f}: a step of {step.seconds * 1e3:,.2f} ms."
+        f"A layer takes {whole:,.1f} us, {exposed:,.1f} of them waiting for exchanges. In ms, {count} such layers take "
+        f"{timeline.seconds * count * 1e3:,.2f}, dense layers {step.dense_layers * 1e3:,.2f}, head "
+        f"{step.head * 1e3:,.2f}, {drafts}host {step.host * 1e3:,.2f}: {step.seconds * 1e3:,.2f} a step."
     )
     yield from _drawn(timeline, len(step.spans))
 

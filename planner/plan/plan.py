@@ -14,19 +14,22 @@ from planner.cost.cost import DayCost
 from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
+from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
 from planner.estimate.links import PhaseTraffic
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.uptime import Uptime
 from planner.expert_map import ExpertMap
 from planner.facts.catalog import ASSUMED, Gpu
+from planner.facts.day import DAY_MINUTES
 from planner.facts.digest import digest_of
 from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.placement import Placement
+from planner.placement.place import Placement
 from planner.plan.cost_json import cost_json
 from planner.plan.decided import DecidedPlan
 from planner.plan.deployable import document_digest
+from planner.plan.kv_cache_json import kv_cache_json
 from planner.plan.map_json import one_more_slot_json, policy_json
 from planner.plan.performance_json import demand_json, performance_json
 from planner.plan.search_json import search_json
@@ -131,6 +134,8 @@ class Plan(DecidedPlan):
             sections["performance"] = {each.phase: performance_json(each, self.spec.slo) for each in self.outlooks}
         if self.demand:
             sections["demand"] = {each.phase: demand_json(each) for each in self.demand}
+        if self.kv_cache:
+            sections["kv_cache"] = kv_cache_json(self.kv_cache)
         if self.uptime:
             sections["uptime"] = _uptime_json(self.uptime)
         if self.traffic:
@@ -151,6 +156,22 @@ class Plan(DecidedPlan):
         }
         units = {phase: each.num_units for phase, each in layouts.items()}
         return loads_of_day(self.spec.traffic, self.schedule, units, rates)
+
+    @cached_property
+    def kv_cache(self) -> KvCache | None:
+        """Return the cache of prompts' KV; None where no prompt hits one, or the KV of a token is not known."""
+        phase = self.layouts[0].phase
+        memory = next((each for each in self.memory if each.phase == phase), None)
+        if memory is None or self.spec.traffic is None or not self.spec.traffic.cache_hit_rate:
+            return None
+        layout = self.layouts[0]
+        on = [(layout.num_units, DAY_MINUTES)]
+        if self.schedule is not None:
+            on = [(step.num_units[phase], step.minutes) for step in self.schedule.steps]
+        mean_units = sum(units * minutes for units, minutes in on) / DAY_MINUTES
+        most = layout.nodes_per_unit * max(units for units, _ in on)
+        mean = layout.nodes_per_unit * mean_units
+        return kv_cache(self.spec.traffic, memory.kv_bytes_per_token, mean, most, CONVERSATION)
 
     def _coverage_json(self, sha256: str) -> dict[str, Any]:
         """Return the worst coverage among the phases that have this map."""

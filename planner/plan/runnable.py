@@ -8,7 +8,6 @@ that teaches it.
 from collections.abc import Iterator
 from itertools import chain
 
-from planner.engines.limits import engine_refusals
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
@@ -28,6 +27,8 @@ def runtime_refusals(spec: ResolvedSpec) -> tuple[Problem, ...]:
     if spec.written.engine_name == OURS:
         found = chain(_not_this_model(spec), _not_on_this_gpu(spec), _not_in_this_way(spec))
     else:
+        from planner.engines.limits import engine_refusals
+
         found = chain(engine_refusals(spec))
     return tuple(spec.problem(violation) for violation in chain(_without_weights(spec), found))
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from planner.plan.columns import filled, table, wrapped
 from planner.plan.plan import Plan
-from planner.search.candidates import Numbers
 from planner.search.front import FrontPoint
 from planner.search.layouts import PhaseSearch, Ranked
+from planner.search.speed import Numbers
 
 __all__ = ["search_text"]
 

@@ -19,6 +19,7 @@ from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, table, wrapped
 from planner.plan.cost_text import cost_text
 from planner.plan.day_text import day_text
+from planner.plan.kv_cache_text import kv_cache_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
@@ -59,6 +60,7 @@ def plan_text(plan: Plan) -> str:
         expert_maps_text,
         _traffic,
         performance_text,
+        kv_cache_text,
         _failures,
         uptime_text,
         _patches,
@@ -80,7 +82,7 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
-            *_gpu(plan.gpu, "a GPU", cluster.gpus_per_node),
+            *_gpu(plan.gpu, "each GPU", cluster.gpus_per_node),
             *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
@@ -129,7 +131,7 @@ def _warnings(plan: Plan) -> str:
 def _decisions(plan: Plan) -> str:
     """What the spec left to the planner with reasons, and what it did not mention."""
     decided = [each for each in plan.decisions if each.why != DEFAULT]
-    rows = [("decided", "value", "because it is")]
+    rows = [("decided", "value", "why")]
     rows += [(each.path, _value(each.value), each.why) for each in decided]
     return "\n\n".join([*([wrapped(rows)] if decided else []), *_defaults(plan)])
 
@@ -159,9 +161,9 @@ def _phases(plan: Plan) -> str:
     limits = table([limits_head, *(_limits_row(layout, plan.spec.phase(layout.phase)) for layout in plan.layouts)])
     notes = (
         "Nodes are per unit. Experts are logical + redundant, slots routed + shared.",
-        "Limits of each rank or attention group. Decode computes no prompts."
+        "Limits are per rank or attention group. Decode processes no prompts."
         if plan.spec.decode
-        else "Limits of each rank or attention group.",
+        else "Limits are per rank or attention group.",
     )
     return f"{layouts}\n  {notes[0]}\n\n{limits}\n  {notes[1]}"
 
@@ -192,11 +194,11 @@ def _memory(plan: Plan) -> str:
     """Return the memory of one GPU, in GB of 1e9 bytes; what is left is KV."""
     if not plan.memory:
         return ""
-    head = ("GB a GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")
+    head = ("GB per GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")
     towers = ("towers",) if any(each.weights.towers for each in plan.memory) else ()
     weights_head = ("weights", "attention", "shared", "dense", "embedding", *towers, "gates", "routed slots")
     fixed = ("bytes/request",) if any(each.kv_bytes_per_request for each in plan.memory) else ()
-    kv_head = ("KV a GPU", "bytes/token", *fixed, "tokens", "requests of full length")
+    kv_head = ("KV per GPU", "bytes/token", *fixed, "tokens", "full-length requests")
     tables = (
         [head, *map(_memory_row, plan.memory)],
         [weights_head, *(_weights_row(each, has_towers=bool(towers)) for each in plan.memory)],
@@ -292,7 +294,7 @@ def _traffic(plan: Plan) -> str:
         return ""
     shared = any(link.attention_bytes for each in plan.traffic for link in each.links)
     more = ("MB shared",) if shared else ()
-    rows: list[tuple[str, ...]] = [("traffic", "of one", "place", "MB in", "MB out", *more, "GB/s", "us")]
+    rows: list[tuple[str, ...]] = [("traffic", "kind", "fullest", "MB in", "MB out", *more, "GB/s", "us")]
     for each in plan.traffic:
         for link in each.links:
             sizes = [link.dispatch_bytes, link.combine_bytes, *([link.attention_bytes] if shared else [])]
@@ -302,15 +304,15 @@ def _traffic(plan: Plan) -> str:
             rows.append((each.phase, link.kind, _short(plan, link.place), *columns, f"{link.gb_per_s:,.0f}", time))
     sharing = " MB shared goes each way between the GPUs of an attention group." if shared else ""
     note = (
-        "The fullest of each kind, in one MoE layer of the largest step: dispatch brings MB in, combine takes MB out."
-        f"{sharing} us is the time at full bandwidth; * marks the busiest."
+        "The fullest place of each kind, in one MoE layer of the largest step: dispatch brings MB in, combine takes MB "
+        f"out.{sharing} us is the time at full bandwidth; * marks the busiest place."
     )
     return "\n".join([table(rows), *filled(note)])
 
 
 def _failures(plan: Plan) -> str:
     """The worst loss of each kind, and what could be saved."""
-    rows = [("failure", "of one", "stops at worst", "dark experts", "for example")]
+    rows = [("failure", "of one", "stops at most", "dark experts", "worst case")]
     for report in plan.failures:
         for loss in report.losses:
             stops = f"{loss.units} of {report.num_units} unit{'' if report.num_units == 1 else 's'}"
@@ -320,8 +322,8 @@ def _failures(plan: Plan) -> str:
     if coverage != "none":
         lines.append(f"  No expert goes dark when one {coverage} dies (coverage: {coverage}).")
     note = (
-        "A dark expert has no replica elsewhere; counted in the worst layer of a unit. Replicas elsewhere help only a "
-        "runtime that goes on without a dead rank, and ours does not yet."
+        "A dark expert has no replica elsewhere; the count is that of the worst layer of a unit. Replicas elsewhere "
+        "help only a runtime that keeps running without a dead rank. Ours does not yet."
     )
     return "\n".join([*lines, *filled(note)])
 
@@ -361,7 +363,7 @@ def _runnable(plan: Plan) -> str:
     if plan.refusals:
         return "\n".join([f"{called} cannot run it:", *_listed(plan.refusals)])
     on_gpus = any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases)
-    untried = "\nIt has not yet been run on a GPU by us: try one unit first." if on_gpus else ""
+    untried = "\nWe have not run it on a GPU yet: try one unit first." if on_gpus else ""
     return f"{called} can run it.{untried}"
 
 

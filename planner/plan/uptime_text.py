@@ -11,7 +11,7 @@ def uptime_text(plan: Plan) -> str:
     uptime = plan.uptime
     if uptime is None:
         return ""
-    rows = [("uptime", "failures a day", "node-hours lost", "stops at once", "a unit serves")]
+    rows = [("uptime", "failures/day", "node-hours lost/day", "down at once", "unit is up")]
     rows += [
         (
             each.phase,
@@ -25,7 +25,7 @@ def uptime_text(plan: Plan) -> str:
     have = f"the spec has {uptime.spares}" if uptime.spares else "the spec has none"
     note = (
         f"On average {uptime.failures_per_day:.2f} units fail a day and {uptime.nodes_in_repair:.2f} nodes are being"
-        f" repaired. Spares needed for {uptime.availability:g} of the time: {uptime.spares_needed}; {have}. Failures of"
-        " software are not counted."
+        f" repaired. Spares needed for {uptime.availability:g} of the time: {uptime.spares_needed}; {have}. Software"
+        " failures are not counted."
     )
     return "\n".join([table(rows), *filled(note)])

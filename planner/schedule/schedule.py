@@ -42,7 +42,7 @@ __all__ = [
     "with_windows_of",
 ]
 
-NOT_EXECUTED = "Nothing switches units in a cluster without kubernetes.controller: all of them stay on."
+NOT_EXECUTED = "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
 ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day plays its day."
 PLAYED = "tidemill up --day plays the day on one machine."
 

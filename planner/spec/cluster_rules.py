@@ -6,12 +6,11 @@ from itertools import chain, count
 from typing import Any
 
 from planner.facts.catalog import GPUS
-from planner.facts.gpu_names import unplanned_gpu
+from planner.facts.gpu_names import instead_of_gpu, unplanned_gpu
 from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
-from planner.spec.instead import instead_of_gpu
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 

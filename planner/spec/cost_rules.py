@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.facts.day import DAY_MINUTES
+from planner.facts.gpu_names import instead_of_gpu
 from planner.problems.fix import Fix, for_example, nearest, removal
-from planner.spec.instead import instead_of_gpu
 from planner.spec.other_days import wrong_days
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times

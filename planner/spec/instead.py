@@ -11,8 +11,6 @@ from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
-from planner.facts.catalog import GPUS
-from planner.facts.gpu_names import same_gpu
 from planner.facts.quantities import as_we_spell
 from planner.problems.fix import HERE, Fix, close_to, did_you_mean, for_example, removal
 from planner.spec.declared import (
@@ -51,7 +49,6 @@ __all__ = [
     "in_our_form",
     "instead_of",
     "instead_of_empty_text",
-    "instead_of_gpu",
     "instead_of_nothing",
     "only_item",
 ]
@@ -115,13 +112,6 @@ def instead_of_empty_text(path: str) -> Fix:
     is_element = path.rpartition(".")[2].isdecimal()
     may_be_left_out = is_element or (not field.is_required() and field.default is None)
     return removal(words="leave it out") if may_be_left_out else example_at(path)
-
-
-def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
-    """Offer the one of `known` that says the same GPU, or is misspelt; another GPU is nobody's mistake."""
-    own = [each for each in known if each not in GPUS]
-    meant = same_gpu(written) or close_to(written, own)
-    return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
 
 
 def instead_of_nothing(path: str, field: FieldInfo) -> Fix:

@@ -67,11 +67,16 @@ class ResourcesSpec(Section):
 class HealSpec(Section):
     """Units that leave faulty nodes: those that are cordoned, or have taints, or say so themselves."""
 
-    conditions: list[Annotated[str, Field(min_length=1, max_length=316)]] = Field(
-        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors"],
-        description="Conditions of a Node that are true when it is faulty; the default is what AKS's node problem"
-        " detector says of GPUs.",
-        examples=[["GpuNvlinkWatch"]],
+    conditions: list[Annotated[str, Field(max_length=325, pattern=r"^[^=]+(=(True|False|Unknown))?$")]] = Field(
+        default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors", "AcceleratedHardwareReady=False"],
+        description="Conditions of a Node that are true when it is faulty, or have the status that is given; the"
+        " default is what AKS's node problem detector and EKS's node monitoring agent say of GPUs.",
+        examples=[["GpuNvlinkWatch", "AcceleratedHardwareReady=False"]],
+    )
+    labels: list[Annotated[str, Field(max_length=381, pattern=r"^[^=]+=[^=]*$")]] = Field(
+        default=[],
+        description="Labels, KEY=VALUE, that a Node has when it is faulty.",
+        examples=[["example.com/gpu-health=failed"]],
     )
 
 
@@ -87,11 +92,12 @@ class DemandSpec(Section):
         examples=[0.9],
     )
     backlog: float = Field(
-        default=4,
+        default=1.5,
         ge=0.1,
-        le=1000,
-        description="Steps' worth of prompts (max_batch_tokens) that may wait at each rank that computes them.",
-        examples=[4],
+        le=1.9,
+        description="Steps' worth of prompts (max_batch_tokens) that each rank which computes them may have; the"
+        " gateway gives it two, and keeps the others back.",
+        examples=[1.5],
     )
     after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
         default="1min",
@@ -105,6 +111,20 @@ class DemandSpec(Section):
         validate_default=True,
         description="Time that a number of units is kept at least once demand has asked for it.",
         examples=["15min"],
+    )
+
+
+class KueueSpec(Section):
+    """Kueue's quota of the nodes that are lent, so that it admits no more jobs than they hold."""
+
+    cluster_queue: str = Field(description="Kueue's ClusterQueue whose quota is changed.", examples=["batch"])
+    flavor: str = Field(
+        description="A ResourceFlavor of its own, whose nodeLabels are tidemill.dev/node: free.", examples=["lent"]
+    )
+    per_node: list[Annotated[str, Field(max_length=340, pattern=r"^[^=]+=[1-9][0-9]{0,14}$")]] = Field(
+        min_length=1,
+        description="What each free node adds to the flavor's quotas, RESOURCE=NUMBER; other quotas are left alone.",
+        examples=[["nvidia.com/gpu=8"]],
     )
 
 
@@ -125,6 +145,11 @@ class ControllerSpec(Section):
         description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"
         " before they are taken again.",
         examples=[True],
+    )
+    kueue: KueueSpec | None = Field(
+        default=None,
+        description="Keep Kueue's quota for the nodes that lend_nodes hands to batch jobs.",
+        examples=[{"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}],
     )
     heal: HealSpec | None = Field(
         default=None,
@@ -291,11 +316,10 @@ class KubernetesSpec(Section):
         "waits for 150 s at most.",
         examples=["10min"],
     )
-    drain: Annotated[float, *quantity("time", least="1s", most="24h")] = Field(
-        default="30s",
-        validate_default=True,
+    drain: Annotated[float, *quantity("time", least="1s", most="24h")] | None = Field(
+        default=None,
         description="Time that a unit or the gateway gets, once told to end, for the answers that it has begun; an "
-        "idle one ends at once.",
+        "idle one ends at once. Unless given, schedule.drain where a controller drains units, else 30s.",
         examples=["2min"],
     )
     disruptions: int | None = Field(

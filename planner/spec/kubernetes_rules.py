@@ -106,11 +106,32 @@ def controllers_of_other_engines_have_an_image(
     return Broken(rule, f"the image of {used} does not hold tidemill controller", fix, "kubernetes.controller.image")
 
 
+@_reads("kubernetes.controller.kueue.cluster_queue", "kubernetes.controller.kueue.flavor")
+def quotas_are_of_objects(queue: str, flavor: str) -> Iterator[Broken]:
+    """Refuse what the API server would refuse."""
+    for name, value in (("cluster_queue", queue), ("flavor", flavor)):
+        if not is_object_name(value):
+            yield no_object_name(f"kubernetes.controller.kueue.{name}", value)
+
+
+@_reads("kubernetes.controller.kueue.cluster_queue", "kubernetes.controller.lend_nodes")
+def quotas_are_of_nodes_that_are_lent(_: str, lends: bool) -> Broken | None:
+    """Nodes that are never free have no quota."""
+    if lends:
+        return None
+    fix = Fix(
+        "set kubernetes.controller.lend_nodes: true, or remove kubernetes.controller.kueue",
+        ({"kubernetes.controller.lend_nodes": True}, {"kubernetes.controller.kueue": None}),
+    )
+    rule = "S475 must come with lend_nodes: true"
+    return Broken(rule, "no node would ever be free for Kueue's jobs", fix, "kubernetes.controller.kueue")
+
+
 @_reads("kubernetes.controller.heal.conditions")
 def sound_nodes_are_not_left(conditions: Sequence[str]) -> Iterator[Broken]:
     """A condition of heal is true when something is wrong; one of Kubernetes' own is true when all is well."""
     for index, kind in enumerate(conditions):
-        if kind == "Ready":
+        if kind.partition("=")[0] == "Ready":
             rule, fix = "S472 must not be Ready", removal()
             reason = "a node is Ready when it is sound, and Kubernetes itself ends the pods of one that is not"
             yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
-from planner.facts.gpu_names import unplanned_gpu
+from planner.facts.gpu_names import instead_of_gpu, unplanned_gpu
 from planner.facts.loads import read_loads
 from planner.facts.model import Model
 from planner.facts.quantisation import W4A16
@@ -22,7 +22,6 @@ from planner.families import MODELS, read_model_config
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.cluster import GpuSpec
-from planner.spec.instead import instead_of_gpu
 from planner.spec.model_names import Copy, beginning_with, copy_of, is_hub_name, is_path
 
 __all__ = ["Named"]

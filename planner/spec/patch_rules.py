@@ -194,7 +194,7 @@ def _object_names(
         "Service": [gateway, names.registry_name(plan), *units],
         "ServiceAccount": [gateway, runtime, *controller],
         "Namespace": [namespace],
-        "PodDisruptionBudget": [names.phase_budget(plan, phase) for phase in num_units],
+        "PodDisruptionBudget": [*(names.phase_budget(plan, phase) for phase in num_units), gateway],
         "PodMonitor": [gateway, runtime],
         "NetworkPolicy": [plan, gateway, *units, *controller],
         "Certificate": [gateway, *units],

@@ -33,6 +33,8 @@ from planner.spec.uptime import UptimeSpec
 
 __all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
 
+LEAST_DRAIN_S = 30.0  # what Kubernetes gives a pod that says nothing: terminationGracePeriodSeconds
+
 
 class EngineSpec(Section):
     """An engine in a version of its own."""
@@ -69,7 +71,7 @@ class ExpertLoadSpec(Section):
 
 
 class GatewaySpec(Section):
-    """The process that takes requests over HTTP."""
+    """The processes that take requests over HTTP."""
 
     port: int = Field(
         default=8000,
@@ -77,6 +79,14 @@ class GatewaySpec(Section):
         le=65_535,
         description="HTTP port, at least 1024 because no process runs as root.",
         examples=[8000],
+    )
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=100,
+        description="Gateways side by side in a cluster, each with a line to every rank; a key's limits are divided by "
+        "this number. `tidemill up` runs one.",
+        examples=[2],
     )
     max_queued_requests: int = Field(
         default=64,
@@ -269,6 +279,20 @@ class Spec(Section):
     def draft_tokens(self) -> int:
         """Return the drafts of a request in a step; prefill has none, and computes the KV that drafting needs."""
         return self.phase(self.phases[-1]).draft_tokens
+
+    @property
+    def drain_s(self) -> float:
+        """Return the seconds that a process gets for its answers when it is told to end; the drain is decided by now.
+
+        Where a controller follows the schedule, units are told to end every day. A rehearsal's day goes faster than
+        its answers, so it has less of it.
+        """
+        kubernetes, schedule = self.kubernetes, self.schedule
+        if kubernetes.drain is not None:
+            return kubernetes.drain
+        if kubernetes.controller is None or schedule is None:
+            return LEAST_DRAIN_S
+        return max(LEAST_DRAIN_S, schedule.drain / kubernetes.controller.pace)
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""

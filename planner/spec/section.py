@@ -1,5 +1,6 @@
 """What every part of a spec is, whatever file declares its fields; and the types of fields that several share."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,10 @@ UNION_TAGS = (
     "<number>",
     "<list>",
 )  # Pydantic puts these into the path of an error; no key looks like them
+
+
+# Before Pydantic builds its first model, it reads what each installed package says of plugins: 20 ms for nothing.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
 class Section(BaseModel):

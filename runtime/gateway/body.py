@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from runtime.gateway.conversation import Message, NamedTool, Part, Tool
-from runtime.gateway.http_errors import ApiError, invalid, unsupported
+from runtime.gateway.http_errors import ApiError, invalid, too_many_values, unsupported
 from runtime.protocol.bounds import INT32_MAX, Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
 from runtime.protocol.json_grammar import ANY_OBJECT
 
@@ -37,6 +37,10 @@ __all__ = [
     "neutral_values",
     "parse_body",
 ]
+
+# Both are counted as the characters that begin or part them, in texts too: a text of a million commas is no prompt.
+MAX_VALUES = 2**20  # assumed: eight times the ids of the longest prompt
+MAX_CONTAINERS = 2**17  # assumed: a token of a long chat each
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
@@ -267,6 +271,9 @@ def neutral_values(kind: type[Part]) -> dict[str, tuple[Any, ...]]:
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:
+    """Return the body. One of too many parts is refused unread: reading keeps every other thread waiting."""
+    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS or raw.count(b",") > MAX_VALUES:
+        raise too_many_values(MAX_VALUES, MAX_CONTAINERS)
     try:
         document = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

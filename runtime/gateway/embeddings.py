@@ -17,12 +17,12 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from runtime.gateway.admission import Admission
 from runtime.gateway.body import EmbeddingsBody, parse_body
 from runtime.gateway.calls import ServedModel, check_model, num_prompts, prompts_of
 from runtime.gateway.http_errors import invalid, rank_failed
+from runtime.gateway.in_flight import new_request_id
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Answer, Rank
 from runtime.gateway.rank_load import RequestSize
@@ -124,7 +124,7 @@ class _Prompt:
         rank = registry.choose_to_embed(size) if registry.room_to_embed() else None
         if rank is None:
             return False
-        self._rank, self._request_id = rank, uuid4().hex
+        self._rank, self._request_id = rank, new_request_id()
         self.units[rank.hello.unit] = rank.hello.unit_digest
         rank.subscribe(self._request_id, size, self._receive)
         rank.send(Embed(self._request_id, self._prompt_ids))

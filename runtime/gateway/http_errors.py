@@ -1,6 +1,6 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with fifteen ways to make it; each message is a sentence that the caller can act on.
+One exception with sixteen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 unsupported(...)      it asks for what this server, or its model, does not do
@@ -9,6 +9,7 @@ One exception with fifteen ways to make it; each message is a sentence that the 
     408 too_slow(...)         the body took too long to come
     408 head_too_slow()       the request's head did
     413 too_large(...)        the body is too large
+    413 too_many_values(...)  it has too many parts
     422 other_body(...)       another call had this Idempotency-Key
     431 head_too_large(...)   the head is too large
     429 overloaded(...)       every rank has as many requests as it may have
@@ -34,6 +35,7 @@ __all__ = [
     "too_large",
     "too_many_bodies",
     "too_many_connections",
+    "too_many_values",
     "too_slow",
     "unavailable",
     "unknown_model",
@@ -113,6 +115,12 @@ def too_large(max_bytes: int) -> ApiError:
     The connection stays: if it were closed while the client sends the rest, the client would not see the answer.
     """
     return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large")
+
+
+def too_many_values(max_values: int, max_containers: int) -> ApiError:
+    """Return the error for a body of too many parts."""
+    message = f"the body may have {max_values:,} values, {max_containers:,} of them lists or objects"
+    return ApiError(413, message, code="request_too_large")
 
 
 def other_body(header: str) -> ApiError:

@@ -16,9 +16,15 @@ from runtime.gateway.rank_connection import Answer, Rank
 from runtime.gateway.rank_load import RequestSize
 from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill, Token
 
-__all__ = ["InFlightRequest"]
+__all__ = ["InFlightRequest", "new_request_id"]
 
 TICKET_BYTES = 16  # nobody guesses 128 bits
+GATEWAY = secrets.token_hex(8)  # this process: ranks tell by it whose a request is
+
+
+def new_request_id() -> str:
+    """Return the id of a request of this gateway, as `messages.gateway_of` reads it."""
+    return f"{GATEWAY}-{uuid4().hex}"
 
 
 class InFlightRequest:
@@ -30,7 +36,7 @@ class InFlightRequest:
     def __init__(
         self, prefill: Rank, decode: Rank, num_token_ids: int, deliver: Callable[[Token | Failed], None]
     ) -> None:
-        self.request_id = uuid4().hex
+        self.request_id = new_request_id()
         self._prefill, self._decode = prefill, decode
         self._num_token_ids = num_token_ids
         self._deliver = deliver

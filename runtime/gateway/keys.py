@@ -10,6 +10,7 @@ A key is 256 random bits, so its plain SHA-256 is enough: there is nothing to gu
 changed, so that a key can be taken back while answers run.
 Tokens are counted as the usage tells them. A call begins while there are tokens left and takes all that it may need;
 what it did not need comes back at its end. So a key gets its tokens a minute, and one call beyond them at most.
+Of several gateways each gives its share of a key's limits, one at least: they do not ask each other.
 It does not know which routes need a key (`app.py` does).
 """
 
@@ -28,7 +29,7 @@ from runtime.errors import RuntimeFailure
 from runtime.gateway.http_errors import no_such_key, over_limit
 from runtime.protocol.complaints import Complaints
 
-__all__ = ["Account", "KeyRing", "Limits", "Spending", "read_keys"]
+__all__ = ["Account", "KeyRing", "Limits", "Spending", "read_keys", "share_of"]
 
 LOOK_S = 5.0  # assumed: Kubernetes takes a minute to renew a Secret's files
 RETRY_S = 1
@@ -130,13 +131,13 @@ class Spending:
 
 
 class KeyRing:
-    """All keys that are known, as the file at `path` has them now."""
+    """All keys that are known, as the file at `path` has them now, with this gateway's share of their limits."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_gateways: int = 1) -> None:
         """Read the file. Raise RuntimeFailure."""
-        self._path = path
+        self._path, self._num_gateways = path, num_gateways
         self._seen = _version(path)
-        self._accounts = {limits.hash: Account(limits) for limits in read_keys(path)}
+        self._accounts = {limits.hash: Account(share_of(limits, num_gateways)) for limits in read_keys(path)}
         self._looked_at = time.monotonic()
         self._complain = Complaints(log.warning)
 
@@ -177,8 +178,22 @@ class KeyRing:
     def _renewed(self, limits: Limits) -> Account:
         """Return the account of a key that may be known: what runs goes on to count."""
         account = self._accounts.get(limits.hash) or Account()
-        account.limits = limits
+        account.limits = share_of(limits, self._num_gateways)
         return account
+
+
+def share_of(limits: Limits, num_gateways: int) -> Limits:
+    """Return the limits that one of so many gateways holds. All together never hold less than one each."""
+
+    def share(most: int | None) -> int | None:
+        return None if most is None else max(most // num_gateways, 1)
+
+    return msgspec.structs.replace(
+        limits,
+        tokens_per_minute=share(limits.tokens_per_minute),
+        max_requests=share(limits.max_requests),
+        max_streams=share(limits.max_streams),
+    )
 
 
 def read_keys(path: Path) -> list[Limits]:

@@ -66,17 +66,19 @@ def run(
     keys: Path | None = None,
     tls: Path | None = None,
     policy: Policy = Policy.BALANCED,
+    num_gateways: int = 1,
 ) -> None:
     """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody. `policy` chooses ranks.
 
-    Answers that run then get `drain_s`. With the certificate in the folder `tls`, ranks must have one as well.
+    Answers that run then get `drain_s`. With the certificate in the folder `tls`, ranks must have one as well. What
+    keys have, and the places to wait, are divided among `num_gateways`.
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    ring = None if keys is None else KeyRing(keys)
+    ring = None if keys is None else KeyRing(keys, num_gateways)
     credentials = None if tls is None else Credentials(tls, "server")
     model = _load_model(launch)
     measured = CollectorRegistry()
@@ -92,7 +94,7 @@ def run(
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)
-        admission = Admission(resumptions, metrics, _waits(launch))
+        admission = Admission(resumptions, metrics, _waits(launch, num_gateways))
         gateway = Gateway(model, schemas, admission, metrics, int(time.time()), ring, traces)
         _collect_garbage_seldom()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
@@ -131,10 +133,11 @@ def _limits(launch: GatewayLaunch) -> RankLimits:
     return RankLimits(launch.limits.max_requests, launch.limits.kv_tokens, _num_ahead(launch))
 
 
-def _waits(launch: GatewayLaunch) -> Waits:
-    """Let those wait in the gateway that ranks are not given ahead."""
+def _waits(launch: GatewayLaunch, num_gateways: int) -> Waits:
+    """Let those wait in the gateways that ranks are not given ahead."""
     prompt_tokens_ahead = BATCHES_AHEAD * launch.limits.max_batch_tokens
-    return Waits(launch.max_queued_requests - _num_ahead(launch), prompt_tokens_ahead, launch.resume_timeout_s)
+    num_queued = (launch.max_queued_requests - _num_ahead(launch)) // num_gateways
+    return Waits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)
 
 
 def _num_ahead(launch: GatewayLaunch) -> int:

@@ -55,6 +55,7 @@ __all__ = [
     "StepTime",
     "Token",
     "Wait",
+    "gateway_of",
 ]
 
 RankState = Literal["loading", "joining", "ready", "draining"]
@@ -319,3 +320,8 @@ FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Renewed 
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected
+
+
+def gateway_of(request_id: str) -> str:
+    """Return which gateway's request this is. Ids are GATEWAY-NUMBER: several gateways ask the same ranks."""
+    return request_id.rpartition("-")[0]

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -34,8 +33,8 @@ NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, top_p=1.0, seed=0, stop_id
 class Outbox(Protocol):
     """Sends a phase's messages. Nobody waits for their arrival."""
 
-    def say(self, message: msgspec.Struct) -> None:
-        """Tell the gateway something about a request."""
+    def say(self, message: Token | Embedding | Failed) -> None:
+        """Tell something about a request to the gateway whose it is."""
 
     def say_load(self, load: Load) -> None:
         """Tell the gateway what the rank has to do, and every gateway that calls after it."""

@@ -1,4 +1,4 @@
-"""The rank's line to the gateway: it presents itself, says its state, passes requests in and tokens out.
+"""The rank's line to one gateway: it presents itself, says its state, passes requests in and tokens out.
 
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
 again is simply called again: Hello, State and Load are said anew on every connection. Tokens said while nobody listens
@@ -20,7 +20,21 @@ import msgspec
 
 from runtime.errors import RuntimeFailure, WireError, WireVersionError
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromGateway, Hello, Load, Moved, Ping, Pong, Rejected, State
+from runtime.protocol.messages import (
+    Dismissed,
+    Embed,
+    Expect,
+    FromGateway,
+    Hello,
+    Load,
+    Moved,
+    Ping,
+    Pong,
+    Prefill,
+    Rejected,
+    State,
+    gateway_of,
+)
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 from runtime.protocol.tls import Impostor, Trust, call, seconds_valid, why_refused
 from runtime.worker.renewal import Line, renewed_in_time
@@ -36,7 +50,7 @@ RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the 
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The gateway's host and port, and the identity that it must prove, if any."""
+    """The gateways' host, or several with commas between, their port, and the identity to be proven, if any."""
 
     host: str
     port: int
@@ -44,10 +58,14 @@ class GatewayAddress:
 
 
 class GatewayLink:
-    """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread."""
+    """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread.
+
+    `gateway` is whose requests come on this line, `is_dismissed` whether none of them needs this rank any more.
+    """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
-        self._gateway = gateway
+        self.gateway, self.is_dismissed = "", False
+        self._address = gateway
         self._hello = hello
         self._state = State("loading", 0.0)
         self._load: Load | None = None
@@ -66,7 +84,7 @@ class GatewayLink:
             pause_s = RETRY_S
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
-                    stream, writer = await call(self._gateway.host, self._gateway.port, self._gateway.trust)
+                    stream, writer = await call(self._address.host, self._address.port, self._address.trust)
                 notice_a_vanished_peer(writer)
                 await self._serve((FrameReader(stream, FromGateway), writer))
             except (WireVersionError, Impostor, ssl.SSLError) as error:
@@ -88,10 +106,6 @@ class GatewayLink:
         self._load = msgspec.structs.replace(load, arrived=[])
         self.send(load)
 
-    def repeat_state(self) -> None:
-        """Tell the state again, which tells that this rank's steps go on."""
-        self.send(self._state)
-
     def send(self, message: msgspec.Struct) -> None:
         """Send the message if somebody listens."""
         if self._writer is not None:
@@ -99,7 +113,7 @@ class GatewayLink:
 
     async def _serve(self, line: Line) -> None:
         """Present the rank, and hear the gateway until it is gone: on this connection, and those that follow it."""
-        self._writer = line[1]
+        self._writer, self.gateway, self.is_dismissed = line[1], "", False
         self.send(self._hello)
         self.send(self._state)
         if self._load is not None:
@@ -113,7 +127,7 @@ class GatewayLink:
 
     async def _follow(self, line: Line) -> Line | None:
         """Hear the gateway until it closes the connection. Return the one to go on with, if the rank has moved."""
-        trust = self._gateway.trust
+        trust = self._address.trust
         moving = None if trust is None else asyncio.create_task(self._move_in_time(trust, line))
         try:
             with suppress(TimeoutError):  # the gateway's certificate has expired
@@ -127,19 +141,29 @@ class GatewayLink:
 
     async def _move_in_time(self, trust: Trust, old: Line) -> Line:
         """Open a new connection before a certificate ends, and say everything there from then on."""
-        new, ticket = await renewed_in_time(self._gateway.host, self._gateway.port, trust, self._hello, old)
+        new, ticket = await renewed_in_time(self._address.host, self._address.port, trust, self._hello, old)
         self.send(Moved(ticket))
         self._writer = new[1]
         return new
 
     async def _hear(self, frames: FrameReader[FromGateway]) -> None:
         while (frame := await frames.read()) is not None:
-            if isinstance(frame[0], Rejected):
-                raise RuntimeFailure(f"the gateway refuses this rank: {frame[0].reason}")
-            if isinstance(frame[0], Ping):
+            self._take(frame[0])
+
+    def _take(self, message: FromGateway) -> None:
+        """Act on what concerns the line, and pass on the rest."""
+        match message:
+            case Rejected(reason=reason):
+                raise RuntimeFailure(f"the gateway refuses this rank: {reason}")
+            case Ping():
                 self.send(Pong())  # from this thread, however long a step takes
-            else:
-                self._receive(frame[0])
+            case Dismissed():
+                self.is_dismissed = True
+            case Prefill() | Embed() | Expect():
+                self.gateway = gateway_of(message.request_id)
+                self._receive(message)
+            case _:
+                self._receive(message)
 
 
 def _complain(error: Exception) -> bool:

@@ -1,8 +1,8 @@
 """The rank's sockets on a thread of their own, so that no step waits for a peer's network and none for a step.
 
     step loop (main thread)                      event loop (this thread)
-        inbox.get()            <-- requests --   GatewayLink, KvReceiver
-        say(), Transfer.put()  --- messages -->  GatewayLink, KvSender
+        inbox.get()            <-- requests --   GatewayLinks, KvReceiver
+        say(), Transfer.put()  --- messages -->  GatewayLinks, KvSender
 
 Only queues and `call_soon_threadsafe` cross between the two.
 """
@@ -14,14 +14,26 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
-
 from runtime.kernels.device import HostLink
 from runtime.kv.receiver import KvReceiver
 from runtime.kv.sender import KvSender
 from runtime.protocol.frames import PIECE_BYTES
-from runtime.protocol.messages import Abort, Expect, Failed, FromGateway, Hello, Load, Offer, RankState, State
-from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
+from runtime.protocol.messages import (
+    Abort,
+    Embedding,
+    Expect,
+    Failed,
+    FromGateway,
+    Hello,
+    Load,
+    Offer,
+    RankState,
+    State,
+    StepTime,
+    Token,
+)
+from runtime.worker.gateway_connection import GatewayAddress
+from runtime.worker.gateway_links import GatewayLinks
 from runtime.worker.transfers import RankTransfer, Transfers
 
 __all__ = ["Inbox", "Network"]
@@ -34,7 +46,7 @@ class Network:
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, inbox: Inbox, kv_sender: KvSender) -> None:
         self._inbox = inbox
-        self._link = GatewayLink(gateway, hello, self._receive)
+        self._links = GatewayLinks(gateway, hello, self._receive, self._start)
         self._kv_receiver: KvReceiver | None = None
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -42,9 +54,9 @@ class Network:
         self._transfers = Transfers(kv_sender, self._soon, self._start, self._transfer_failed)
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
-    def open_link(self) -> None:
-        """Call the gateway, and keep calling."""
-        self._soon(self._start, self._link.run)
+    def open_links(self) -> None:
+        """Call the gateways, and keep calling."""
+        self._soon(self._start, self._links.run)
 
     def open_kv_port(self, listener: socket.socket, receiver: KvReceiver) -> None:
         """Take handovers on `listener`."""
@@ -61,37 +73,41 @@ class Network:
             raise self._failure
 
     def say_state(self, state: RankState) -> None:
-        """Tell the gateway this rank's state."""
-        self._soon(self._link.say_state, State(state))
+        """Tell the gateways this rank's state."""
+        self._soon(self._links.say_state, State(state))
 
     def say_still_here(self) -> None:
-        """Tell the gateway that the steps of this rank go on."""
-        self._soon(self._link.repeat_state)
+        """Tell the gateways that the steps of this rank go on."""
+        self._soon(self._links.repeat_state)
 
     def say_load(self, load: Load) -> None:
-        """Tell the gateway what this rank has to do."""
-        self._soon(self._link.say_load, load)
+        """Tell the gateways what this rank has to do."""
+        self._soon(self._links.say_load, load)
+
+    def say_step_time(self, time: StepTime) -> None:
+        """Tell the gateways how long steps take."""
+        self._soon(self._links.say_to_all, time)
 
     def say_loaded(self, loaded: float) -> None:
-        """Tell the gateway how much of this rank's tensors is loaded, of 1. A rank that it refused loads no further."""
+        """Tell the gateways how much of this rank's tensors is loaded, of 1. One that is refused loads no further."""
         self.check()
-        self._soon(self._link.say_state, State("loading", loaded))
+        self._soon(self._links.say_state, State("loading", loaded))
 
     def say_draining(self) -> None:
-        """Tell the gateway that this rank takes no new requests."""
+        """Tell the gateways that this rank takes no new requests."""
         self.say_state("draining")
 
-    def is_connected(self) -> bool:
-        """Return whether a gateway listens."""
-        return self._link.is_connected
+    def is_dismissed(self) -> bool:
+        """Return whether no gateway that listens waits for anything from this rank, which is draining."""
+        return self._links.is_dismissed
 
     def is_handing_over(self) -> bool:
         """Return whether a handover is on its way."""
         return self._transfers.are_under_way
 
-    def say(self, message: msgspec.Struct) -> None:
-        """Tell the gateway something about a request."""
-        self._soon(self._link.send, message)
+    def say(self, message: Token | Embedding | Failed) -> None:
+        """Tell something about a request to the gateway whose it is."""
+        self._soon(self._links.say, message)
 
     def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> RankTransfer:
         """Return what takes a request's KV to a decode rank, from the first layer on.
@@ -102,7 +118,7 @@ class Network:
 
     def _transfer_failed(self, request_id: str, reason: str) -> None:
         """Let others go on with the request, and this rank compute no more of it."""
-        self._link.send(Failed(request_id, reason, may_retry=True))
+        self._links.say(Failed(request_id, reason, may_retry=True))
         self._inbox.put(Abort(request_id))
 
     def _receive(self, message: FromGateway) -> None:

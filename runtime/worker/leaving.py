@@ -1,7 +1,7 @@
 """The end of a unit without a dropped request: nobody sends it new ones, it answers those it has, then its ranks end.
 
     SIGTERM at a rank -> State "draining" -> the gateway sends the whole unit no more requests -> the unit is idle ->
-    every rank says that it is draining -> Dismissed when the gateway waits for nothing from it -> all end together
+    every rank says that it is draining -> Dismissed by each gateway that waits for nothing from it -> all end together
 
 One rank that is told to leave takes its unit along: a unit cannot compute without one of its ranks.
 How long this may take is decided by whoever ends the process: see `node.py`.
@@ -16,10 +16,10 @@ class Line(Protocol):
     """A rank's connections, as far as leaving needs to know them."""
 
     def say_draining(self) -> None:
-        """Tell the gateway that this rank takes no new requests."""
+        """Tell the gateways that this rank takes no new requests."""
 
-    def is_connected(self) -> bool:
-        """Return whether a gateway listens."""
+    def is_dismissed(self) -> bool:
+        """Return whether no gateway that listens waits for anything from this rank."""
 
     def is_handing_over(self) -> bool:
         """Return whether a prompt's KV is on its way to a decode rank."""
@@ -31,24 +31,19 @@ class Leaving:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._is_told = False
-        self._is_dismissed = False
         self.is_asked = False
 
     def ask(self) -> None:
         """Begin as soon as the step loop looks. Safe in a signal handler."""
         self.is_asked = True
 
-    def tell_gateway(self) -> None:
+    def tell_gateways(self) -> None:
         """Say once that this rank is draining."""
         if not self._is_told:
             self._is_told = True
             self._line.say_draining()
 
-    def dismiss(self) -> None:
-        """Note that the gateway waits for nothing from this rank any more."""
-        self._is_dismissed = True
-
     @property
     def is_free(self) -> bool:
         """True if an idle rank may end: no request is on its way to it or from it."""
-        return (self._is_dismissed or not self._line.is_connected()) and not self._line.is_handing_over()
+        return self._line.is_dismissed() and not self._line.is_handing_over()

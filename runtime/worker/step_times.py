@@ -16,6 +16,7 @@ from runtime.protocol.messages import StepTime
 __all__ = ["StepTimes"]
 
 SMOOTHING = 1 / 16  # assumed: one long step in many is none, and a slow rank shows after some ten
+SMOOTHED_S = 5.0  # assumed: where steps are long, a step counts by its time, so that ten seconds tell who is slow
 US_PER_S = 1e6
 
 
@@ -35,7 +36,8 @@ class StepTimes:
         yield
         seconds, waited_s = self._now() - began, self._waits.seconds - waited_before
         own_s = max(seconds - waited_s, 0.0)
-        self._own_s = own_s if self.count == 0 else self._own_s + SMOOTHING * (own_s - self._own_s)
+        share = 1.0 if self.count == 0 else min(max(SMOOTHING, seconds / SMOOTHED_S), 1.0)
+        self._own_s += share * (own_s - self._own_s)
         self.count, self.seconds, self.waited_s = self.count + 1, self.seconds + seconds, self.waited_s + waited_s
 
     def tell(self, say: Callable[[StepTime], None]) -> None:

@@ -34,7 +34,7 @@ from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
 from runtime.launch import RankPlace, UnitLaunch, digest_of
 from runtime.model.engine import Engine, EngineConfig
-from runtime.protocol.messages import Dismissed, Handover, Hello
+from runtime.protocol.messages import Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
 from runtime.protocol.tls import Credentials, Trust
@@ -89,7 +89,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     network = Network(_gateway(launch, addresses), hello, inbox, kv_sender)
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
     with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
-        network.open_link()
+        network.open_links()
         engine, group = _bring_up(launch, place, addresses, folder, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, engine.loaded.files)
@@ -105,7 +105,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         pulse.tell_now_and_then(phase.tell_load, LOAD_S)
         times = StepTimes(engine.model.dispatcher.traffic.waits)
         metrics.watch_steps(times)
-        pulse.tell_now_and_then(partial(times.tell, network.say), STEP_TIME_S)
+        pulse.tell_now_and_then(partial(times.tell, network.say_step_time), STEP_TIME_S)
         if device.type == "cpu":
             end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
         step_until_left(phase, group, inbox, leaving, pulse, times)
@@ -135,9 +135,9 @@ def step_until_left(
     while True:
         pulse.turn()
         while not inbox.empty():
-            _deliver(inbox.get(), phase, leaving)
+            _deliver(inbox.get(), phase)
         if leaving.is_asked:
-            leaving.tell_gateway()
+            leaving.tell_gateways()
         has_work, leaves = group.vote(phase.has_work(), leaving.is_asked)
         idle_turns = 0 if has_work or leaves else idle_turns + 1
         if has_work:
@@ -147,7 +147,7 @@ def step_until_left(
             return
         else:
             wait_s = IDLE_WAIT_S if idle_turns < LONG_IDLE_TURNS else LONG_IDLE_WAIT_S
-            _wait_for_work(inbox, phase, leaving, wait_s)
+            _wait_for_work(inbox, phase, wait_s)
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
@@ -155,7 +155,7 @@ def _may_leave(group: Group, leaving: Leaving) -> bool:
 
     All ranks call this together.
     """
-    leaving.tell_gateway()
+    leaving.tell_gateways()
     return not group.any(not leaving.is_free)
 
 
@@ -255,16 +255,13 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
     return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept, engine.backend.ops.link)
 
 
-def _deliver(message: object, phase: Phase[Any], leaving: Leaving) -> None:
+def _deliver(message: object, phase: Phase[Any]) -> None:
     """Hand over a message, or raise what ended the network thread."""
     if isinstance(message, BaseException):
         raise message
-    if isinstance(message, Dismissed):
-        leaving.dismiss()
-    else:
-        phase.receive(message)
+    phase.receive(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: Phase[Any], leaving: Leaving, at_most_s: float) -> None:
+def _wait_for_work(inbox: Inbox, phase: Phase[Any], at_most_s: float) -> None:
     with suppress(queue.Empty):
-        _deliver(inbox.get(timeout=at_most_s), phase, leaving)
+        _deliver(inbox.get(timeout=at_most_s), phase)

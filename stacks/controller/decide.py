@@ -143,7 +143,7 @@ def _at_least(situation: Situation, planned: Sequence[str], floors: Mapping[Phas
 
 
 def _most_nodes(situation: Situation) -> int:
-    return max(step.num_nodes for step in situation.timetable.steps)
+    return max(step.num_nodes for step in situation.timetable.all_steps)
 
 
 def _force(situation: Situation, now: float) -> Force | None:

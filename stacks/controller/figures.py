@@ -4,7 +4,9 @@ Prometheus' own parser is part of its client, which is there only where the runt
 """
 
 import http.client
+import queue
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -37,20 +39,19 @@ class Figures:
 
 
 def read_figures(url: str) -> Figures:
-    """Ask the gateway. Raise NoFigures."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=ASK_S)
+    """Ask the gateway. Raise NoFigures.
+
+    Whether names are resolved in time is not for us to say, and a day must not wait for it: a thread asks.
+    """
+    pages: queue.SimpleQueue[str | NoFigures] = queue.SimpleQueue()
+    threading.Thread(target=lambda: pages.put(_page(url)), name="figures", daemon=True).start()
     try:
-        connection.request("GET", parts.path)
-        response = connection.getresponse()
-        text = response.read(MOST_BYTES).decode()
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NoFigures(f"{url} does not answer: {error}") from error
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise NoFigures(f"{url} answers {response.status}")
-    return figures_in(text)
+        page = pages.get(timeout=ASK_S)
+    except queue.Empty:
+        raise NoFigures(f"{url} does not answer within {ASK_S:g} s") from None
+    if isinstance(page, NoFigures):
+        raise page
+    return figures_in(page)
 
 
 def figures_in(text: str) -> Figures:
@@ -69,6 +70,21 @@ def figures_in(text: str) -> Figures:
     if not loads:
         raise NoFigures("the gateway knows of no ready unit")
     return Figures(loads, frozenset(STRAGGLER.findall(text)))
+
+
+def _page(url: str) -> str | NoFigures:
+    """Return the page, or why there is none."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=ASK_S)
+    try:
+        connection.request("GET", parts.path)
+        response = connection.getresponse()
+        text = response.read(MOST_BYTES).decode()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return NoFigures(f"{url} does not answer: {error}")
+    finally:
+        connection.close()
+    return text if response.status == http.client.OK else NoFigures(f"{url} answers {response.status}")
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:

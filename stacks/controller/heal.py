@@ -1,8 +1,8 @@
 """Units on nodes that others have found faulty, and which of them moves to a spare now. Pure.
 
 A node is faulty for a unit whose new pods it would repel: it is cordoned, or has a taint that they do not tolerate. So
-the unit is drained and started again, and the scheduler takes a spare. Conditions alone repel nobody: nodes that have
-one of the spec's get a taint first.
+the unit is drained and started again, and the scheduler takes a spare. Conditions and labels alone repel nobody: nodes
+that have one of the spec's get a taint first.
 
 One unit moves at a time, while all others that are on are ready, and another one serves its phase. A unit that moved to
 a spare may move back to its own node in the same way.
@@ -11,7 +11,7 @@ A node that does not answer keeps its pods: Kubernetes tells them to end, and wa
 is over they are lost, and the controller forgets them, so that others can take their place.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -90,13 +90,15 @@ def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
 
 
 def nodes_to_taint(
-    units: Sequence[LiveUnit], nodes: Sequence[Manifest], conditions: Sequence[str]
+    units: Sequence[LiveUnit], nodes: Sequence[Manifest], conditions: Sequence[str], labels: Sequence[str] = ()
 ) -> tuple[set[str], str | None]:
-    """Return the nodes of which one of these conditions is true, and why some of them are not among these.
+    """Return the nodes that have one of these conditions or labels, and why some of them are not among these.
 
-    Where more report a fault than there are spares, no further one is tainted: units that restart must find a node.
+    A condition is true, or has the status behind its `=`. Where more report a fault than there are spares, no further
+    one is tainted: units that restart must find a node.
     """
-    reporting = {node["metadata"]["name"] for node in nodes if _reports(node, conditions)}
+    faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in conditions)}
+    reporting = {node["metadata"]["name"] for node in nodes if _reports(node, faults, labels)}
     spares = {spare for unit in units for spare in unit.spares}
     if len(reporting) <= len(spares):
         return reporting, None
@@ -136,9 +138,10 @@ def _is_over(pod: Manifest, now: float) -> bool:
     return end is not None and datetime.fromisoformat(end).timestamp() < now
 
 
-def _reports(node: Manifest, conditions: Sequence[str]) -> bool:
-    found = (node.get("status") or {}).get("conditions") or []
-    return any(each["type"] in conditions and each["status"] == "True" for each in found)
+def _reports(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    own = {f"{key}={value}" for key, value in (node["metadata"].get("labels") or {}).items()}
+    return any((each["type"], each["status"]) in faults for each in conditions) or not own.isdisjoint(labels)
 
 
 def _has_taint(node: Manifest, key: str) -> bool:

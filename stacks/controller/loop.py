@@ -17,6 +17,7 @@ from stacks.controller.lend import Marks, lent, marks_at
 from stacks.controller.measure import Measured, measure, suspects_before
 from stacks.controller.mend import mend
 from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe
+from stacks.controller.quota import keep_quota
 from stacks.controller.report import FORECAST, condition_before, status_of, status_of_wrong_day
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
@@ -98,6 +99,7 @@ def _lend(following: Following, deployment: Manifest, observed: Observed, now: f
         following.say(f"would have {len(marks.free)} nodes free and {len(marks.reclaimed)} left")
         return marks
     nodes = [node for unit in situation.units for node in unit.nodes]
+    _keep_quota(following, deployment, marks, now)
     problems = list(mark_nodes(following.api, deployment["metadata"]["name"], nodes, marks))
     for problem in problems:
         following.say(f"cannot mark a node: {problem}")
@@ -105,6 +107,20 @@ def _lend(following: Following, deployment: Manifest, observed: Observed, now: f
         following.say(message)
         tell(following.api, deployment, reason, message, now)
     return before if problems else marks
+
+
+def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: float) -> None:
+    """Let Kueue know how many nodes are free, where it is to."""
+    told = deployment["spec"]["lendNodes"].get("kueue")
+    if told is None:
+        return
+    try:
+        changed = keep_quota(following.api, told, len(marks.free))
+        if changed:
+            following.say(changed)
+            tell(following.api, deployment, "Quota", changed, now)
+    except ProviderError as error:
+        following.say(f"cannot change Kueue's quota: {error}")
 
 
 def _line(decision: Decision) -> str:

@@ -71,8 +71,8 @@ def _taint(
     following: Following, deployment: Manifest, situation: Situation, nodes: Sequence[Manifest], now: float
 ) -> str | None:
     """Keep new pods away from nodes that report a fault, and no longer from others. Return why some are left out."""
-    plan, conditions = deployment["metadata"]["name"], deployment["spec"]["heal"]["conditions"]
-    faulty, problem_of_all = nodes_to_taint(situation.units, nodes, conditions)
+    plan, told = deployment["metadata"]["name"], deployment["spec"]["heal"]
+    faulty, problem_of_all = nodes_to_taint(situation.units, nodes, told["conditions"], told.get("labels", ()))
     if following.is_dry_run:
         following.say(f"would keep new pods away from {', '.join(sorted(faulty)) or 'no node'}")
         return problem_of_all

@@ -8,10 +8,11 @@ each phase in this order: those that are not last, by number, then those that ar
 started, and the slow one goes once it is ready.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.facts.terms import Phase
+from planner.schedule.schedule import Step
 from stacks.controller.situation import Situation
 
 __all__ = ["Suspect", "follow_stragglers", "with_last"]
@@ -48,13 +49,18 @@ def with_last(situation: Situation, last: Collection[str]) -> Situation:
         phase: iter([unit.name for unit in units if unit.phase == phase]) for phase in situation.phases().values()
     }
     becomes = {unit.name: next(queues[unit.phase]) for unit in situation.units}
-    steps = (replace(step, units=tuple(becomes[name] for name in step.units)) for step in situation.timetable.steps)
     by_name = {unit.name: unit for unit in units}
+    day = situation.timetable
+    others = tuple(replace(other, steps=_renamed(other.steps, becomes)) for other in day.other_days)
     return replace(
         situation,
-        timetable=replace(situation.timetable, steps=tuple(steps)),
+        timetable=replace(day, steps=_renamed(day.steps, becomes), other_days=others),
         units=tuple(by_name[becomes[unit.name]] for unit in situation.units),
     )
+
+
+def _renamed(steps: Sequence[Step], becomes: Mapping[str, str]) -> tuple[Step, ...]:
+    return tuple(replace(step, units=tuple(becomes[name] for name in step.units)) for step in steps)
 
 
 def _after(known: Suspect, now: float, lasts_s: float) -> Suspect:

@@ -14,16 +14,16 @@ def unseen(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Yield what nobody looked at. It may be right, and `up` may not need the right to look."""
     for each in facts.unseen:
         reason, fix = split_sentence(each.why)
-        yield Finding("rights", each.what, f"not looked at: {reason}", fix, blocks=False)
+        yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)
 
 
 def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the provider may get, create, patch and delete objects of each kind of the plan."""
     for each in facts.denied:
         where = f"in namespace {each.namespace}" if each.namespace else "in the whole cluster"
-        reason = f"the kubeconfig's user may not {', '.join(each.verbs)} them {where}"
+        reason = f"the kubeconfig's user may not {' or '.join(each.verbs)} them {where}"
         role = "Role" if each.namespace else "ClusterRole"
-        fix = f"bind a {role} to it that allows get, create, patch and delete of them"
+        fix = f"bind it to a {role} that allows get, create, patch and delete on them"
         if each.kind == "Namespace":
             fix = f"have {needs.namespace} created for you and set kubernetes.create_namespace: false, or {fix}"
         yield Finding("rights", plural(each.kind), reason, fix)
@@ -35,8 +35,8 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         group, wanted = api_version.rpartition("/")[0], api_version.rpartition("/")[2]
         install = INSTALL.get(kind, "install what defines it")
         if versions:
-            reason = f"the cluster serves {group} in {', '.join(versions)}, and not {kind} in {wanted}"
-            fix = f"renew what defines it: {install}"
+            reason = f"the cluster serves {group} in {', '.join(versions)}, but not {kind} in {wanted}"
+            fix = f"upgrade what defines it: {install}"
         else:
             reason, fix = f"the cluster does not serve {api_version}", install
         yield Finding("kind", kind, reason, fix)

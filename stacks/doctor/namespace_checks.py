@@ -55,7 +55,7 @@ def named_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
             if named.namespace and facts.namespace is None and needs.creates_namespace:
                 how = "create first the namespace and then it, and set kubernetes.create_namespace: false"
             yield Finding(
-                check, str(named), f"there is none, and {named.field} names it", f"{how}; or correct the name"
+                check, str(named), f"it does not exist, and {named.field} names it", f"{how}; or correct the name"
             )
 
 
@@ -73,8 +73,8 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
             fix = f"see why: kubectl describe pvc {named.name} --namespace {named.namespace}"
             yield Finding("storage", str(named), f"it has no volume: its phase is {phase}", fix)
         elif num_nodes > 1 and not FOR_MANY_NODES.intersection(modes):
-            reason = f"pods on {num_nodes} nodes mount it, and {', '.join(modes)} lets one node in"
-            fix = "make the claim anew with ReadOnlyMany or ReadWriteMany, on storage that can do that"
+            reason = f"pods on {num_nodes} nodes mount it, and {', '.join(modes)} allows only one node"
+            fix = "create the claim again with ReadOnlyMany or ReadWriteMany, on storage that can do that"
             yield Finding("storage", str(named), reason, fix)
 
 

@@ -77,7 +77,7 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
             _has_room(node, pod_set, taken.get(node["metadata"]["name"], []), needs, facts) for node in facts.nodes
         ):
             wanted = ", ".join(f"{amount_text(amount)} {name}" for name, amount in pod_set.requests.items())
-            reason = f"none of {len(facts.nodes)} nodes is ready, lets it in and has {wanted or 'room'} left"
+            reason = f"none of {len(facts.nodes)} nodes is ready, admits it and has {wanted or 'room'} left"
             yield Finding("gateway", f"pods of {pod_set.owner}", reason, "add a node, or ask for less of it")
 
 
@@ -90,7 +90,7 @@ def _closed(place: Place, node: Manifest) -> Iterator[Finding]:
         fix = f"label it: kubectl label node {place.name} {label}; or correct kubernetes.node_selector"
         yield place.finding("node", f"it lacks the label {label}, which the pods ask for", fix)
     for taint in _taints_in_the_way(node, place.pod_set):
-        fix = f"take it away: kubectl taint node {place.name} {taint}-; or tolerate it in kubernetes.tolerations"
+        fix = f"remove it: kubectl taint node {place.name} {taint}-; or tolerate it in kubernetes.tolerations"
         yield place.finding("taint", f"it has the taint {taint}, which the pods do not tolerate", fix)
 
 
@@ -158,8 +158,8 @@ def _occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -
         if wanted <= there_is < wanted + taken:
             by = _named([each for each in holders if resource in requests_of(each["spec"])])
             amount = f"{amount_text(taken)} of its {amount_text(there_is)} {resource}"
-            reason = f"pods of others hold {amount}, and {amount_text(wanted)} are needed: {by}"
-            yield place.finding("occupied", reason, f"end or move them; or without the node: {PLAN_WITHOUT}")
+            reason = f"other pods hold {amount}, and {amount_text(wanted)} are needed: {by}"
+            yield place.finding("occupied", reason, f"stop or move them; or without the node: {PLAN_WITHOUT}")
 
 
 def _named(pods: Sequence[Manifest]) -> str:

@@ -36,8 +36,8 @@ def probe_summary(probe: Probe) -> str:
         return f"nothing was measured between {len(probe.nodes)} nodes"
     worst = min(probe.mb_per_s, key=lambda pair: probe.mb_per_s[pair])
     return (
-        f"all to all between {len(probe.nodes)} nodes: {probe.median:g} MB/s from one to another in the median, "
-        f"{probe.mb_per_s[worst]:g} at least ({worst[0]} to {worst[1]})"
+        f"all to all between {len(probe.nodes)} nodes: {probe.median:g} MB/s between two nodes in the median, "
+        f"{probe.mb_per_s[worst]:g} in the worst case ({worst[0]} to {worst[1]})"
     )
 
 
@@ -66,8 +66,8 @@ def _slow(probe: Probe) -> Iterator[Finding]:
         own = _rates_of(node, probe.mb_per_s)
         if own and statistics.median(own) < SLOW * probe.median:
             reason = (
-                f"it exchanges {statistics.median(own):g} MB/s with another node, and nodes exchange "
-                f"{probe.median:g} in the median"
+                f"it exchanges {statistics.median(own):g} MB/s with other nodes; the median between nodes is "
+                f"{probe.median:g}"
             )
             fix = "look at its links: a wrong speed, a broken cable, another leaf switch"
             yield Finding("slow", f"Node {node}", reason, fix, blocks=False)

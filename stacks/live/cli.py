@@ -2,21 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.cli import add_command, add_format, print_json
 from planner.problems.output import require_writable, write_result
 
-__all__ = ["add_recorded", "asks_ranks"]
-
-FROM = "--from"
-
-
-def asks_ranks(words: Sequence[str]) -> bool:
-    """Return whether the command line is that of `experts` with --from."""
-    return list(words[:1]) == ["experts"] and any(word.partition("=")[0] == FROM for word in words)
+__all__ = ["add_recorded"]
 
 
 def add_recorded(commands: Any) -> None:
@@ -29,7 +21,7 @@ def add_recorded(commands: Any) -> None:
         "LOADS of this command.",
     )
     recorded.add_argument(
-        FROM,
+        "--from",
         dest="urls",
         action="append",
         required=True,

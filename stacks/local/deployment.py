@@ -94,7 +94,7 @@ def plan_day(plan: Deployable, length_s: float) -> DayRecord:
 def require_no_day(day: DayRecord | None, running: Record) -> None:
     """Raise LocalError when a day is to be played by a deployment that already runs."""
     if day is not None:
-        rule, reason = f"R119 {running.name} already runs here", "a day is played from its begin"
+        rule, reason = f"R119 {running.name} is already running here", "a day is played from its beginning"
         raise LocalError(rule, reason, f"stop it first: tidemill down {running.name}")
 
 

@@ -61,7 +61,7 @@ def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: st
 
     Raise CallError when `host` is not loopback.
     """
-    addresses, drain = _node_addresses(plan, host), ("--drain", f"{plan.kubernetes.drain:g}")
+    addresses, drain = _node_addresses(plan, host), ("--drain", f"{plan.drain_s:g}")
     gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
     nodes = []
     for unit in plan.units:
@@ -80,7 +80,7 @@ def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: st
         gateway=NodeProcess(GATEWAY, None, _runtime(*gateway)),
         nodes=tuple(nodes),
         identities=_identities(plan, certificates),
-        drain_s=plan.kubernetes.drain,
+        drain_s=plan.drain_s,
     )
 
 

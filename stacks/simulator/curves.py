@@ -22,9 +22,9 @@ class Minute:
     restarted: float = 0.0  # requests that failed units had
     cut: float = 0.0  # requests that a drain's end caught
     queued_prompts: float = 0.0  # that wait or are computed
-    prompt_busy: float = 0.0  # share of their time that the groups of prompts work
-    prompt_steps: float = 0.0  # steps that are at one group
-    prompt_load: float = 0.0  # steps that come to one group while it could take one: 1 is full load
+    prompt_busy: float = 0.0  # share of their time that the groups of prompts work, or mixed units
+    prompt_wait: float = 0.0  # seconds that prompts wait for their first step, for the backlog and by luck
+    prompt_load: float = 0.0  # prompts that come over those that could be computed: 1 is full load
     prompt_seconds: float = 0.0  # from a step of prompts to the next, if there is more to do
     queued_requests: float = 0.0  # that have their first token and no place
     requests: float = 0.0  # that get tokens, of one group

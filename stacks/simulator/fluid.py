@@ -4,7 +4,8 @@
                                 ^          |
                                 '-- what failed units had, computed again
 
-Requests are a continuous flow of mean ones, shared evenly by all groups that serve. A unit that drains keeps its share
+Requests are a continuous flow of mean ones, shared evenly by all groups that serve; mixed units stop as a whole
+(`turns.py`). A unit that drains keeps its share
 and gives it back only if time runs out. Work is computed in time steps of `STEP_S`, told by the minute. A first round
 of the day, in which nothing fails, finds in longer steps how full the service is at midnight.
 
@@ -21,11 +22,12 @@ from stacks.simulator.curves import Curves, Minute
 from stacks.simulator.fleet import Change, Fleet, Load
 from stacks.simulator.queues import busy_share, next_requests, next_steps
 from stacks.simulator.service import Service
+from stacks.simulator.turns import Turns, next_pieces
 
 __all__ = ["play_day"]
 
 STEP_S = 15.0
-LEAST_SHARE = 1e-9  # of a mixed group's time, so that nothing is divided by 0
+LEAST_SHARE = 1e-9  # of a mixed unit's time, so that nothing is divided by 0
 TOLD_MINUTES = 60
 
 
@@ -65,6 +67,7 @@ class _Groups:
 
     prompts: int
     tokens: int
+    units: int  # that compute prompts
 
 
 @dataclass
@@ -73,8 +76,9 @@ class _Flow:
 
     service: Service
     prompts: float = 0.0  # requests whose prompt waits or is computed, in all groups together
-    steps: float = 0.0  # that these take
+    steps: float = 0.0  # that these take; in mixed units pieces
     requests: float = 0.0  # after their prompt, in all groups of the units that serve
+    computing: float = 0.0  # share of their time that mixed units compute prompts
     draining: list[_Draining] = field(default_factory=list)
 
     def play(self, minute: Minute, changes: Mapping[Phase, Change], drain_s: float, step_s: float) -> Load:
@@ -85,7 +89,9 @@ class _Flow:
         minute.prompt_nodes_on = changes[first.phase].nodes_on
         minute.prompt_units, minute.token_units = changes[first.phase].serving, changes[rest.phase].serving
         groups = _Groups(
-            changes[first.phase].serving * first.groups_per_unit, changes[rest.phase].serving * rest.groups_per_unit
+            changes[first.phase].serving * first.groups_per_unit,
+            changes[rest.phase].serving * rest.groups_per_unit,
+            changes[first.phase].serving,
         )
         self._switch(minute, changes[rest.phase], drain_s)
         for _ in range(round(MINUTE_S / step_s)):
@@ -93,7 +99,7 @@ class _Flow:
             self._make_tokens(minute, groups.tokens, finished, step_s)
             self._drain(minute, step_s)
         if first.phase == rest.phase:
-            return Load({rest.phase: max(minute.prompt_busy, minute.kv_used)})
+            return Load({rest.phase: max(min(minute.prompt_busy, minute.prompt_load), minute.kv_used)})
         return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
 
     def _switch(self, minute: Minute, change: Change, drain_s: float) -> None:
@@ -108,7 +114,7 @@ class _Flow:
         again = self.service.request.kv * (1 - self.service.cache_hit_rate)  # prompts and what was said, less hits
         minute.restarted += lost
         self.prompts += lost
-        self.steps += lost * again / self.service.prompts.step_tokens
+        self.steps += lost * again / self.service.request.computed * self._per_prompt
         self.requests -= kept + lost
 
     def _compute_prompts(self, minute: Minute, groups: _Groups, asked: float, step_s: float) -> float:
@@ -116,40 +122,52 @@ class _Flow:
         room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
         admitted = min(asked, max(room, 0.0))
         minute.refused += asked - admitted
-        arrivals = admitted * self.service.request.computed / self.service.prompts.step_tokens
+        arrivals = admitted * self._per_prompt
         prompts, steps = self.prompts + admitted, self.steps + arrivals
-        minute.prompt_seconds = seconds = self._seconds_of_a_turn(groups.tokens)
-        if groups.prompts:
-            each = next_steps(self.steps / groups.prompts, arrivals / groups.prompts / step_s, 1 / seconds, step_s)
-            minute.prompt_busy, minute.prompt_steps = busy_share(each), each
-            minute.prompt_load = arrivals / groups.prompts / step_s * seconds
-            self.steps = min(each * groups.prompts, steps)
-        else:
-            minute.prompt_busy, minute.prompt_steps, minute.prompt_load = 0.0, inf, inf
+        if not groups.prompts:
+            minute.prompt_busy, minute.prompt_wait, minute.prompt_load = 0.0, inf, inf
             self.steps = steps
+        elif self.service.turns is None:
+            self.steps = min(self._step(minute, groups.prompts, arrivals / step_s, step_s), steps)
+        else:
+            self.steps = min(self._take_turns(minute, self.service.turns, groups, arrivals / step_s, step_s), steps)
         finished = prompts * (1 - self.steps / steps) if steps else 0.0
         self.prompts = minute.queued_prompts = prompts - finished
         minute.prompts += finished
         return finished
 
-    def _seconds_of_a_turn(self, groups: int) -> float:
-        """Return the time from a step of prompts to the next: in mixed units, a step of tokens lies between."""
-        seconds = self.service.prompts.step_seconds
-        if not self.service.is_mixed or not groups:
-            return seconds
-        batch = min(self.requests / groups, self.service.tokens.max_requests)
-        return seconds + min(batch, 1.0) * self.service.tokens.seconds(batch)
+    @property
+    def _per_prompt(self) -> float:
+        """The steps that a prompt is, or its pieces in mixed units."""
+        turns, side = self.service.turns, self.service.prompts
+        return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
+
+    def _step(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> float:
+        """Let each group compute its own prompts, and return the steps that are left."""
+        minute.prompt_seconds = seconds = self.service.prompts.step_seconds
+        each = next_steps(self.steps / groups, arrivals / groups, 1 / seconds, step_s)
+        minute.prompt_busy = busy = busy_share(each)
+        minute.prompt_wait = (each - busy) / busy * seconds if busy else 0.0
+        minute.prompt_load = arrivals / groups * seconds
+        return each * groups
+
+    def _take_turns(self, minute: Minute, turns: Turns, groups: _Groups, arrivals: float, step_s: float) -> float:
+        """Let mixed units take turns between prompts and tokens, and return the pieces that are left."""
+        units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
+        token_seconds = min(batch, 1.0) * self.service.tokens.seconds(batch)
+        turn = next_pieces(turns, self.steps / units, arrivals / units, token_seconds, step_s)
+        minute.prompt_seconds, minute.prompt_busy, minute.prompt_wait = turn.seconds, turn.busy, turn.wait
+        minute.prompt_load = arrivals / units / turns.rate(-1, token_seconds)
+        self.computing = turn.computing
+        return turn.pieces * units
 
     def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
         """Give tokens to everybody who has a place, for `step_s`; in mixed units, while no prompts are computed."""
-        side, output, share = self.service.tokens, self.service.request.output, 1.0
+        side, output, share = self.service.tokens, self.service.request.output, max(1 - self.computing, LEAST_SHARE)
         before, self.requests = self.requests, self.requests + arrivals
         if not groups:
             minute.requests, minute.kv_used, minute.queued_requests = 0.0, 0.0, self.requests
             return
-        if self.service.is_mixed:
-            computing = minute.prompt_busy * self.service.prompts.step_seconds / minute.prompt_seconds
-            share = max(1 - computing, LEAST_SHARE)
         own = share * step_s
         each = min(next_requests(side, before / groups, arrivals / groups / own, output, own), self.requests / groups)
         minute.tokens += (self.requests - each * groups) * output

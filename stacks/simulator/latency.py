@@ -6,7 +6,8 @@ one's own:
     TTFT = D + E + computing,   P(E > t) = rho exp(-rho t / m),   m = rho / (2 (1 - rho)) steps
 
 so that E has the share of prompts that wait and the mean of the steady queue (M/D/1). rho is the least of the share of
-time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D.
+time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D. In a
+mixed unit all that wait are computed at once, so that luck is what is left of a turn: m = rho / 2 of it.
 
 An answer's time per token is that of its minute: over hundreds of steps, luck evens out.
 """
@@ -60,13 +61,11 @@ class Latencies:
 def waits_of(service: Service, curves: Curves) -> Waits:
     """Return how long prompts wait in each minute."""
     rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_LUCK)
-    luck = rho / (2 * (1 - rho)) * curves.prompt_seconds
-    with np.errstate(divide="ignore", invalid="ignore"):
-        queue = curves.prompt_steps - curves.prompt_busy
-        wait = np.where(curves.prompt_busy > 0, queue / curves.prompt_busy * curves.prompt_seconds, 0.0)
-    wait = np.where(np.isfinite(curves.prompt_steps), wait, np.inf)
+    if service.turns is not None:
+        rho = np.minimum(curves.prompt_busy, MAX_LUCK)
+    luck = rho / 2 / (1.0 if service.turns else 1 - rho) * curves.prompt_seconds
     turns = service.prompts.steps_per_prompt * curves.prompt_seconds
-    return Waits(np.maximum(wait - luck, 0.0) + turns, rho, luck)
+    return Waits(np.maximum(curves.prompt_wait - luck, 0.0) + turns, rho, luck)
 
 
 def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:

@@ -12,7 +12,7 @@ of those that have ended, as the real one does.
 Prompts hit the blocks that any earlier prompt of the trace had: the cache on disk is common and never full.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -23,8 +23,8 @@ from planner.plan.plan import Plan
 from runtime.gateway.answer_lengths import AnswerLengths
 from runtime.gateway.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
 from stacks.simulator.hits import PrefixCache
-from stacks.simulator.service import Level, case_of_outlook
-from stacks.simulator.step_times import prompt_table, token_table
+from stacks.simulator.service import Level
+from stacks.simulator.step_times import PhaseSpeed, predicted_speeds
 from stacks.simulator.trace import TraceRequest
 from stacks.simulator.units import Job, PromptUnit, Rank, TokenUnit
 
@@ -81,9 +81,13 @@ def replay(
     policy: Policy = Policy.BALANCED,
     level: Level = "mid",
     tell: Callable[[float], None] = lambda _: None,
+    speeds: Mapping[Phase, PhaseSpeed] | None = None,
 ) -> Replay:
-    """Return what becomes of the requests of `trace`, which are in the order of their times, at least one of them."""
-    loop = _Loop(plan, trace, policy, level)
+    """Return what becomes of the requests of `trace`, which are in the order of their times, at least one of them.
+
+    `speeds` are those of the plan's phases, measured: without them they are predicted, at `level`.
+    """
+    loop = _Loop(plan, trace, policy, predicted_speeds(plan, level) if speeds is None else speeds)
     loop.run(tell)
     return loop.found
 
@@ -91,10 +95,12 @@ def replay(
 class _Loop:
     """The events, and what they do."""
 
-    def __init__(self, plan: Plan, trace: Sequence[TraceRequest], policy: Policy, level: Level) -> None:
+    def __init__(
+        self, plan: Plan, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
+    ) -> None:
         self.found = Replay(policy)
         self._trace = trace
-        self._units = _units_of(plan, level)
+        self._units = _units_of(plan, speeds)
         self.found.num_prompt_units = len(self._units.prompts)
         self._expected, self._cache = AnswerLengths(), PrefixCache()
         self._longest = min(plan.spec.phase(phase).max_request_tokens for phase in plan.spec.phases)
@@ -207,24 +213,19 @@ class _Loop:
         )
 
 
-def _units_of(plan: Plan, level: Level) -> _Units:
+def _units_of(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     """Return the units of `plan`, empty."""
     found = _Units()
-    for outlook in plan.outlooks:
-        phase, prediction = outlook.phase, outlook.prediction
-        prompts = prompt_table(outlook, level) if phase != "decode" else None
-        tokens = token_table(outlook, level, plan.spec.phase(phase).max_requests) if phase != "prefill" else None
+    for phase, speed in speeds.items():
         found.is_mixed |= phase == "mixed"
-        point = case_of_outlook(outlook).point
-        if prediction is not None and prediction.kv_transfer_seconds:
-            found.transfer_s_per_token = prediction.kv_transfer_seconds / point.prompt_tokens
+        found.transfer_s_per_token += speed.transfer_s_per_token
         for name in (each.name for each in plan.units if each.phase == phase):
             ranks = _ranks_of(plan, phase, name)
             found.by_key |= {rank.load.key: rank for rank in ranks}
-            if prompts is not None:
-                found.prompts[name] = PromptUnit(ranks, prompts, int(point.step_tokens))
-            if tokens is not None:
-                found.tokens[name] = TokenUnit(ranks, tokens)
+            if speed.prompts is not None:
+                found.prompts[name] = PromptUnit(ranks, speed.prompts, speed.step_tokens)
+            if speed.tokens is not None:
+                found.tokens[name] = TokenUnit(ranks, speed.tokens)
     return found
 
 

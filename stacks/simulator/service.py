@@ -6,12 +6,13 @@ slowest that the evidence allows, `high` the fastest.
     prompts     one attention group computes `step_tokens` of prompts in `step_seconds`
     tokens      one attention group gives each of its n requests a token in `step_seconds(n)`
 
-Mixed units do both in turn. Counts are of one attention group, of which a unit has `dp_size`.
+Mixed units do both in turn (`turns.py`). Counts are of one attention group, of which a unit has `dp_size`.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from math import exp
 from typing import Literal
 
 from planner.estimate.performance import PhaseOutlook
@@ -21,6 +22,7 @@ from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError, SpecError, Violation
 from planner.spec.check import ResolvedSpec
 from planner.spec.traffic import TrafficSpec
+from stacks.simulator.turns import Turns
 
 __all__ = [
     "LEVELS",
@@ -40,6 +42,7 @@ Level = Literal["low", "mid", "high"]
 LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 SIDES: tuple[Phase, Phase] = ("prefill", "decode")
 LEAST = 1.000001  # requests that a table ends at, where KV has not even room for one
+LEAST_LOAD = 1e-4  # of the most pieces that a turn takes: below it the table of turns is a line to 0
 GRID = 25  # points of a table of step times, of which each is 0.3 ms to compute
 
 
@@ -91,13 +94,9 @@ class Service:
     prompts: PromptSide
     tokens: TokenSide
     request: RequestMeans
+    turns: Turns | None  # of mixed units, which do both
     input_tokens: float  # of a day
     cache_hit_rate: float
-
-    @property
-    def is_mixed(self) -> bool:
-        """True if the same units do both."""
-        return self.prompts.phase == self.tokens.phase
 
     @property
     def requests_per_day(self) -> float:
@@ -135,6 +134,7 @@ def service_of(plan: Plan, level: Level = "mid") -> Service:
         prompts=_prompt_side(plan, first, level, request),
         tokens=_token_side(plan, rest, level, request),
         request=request,
+        turns=_turns(plan, first, level, request) if first.phase == "mixed" else None,
         input_tokens=traffic.input_tokens,
         cache_hit_rate=traffic.cache_hit_rate,
     )
@@ -165,6 +165,25 @@ def _prompt_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: Reque
         step_seconds=seconds * slower(outlook, level),
         steps_per_prompt=max(1, -int(-request.computed // case.point.step_tokens)),
     )
+
+
+def _turns(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> Turns:
+    case = case_of_outlook(outlook)
+    groups = next(each.dp_size for each in plan.layouts if each.phase == outlook.phase)
+    whole, most = max(request.computed, 1.0), case.point.step_tokens
+    piece, factor = min(whole, most), slower(outlook, level)
+    context = request.prompt - request.computed / 2
+    top = groups * most / piece
+    loads = [top * LEAST_LOAD ** (1 - each / (GRID - 1)) for each in range(GRID)]
+
+    def seconds(load: float) -> float:
+        """Return the time of a step with the pieces of a turn, which lie in as many groups as there are of them."""
+        pieces = min(load + exp(-load), top)
+        fullest = max(pieces / groups, 1.0)
+        share = pieces / groups / fullest
+        return factor * prompt_step_seconds(case, fullest * piece, context, whole, share)
+
+    return Turns(whole / piece, tuple(loads), tuple(accumulate(map(seconds, loads), max)))
 
 
 def _token_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:

@@ -12,9 +12,11 @@ from itertools import product
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import prompt_step_seconds, token_step_seconds
+from planner.facts.terms import Phase
+from planner.plan.plan import Plan
 from stacks.simulator.service import Level, case_of_outlook, slower
 
-__all__ = ["StepTable", "prompt_table", "token_table"]
+__all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
 
 FULLNESS = (0.0, 0.25, 0.5, 1.0)
 POINTS = 9  # of each other axis
@@ -48,7 +50,32 @@ class StepTable:
 CORNERS = tuple(product((0, 1), repeat=3))
 
 
-def token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
+@dataclass(frozen=True)
+class PhaseSpeed:
+    """How fast the units of a phase are: what each kind of step takes, where they have such steps."""
+
+    prompts: StepTable | None
+    tokens: StepTable | None
+    step_tokens: int  # of prompts that a rank computes in one step
+    transfer_s_per_token: float = 0.0  # of KV to the next phase
+
+
+def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
+    """Return the speed of each phase of `plan`, as it is predicted."""
+    found = {}
+    for outlook in plan.outlooks:
+        phase, prediction, point = outlook.phase, outlook.prediction, case_of_outlook(outlook).point
+        transfer = prediction.kv_transfer_seconds if prediction is not None else None
+        found[phase] = PhaseSpeed(
+            prompts=_prompt_table(outlook, level) if phase != "decode" else None,
+            tokens=_token_table(outlook, level, plan.spec.phase(phase).max_requests) if phase != "prefill" else None,
+            step_tokens=int(point.step_tokens),
+            transfer_s_per_token=transfer / point.prompt_tokens if transfer else 0.0,
+        )
+    return found
+
+
+def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
     """Return the step of tokens: its load is a group's requests, at most `most`; its context the KV of each."""
     case = case_of_outlook(outlook)
     return _table(
@@ -57,7 +84,7 @@ def token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
     )
 
 
-def prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
+def _prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
     """Return the step of prompts: its load is the tokens that a group computes, its context what each of them reads."""
     case = case_of_outlook(outlook)
     prompt = max(case.point.computed_tokens, 1.0)

@@ -62,7 +62,7 @@ def _notes_of(column: Column) -> Iterator[str]:
     curves = column.day.curves["mid"]
     for load in column.day.plan.demand if column.day.date is None else ():
         if (asked := load.load * column.day.scale) > 1:
-            yield f"{load.phase} is asked for {asked:.0%} of what its units make at their operating point, at {load.at}."
+            yield f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}."
     if refused := _stretches(curves.refused > 0):
         yield f"requests are refused {refused}, since every place of decode is taken."
     for outage in column.day.outages:

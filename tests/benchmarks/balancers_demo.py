@@ -184,21 +184,21 @@ async def ask_and_look(asked, demo):
     return looks
 
 
-async def ask_all(asked):
+async def ask_all(asked, host=HOST):
     """Ask each at its time from now, which then becomes that of the clock."""
     began = time.monotonic()
     for each in asked:
         each.came_at += began
-    await asyncio.gather(*map(ask, asked))
+    await asyncio.gather(*(ask(each, host) for each in asked))
 
 
-async def ask(asked):
+async def ask(asked, host):
     """Read one answer, noting when each token came."""
     await asyncio.sleep(max(0.0, asked.came_at - time.monotonic()))
     prompt = [random.Random(asked.came_at).randrange(10, 4000) for _ in range(asked.prompt_tokens)]
     wish = {"max_tokens": asked.answer_tokens, "min_tokens": asked.answer_tokens, "ignore_eos": True}
     body = json.dumps({"model": "tidemill-demo", "prompt": prompt, "stream": True, **wish})
-    reader, writer = await asyncio.open_connection(HOST, 8000, limit=2**20)
+    reader, writer = await asyncio.open_connection(host, 8000, limit=2**20)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write((head + body).encode())
     asked.status = int((await reader.readline()).split()[1])

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.compiler import _layout_of, _memory_of
-from planner.search.layouts import _loads
+from planner.estimate.expert_loads import expert_loads
+from planner.plan.fit import layout_of, memory_of
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import Trials, speed_of
 from planner.spec.check import check_document
@@ -252,7 +252,7 @@ def our_estimate(each: Layout) -> tuple[float, float, str]:
         other = "decode" if each.phase == "prefill" else "prefill"
         sections[other] = COMMON | {"ep_size": 32}
     checked = check_document(parse_document(json.dumps(spec(64, sections)), "beside.yaml"))
-    trials = Trials(_memory_of, _layout_of, ReplicaBalance(_loads(checked)))
+    trials = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(checked)))
     trial = trials.at(checked, each.phase, {}, checked.phase(each.phase).max_requests)
     speed, memory = speed_of(trial, trials.balance), trial.memory
     ms = speed.ttft_ms if each.phase == "prefill" else speed.tpot_ms

@@ -33,6 +33,7 @@ CHECKS = (
     "unsupported_method",
 )
 TIMEOUT_S = 900
+POLL_S = "5"  # assumed: of guidellm, see there
 
 
 def main(venvs):
@@ -62,8 +63,10 @@ def main(venvs):
 def guidellm(venvs, url, route, report):
     """(answered, failed) requests, all that its scheduler saw.
 
-    Its metrics are of those that began before the last reported one had ended. Where that report was late, another
-    stream's last began after it, and they have one less.
+    When the last request has ended, guidellm's `received_callback` says first that all is done, and then hands the
+    request on (`scheduler/worker_group.py`). Whoever waits for it looks every `mp_poll_interval`, 0.1 s, whether all is
+    done, and goes: on a busy machine before the last request is there, which is then never counted. A longer interval
+    leaves time for it.
     """
     run(
         venvs / "guidellm" / "bin" / "guidellm",
@@ -75,6 +78,7 @@ def guidellm(venvs, url, route, report):
         *("--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}"),
         *("--output", f"kind=json,path={report}"),
         "--disable-console-interactive",
+        GUIDELLM__MP_POLL_INTERVAL=POLL_S,
     )
     made = json.loads(report.read_text())["benchmarks"][0]["scheduler_metrics"]["requests_made"]
     return made["successful"], made["errored"] + made["incomplete"]

@@ -5,8 +5,8 @@
 FOLDER has `traffic/servegen_deepseek_r1_10min.csv`. The units are the published system's. The busiest entry of each day
 asks for as much as DeepSeek's busiest hour with 85 % of its tokens, which the units carry at the predicted speeds: the
 load is printed. ServeGen's busiest entry is 2.7 times its mean and DeepSeek's 1.3 times, so that its day has half the
-tokens. Headroom takes more units. Each day is played as it was foreseen, and with 20 % more and 20 % less than that. The autoscaler's target is the best of three by missed requests, then by node-hours,
-which is more than a user can know.
+tokens. Headroom takes more units. Each day is played as it was foreseen, and with 20 % more and 20 % less than that.
+The autoscaler's target is the best of three by missed requests, then by node-hours, which is more than a user can know.
 A request is missed where it is refused or its first token takes longer than 10 s; a token where it takes longer than
 80 ms. It exits with 1 where the planned day takes more node-hours than static provisioning or misses more than the
 autoscaler while the forecast is right, and where the units do not carry the busiest entry.
@@ -59,7 +59,7 @@ def servegen(path):
 
 
 def spec_of(profile):
-    """Return the spec of a day whose busiest entry asks for as much as DeepSeek's; without a profile it is DeepSeek's."""
+    """Return the spec of a day whose busiest entry asks for as much as DeepSeek's: it is that without a profile."""
     spec = check_spec(SPEC)
     published = spec.written.traffic.profile
     profile = profile or published

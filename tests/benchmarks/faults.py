@@ -228,6 +228,8 @@ def _struck(
                 for index, number in enumerate(_signals(*shares, len(kinds))):
                     kind = kinds[index % len(kinds)]
                     times[kind, number].append(strike(tidemill, load, kind, number, draw))
+                    found = f"{load.findings.num_answers} answers, {len(load.findings.wrong)} wrong"
+                    progress.console.print(f"{kind} {number.name}: {times[kind, number][-1]:.1f} s, {found}")
                     progress.advance(bar)
         finally:
             tidemill.run("down")

@@ -20,6 +20,7 @@ from stacks.controller.lease import LASTS_S, Lease
 from stacks.controller.loop import follow, one_round
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
+from tests.cluster.definitions import serve_definitions
 from tests.cluster.objects import Objects
 from tests.stacks.controller.day_spec import day_plan
 
@@ -30,6 +31,7 @@ NODES = [f"node-{index}" for index in range(4)]  # of the units, in their order
 SPARE = "node-4"
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 TAINT = {"key": "team", "value": "serving", "effect": "PreferNoSchedule"}  # somebody else's
+QUOTA = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
 LWS = ("leaderworkerset.x-k8s.io", "v1", NAMESPACE, "leaderworkersets")
 DEPLOYMENTS = ("tidemill.dev", "v1alpha1", NAMESPACE, "deployments")
 
@@ -46,7 +48,7 @@ def documents(tmp_path_factory):
         tmp_path_factory.mktemp("day"),
         cluster={"nodes": 5, "spares": [SPARE]},
         namespace=NAMESPACE,
-        controller={"lend_nodes": True, "heal": {}},
+        controller={"lend_nodes": True, "heal": {}, "kueue": QUOTA},
     )
     files = render_files(plan)
     found = [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]
@@ -91,9 +93,8 @@ def custom(api_server, objects):
     for unit in UNITS:
         calls.patch_namespaced_custom_object(*LWS, unit, {"spec": {"replicas": 1}})
         report(calls, unit, ready=1)
-    calls.patch_namespaced_custom_object(
-        *DEPLOYMENTS, NAME, {"spec": {"hold": None, "force": None, "metrics": None, "demand": None}}
-    )
+    none = dict.fromkeys(("hold", "force", "metrics", "demand", "stragglersLast"))
+    calls.patch_namespaced_custom_object(*DEPLOYMENTS, NAME, {"spec": none})
     client.CoreV1Api(api_server.api).delete_collection_namespaced_event(NAMESPACE)
     leases = client.CoordinationV1Api(api_server.api)
     for each in leases.list_namespaced_lease(NAMESPACE).items:
@@ -240,15 +241,31 @@ def test_demand_starts_a_unit_ahead_of_the_schedule(custom, following, api_serve
         for minute in (40, 59):
             one_round(following, at(23, minute))
         assert on(custom) == set(UNITS) - SECOND
-        order(custom, metrics=None, demand=None)
 
     assert more == ("False", "MoreDemand", "demand asks for 2 decode units, the day for 1")
     said = [each.message for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
     assert "demo-day-decode-1: demand asks for it" in said
 
 
+def test_a_unit_that_a_rank_holds_up_is_relieved(custom, following, api_server):
+    """At night another one of its phase is started, and it goes when that is ready."""
+    with gateway_page("1.0", straggler="demo-day-decode-0") as page:
+        order(custom, metrics=page.url, stragglersLast={})
+        for minute in (0, 1):
+            one_round(following, at(23, minute))
+        assert on(custom) == set(UNITS) - SECOND
+        one_round(following, at(23, 5))
+        assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
+        report(custom, "demo-day-decode-1", ready=1)
+        one_round(following, at(23, 6))
+        assert on(custom) == {"demo-day-prefill-0", "demo-day-decode-1"}
+        assert deployment(custom)["status"]["stragglers"] == [{"unit": "demo-day-decode-0", "isLast": True}]
+    said = [each.reason for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
+    assert said.count("Straggling") == 1
+
+
 @contextmanager
-def gateway_page(requests):
+def gateway_page(requests, straggler="nobody"):
     """A gateway's metrics, with `requests` of its decode unit; `demand` is what a deployment has to say to read it."""
 
     class Page(BaseHTTPRequestHandler):
@@ -258,6 +275,7 @@ def gateway_page(requests):
             self.end_headers()
             for name, value in figures.items():
                 self.wfile.write(f'tidemill_phase_{name}{{phase="decode"}} {value}\n'.encode())
+            self.wfile.write(f'tidemill_unit_straggler{{unit="{straggler}"}} 3.0\n'.encode())
 
         def log_message(self, *_):
             pass
@@ -267,7 +285,7 @@ def gateway_page(requests):
         server.url = f"http://127.0.0.1:{server.server_port}/metrics"
         server.demand = {
             "used": 0.9,
-            "backlog": 4,
+            "backlog": 1.5,
             "afterSeconds": 60,
             "staySeconds": 900,
             "rooms": {"decode": {"requests": 8}},
@@ -367,6 +385,61 @@ def test_nodes_of_units_that_are_off_are_lent(custom, following, api_server):
     assert nodes(api_server) == dict.fromkeys(NODES, none)
     said = [each.reason for each in core.list_namespaced_event(NAMESPACE).items]
     assert (said.count("Freed"), said.count("Reclaimed")) == (2, 2)
+
+
+@pytest.fixture
+def cluster_queue(api_server, tmp_path):
+    """Kueue's kind as far as quotas go, with its lists and what it says of them, and a queue without quota."""
+    resource = {"type": "object", "required": ["name"], "properties": {"name": TEXT, "nominalQuota": QUANTITY}}
+    flavor = {"type": "object", "required": ["name"], "properties": {"name": TEXT, "resources": listed(resource)}}
+    group = {"type": "object", "properties": {"coveredResources": {"type": "array", "items": TEXT}}}
+    group["properties"]["flavors"] = listed(flavor)
+    groups = {"type": "array", "x-kubernetes-list-type": "atomic", "items": group}
+    spec = {"type": "object", "properties": {"resourceGroups": groups}}
+    version = {"name": "v1beta1", "served": True, "storage": True}
+    version["schema"] = {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}}
+    names = {"kind": "ClusterQueue", "plural": "clusterqueues", "singular": "clusterqueue"}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "clusterqueues.kueue.x-k8s.io"},
+        "spec": {"group": "kueue.x-k8s.io", "scope": "Cluster", "names": names, "versions": [version]},
+    }
+    path = tmp_path / "clusterqueue.yaml"
+    path.write_text(yaml.safe_dump(definition))
+    serve_definitions(api_server, [path])
+    calls = client.CustomObjectsApi(api_server.api)
+    lent = {"name": "lent", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "0"}]}
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ClusterQueue", "metadata": {"name": "batch"}}
+    queue["spec"] = {"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [lent]}]}
+    calls.create_cluster_custom_object(*QUEUES, queue)
+    yield lambda: calls.get_cluster_custom_object(*QUEUES, "batch")["spec"]["resourceGroups"]
+    client.ApiextensionsV1Api(api_server.api).delete_custom_resource_definition(definition["metadata"]["name"])
+
+
+QUEUES = ("kueue.x-k8s.io", "v1beta1", "clusterqueues")
+TEXT, QUANTITY = {"type": "string"}, {"x-kubernetes-int-or-string": True}
+
+
+def listed(item):
+    """A list by name."""
+    return {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"], "items": item}
+
+
+def test_kueues_quota_follows_the_nodes_that_are_free(custom, cluster_queue, account, api_server):
+    """Eight GPUs for each; none once they are to be left."""
+    following = following_as("one", account)
+    one_round(following, at(12))
+    one_round(following, at(12, 1))
+    by_day = cluster_queue()
+    one_round(following, at(17, 25))
+
+    assert by_day[0]["flavors"][0]["resources"] == [{"name": "nvidia.com/gpu", "nominalQuota": "16"}]
+    assert cluster_queue()[0]["flavors"][0]["resources"] == [{"name": "nvidia.com/gpu", "nominalQuota": "0"}]
+    said = [each.message for each in client.CoreV1Api(api_server.api).list_namespaced_event(NAMESPACE).items]
+    assert {each for each in said if each.startswith("the quota")} == {
+        f"the quota of batch in lent is {number} nvidia.com/gpu" for number in (16, 0)
+    }
 
 
 @pytest.fixture
@@ -557,6 +630,7 @@ def test_the_account_may_do_what_its_page_says_and_no_more(account):
         ("create", "events", ""),
         ("list", "pods", ""),
         *(("delete", "pods", f"{unit}-0") for unit in UNITS),
+        *((verb, "clusterqueues", "batch") for verb in ("get", "patch")),
         ("list", "nodes", ""),
         *((verb, "nodes", node) for verb in ("get", "patch") for node in (*NODES, SPARE)),
     }

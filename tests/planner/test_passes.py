@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner import compiler
-from planner.plan import estimated
+from planner.plan import estimated, fit
 from planner.plan.plan import Plan
 from planner.plan.text import plan_text
 from tests.test_layering import PASSES
@@ -21,7 +21,8 @@ schedule:
 NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "applied": "writes values into a spec",
-    "with_changes": "tries passes anew, when one has said no",
+    "fit": "calls the passes that `validate` needs too",
+    "with_fixes": "tries passes anew, when one has said no",
     "expert_loads": "stands for a file of loads",
     "gate_of": "reads the model",
     "groups_on_nodes": "reads a layout",
@@ -30,6 +31,7 @@ NO_PASSES = {
     "max_over_mean_sampled": "adds a figure to a map",
     "start_times": "reads layouts and their memory",
     "missed_promises": "compares figures of a plan with its spec",
+    "broken_promises": "compares figures of a plan with its spec",
 }
 
 # Fields of a plan that its text leaves out.
@@ -49,8 +51,9 @@ def plan(plan_of, spec_text):
 
 
 def called_by_the_compiler():
-    """The functions of other files that make a plan: those that it is decided by, and those of its estimates."""
-    return called_from(compiler, "compile_plan") | called_from(estimated, "with_estimates")
+    """The functions of other files that make a plan: what fits, what it is decided by, and its estimates."""
+    fitting = called_from(fit, "fit")
+    return fitting | called_from(compiler, "compile_plan") | called_from(estimated, "with_estimates")
 
 
 def called_from(module, entry):

@@ -87,7 +87,7 @@ def heed_interrupts() -> None:
 def get_json(url: str) -> dict:
     """GET, whatever the status."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         return json.load(error)
@@ -95,7 +95,7 @@ def get_json(url: str) -> dict:
 
 def samples(host: str, port: int) -> list:
     """Every sample of a metrics port."""
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
     return [sample for family in families for sample in family.samples]
 
@@ -122,7 +122,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> float:
+def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> float:
     """Wait for `condition`; the seconds that it took."""
     began = time.monotonic()
     while not condition():

@@ -14,13 +14,12 @@ from unittest.mock import patch
 from planner.problems.errors import TidemillError
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
-from stacks import cli
 from stacks.controller.cli import read_deployment
 from stacks.doctor import needs
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
-from stacks.local import deployment, layout, record
+from stacks.local import deployment, layout, record, runtime_cli, up_cli
 from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import Record, RunFolder
 from stacks.program.config import configured_plan
@@ -78,13 +77,13 @@ def _without_torch(_):
 
 
 def _another_plan(_):
-    with patch.object(cli, "find_running", lambda _: Folder(record=DEMO)):
-        cli._same_plan_running(SimpleNamespace(name="demo", digest=f"sha256:{'1' * 64}"))
+    with patch.object(up_cli, "find_running", lambda _: Folder(record=DEMO)):
+        up_cli._same_plan_running(SimpleNamespace(name="demo", digest=f"sha256:{'1' * 64}"))
 
 
 def _stopped_meanwhile(_):
-    with patch.object(cli, "follow", lambda _: ()):
-        cli._wait_until_ready(Folder())
+    with patch.object(up_cli, "follow", lambda _: ()):
+        up_cli._wait_until_ready(Folder())
 
 
 def _misshapen(_):
@@ -176,7 +175,7 @@ BROUGHT_ABOUT = {
     "R106": _without_torch,
     "R107": _another_plan,
     "R108": _stopped_meanwhile,
-    "R109": lambda _: cli._raise_what_was_said(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
+    "R109": lambda _: runtime_cli._raise_what_was_said(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
     "R110": lambda _: _fails(record.unusable(Path("/root/tidemill"), PermissionError(13, "Permission denied"))),
     "R111": lambda _: deployment.require_keys(SimpleNamespace(gateway=SimpleNamespace(keys="chat-keys")), None),
     "R112": lambda _: read_recorded(["http://127.0.0.1:1/metrics"]),

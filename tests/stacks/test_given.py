@@ -7,6 +7,7 @@ import pytest
 from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
+from stacks.local import up_cli
 from stacks.local.record import Record, RunFolder, UnitRecord
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -22,7 +23,7 @@ def nothing_runs(monkeypatch, tmp_path):
     def start(plan, _host, *, detached, keys, day):
         raise Starts(plan)
 
-    monkeypatch.setattr(cli, "start", start)
+    monkeypatch.setattr(up_cli, "start", start)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -98,7 +99,7 @@ def river_runs(tmp_path):
 def test_what_runs_instead_is_named(plan, command, capsys):
     """The demo does not run here, and it is not so that nothing does."""
     assert cli.main([command, str(plan)]) == 0
-    assert capsys.readouterr().out == "it does not run here; what runs: river\n"
+    assert capsys.readouterr().out == "it is not running here; running: river\n"
 
 
 @pytest.mark.parametrize("command", ["status", "down"])
@@ -106,15 +107,15 @@ def test_what_is_neither_a_file_nor_runs_is_answered(command, river_runs, capsys
     """S101: with what runs, which may be named as well as its spec; without anything that runs, with the path."""
     assert cli.main([command, "riverr"]) == 2
     assert capsys.readouterr().err == (
-        "riverr: must be a readable file; there is none, and nothing of that name runs here; "
-        "name what runs: river [S101]\n"
+        "riverr: must be a readable file; there is no such file, and nothing of that name is running here; "
+        "name what is running: river [S101]\n"
     )
 
 
 def test_a_name_that_runs_nowhere_is_a_wrong_path(capsys):
     """S101 where nothing runs at all."""
     assert cli.main(["down", "foo"]) == 2
-    assert "nothing of that name runs here; check the path [S101]" in capsys.readouterr().err
+    assert "nothing of that name is running here; check the path [S101]" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("river_runs")
@@ -134,12 +135,12 @@ def test_status_takes_the_name_of_what_runs(capsys):
 
 def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):
     """That very deployment."""
-    monkeypatch.setattr(cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
+    monkeypatch.setattr(up_cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
 
     assert cli.main(["down", "river"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "river is stopped\n"
-    assert "its logs are left in " in printed.err
+    assert "its logs are in " in printed.err
 
 
 @pytest.mark.parametrize(("words", "fix"), [(["up", "--detatch"], "--detach"), (["status", "--contxt=x"], "--context")])
@@ -153,4 +154,4 @@ def test_a_misspelt_option_is_answered_with_the_right_one(words, fix, capsys):
 def test_a_plan_names_its_deployment(plan, command, capsys):
     """As its spec does."""
     assert cli.main([command, str(plan)]) == 0
-    assert capsys.readouterr().out == "nothing runs here\n"
+    assert capsys.readouterr().out == "nothing is running here\n"

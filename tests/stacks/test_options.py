@@ -8,6 +8,7 @@ import pytest
 from planner.problems.errors import CallError
 from runtime.gateway.keys import KeyRing
 from stacks import cli
+from stacks.live import status_cli
 
 
 @pytest.fixture
@@ -16,8 +17,13 @@ def commands(monkeypatch):
     parsers = []
     monkeypatch.setattr(cli, "run", lambda parser, _: parsers.append(parser) or 0)
     cli.main([])
-    (of_all,) = (each for each in parsers[0]._actions if isinstance(each, argparse._SubParsersAction))
-    return {name: parser for name, parser in of_all.choices.items() if parser.add_help}
+    return {name: parser for name, parser in _commands_of(parsers[0]).items() if parser.add_help}
+
+
+def _commands_of(parser):
+    """Name -> parser of each command that was added."""
+    (of_all,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return of_all.choices
 
 
 def test_no_command_takes_the_beginning_of_an_option(commands):
@@ -54,6 +60,16 @@ def test_a_key_s_entry_lets_it_in(capsys, tmp_path):
     assert [ring.account_of(f"Bearer {each}", "").name for each in (key, other["key"])] == ["team-a", "b"]
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_that_is_called_is_the_only_one_that_is_added(name, monkeypatch):
+    """So that it does not wait for the imports of others."""
+    added = []
+    monkeypatch.setattr(cli, "run", lambda parser, _: added.extend(_commands_of(parser)) or 0)
+    cli.main([name, "--help"])
+
+    assert added == [name]
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
@@ -86,8 +102,8 @@ def test_a_watched_status_is_shown_when_it_changes(monkeypatch, capsys):
         if next(moments) == "Ctrl-C":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_status_now", show)
-    monkeypatch.setattr(cli.time, "sleep", sleep)
+    monkeypatch.setattr(status_cli, "_status_now", show)
+    monkeypatch.setattr(status_cli.time, "sleep", sleep)
 
     assert cli.main(["status", "--watch"]) == 1
     assert capsys.readouterr().out.split() == ["starting", "ready", "failed"]

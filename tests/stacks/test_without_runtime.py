@@ -40,4 +40,4 @@ def test_planning_needs_no_runtime(capsys):
 def test_status_needs_no_runtime(capsys):
     """Asking what runs is always possible."""
     assert main(["status"]) == 0
-    assert capsys.readouterr().out == "nothing runs here\n"
+    assert capsys.readouterr().out == "nothing is running here\n"

@@ -36,7 +36,7 @@ def gpu_plan(folder, **cluster):
 def rendered(plan, **kubernetes):
     """The objects of `plan` with these fields of `kubernetes`, but for kustomize's own."""
     spec = KubernetesSpec.model_validate(kubernetes)
-    files = render_files(replace(plan, kubernetes=spec))
+    files = render_files(replace(plan, kubernetes=spec, drain_s=spec.drain or plan.drain_s))
     return [yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION]
 
 

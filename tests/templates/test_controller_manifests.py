@@ -3,15 +3,22 @@
 `tests/cluster` holds the day against the schema of its own definition.
 """
 
+from pathlib import Path
+
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+import stacks
 from planner.manifests.render import KUSTOMIZATION, render_files
+from stacks.controller.clock import Clock
+from stacks.controller.observe import situation_of
 from tests.stacks.controller.day_spec import day_plan
 from tests.templates.test_schemas import VERSION
 
 NAME = "demo-day-controller"
+DEFINITION = Path(stacks.__file__).parent / "controller" / "definition.yaml"
 
 
 def rendered(folder, **kubernetes):
@@ -83,6 +90,31 @@ def test_the_day_is_the_plans(objects):
     assert "force" not in day
 
 
+def test_other_days_are_the_plans_too(tmp_path):
+    """The object is what the definition's schema admits, and the controller reads from it what the plan has."""
+    sundays = {"days": ["sunday"], "windows": [{"at": "00:00", "prefill_units": 1, "decode_units": 1}]}
+    plan = day_plan(tmp_path, schedule={"other_days": [sundays]})
+    spec = rendered_of(plan)["TidemillDeployment", "demo-day"]["spec"]
+    schema = yaml.safe_load(DEFINITION.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    jsonschema.validate(spec, schema["properties"]["spec"])
+    timetable = situation_of(spec, [], Clock(0, 1)).timetable
+
+    assert timetable.other_days[0].days == ("sunday",)
+    assert [step.units for step in timetable.other_days[0].steps] == [
+        step.units for step in plan.timetable.other_days[0].steps
+    ]
+
+
+@pytest.mark.parametrize(("drain", "pace", "drain_s"), [(None, 1, 900), (None, 144, 30), ("3min", 1, 180)])
+def test_answers_get_the_time_that_the_day_pays_for(drain, pace, drain_s, tmp_path):
+    """Pods end after schedule.drain, of which a rehearsal has less, unless kubernetes.drain says otherwise."""
+    unit = rendered(tmp_path, drain=drain, controller={"pace": pace})["LeaderWorkerSet", "demo-day-decode-0"]
+    pod = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+
+    assert f"--drain={drain_s}" in pod["containers"][0]["args"]
+    assert pod["terminationGracePeriodSeconds"] == drain_s + 10
+
+
 def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
     """As other engines need, whose images have no Tidemill."""
     controller = {"image": "registry.example.com/tidemill:1", "resources": {"cpus": 0.1, "memory": "256MiB"}}
@@ -112,7 +144,7 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     assert [each["resourceNames"] for each in rules if each["verbs"] == ["delete"]] == [
         [f"demo-day-{phase}-{index}-0" for phase in ("prefill", "decode") for index in (0, 1)]
     ]
-    assert day["heal"] == {"conditions": ["GPUMissing"]}
+    assert day["heal"] == {"conditions": ["GPUMissing"], "labels": []}
     assert "lendNodes" not in day
     assert day["units"][3] == {
         "name": "demo-day-decode-1",
@@ -142,10 +174,28 @@ def test_who_follows_demand_may_ask_the_gateway(tmp_path):
     assert day["stragglersLast"] == {}
     assert day["demand"] == {
         "used": 0.9,
-        "backlog": 4,
+        "backlog": 1.5,
         "afterSeconds": 30,
         "staySeconds": 900,
         "rooms": {"prefill": {"promptTokens": 512}, "decode": {"requests": 8, "kvTokens": 16384}},
+    }
+
+
+def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
+    """That ClusterQueue and no other; the day has what a free node adds to it."""
+    quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
+    keeping = rendered(tmp_path, controller={"lend_nodes": True, "kueue": quota})
+
+    assert keeping["ClusterRole", "tidemill-tidemill-demo-day-controller"]["rules"][2] == {
+        "apiGroups": ["kueue.x-k8s.io"],
+        "resources": ["clusterqueues"],
+        "verbs": ["get", "patch"],
+        "resourceNames": ["batch"],
+    }
+    assert keeping["TidemillDeployment", "demo-day"]["spec"]["lendNodes"]["kueue"] == {
+        "clusterQueue": "batch",
+        "flavor": "lent",
+        "perNode": ["nvidia.com/gpu=8"],
     }
 
 

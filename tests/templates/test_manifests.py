@@ -134,8 +134,23 @@ def without_plan_digest(document):
 
 
 def test_nothing_sets_replicas(applied):
-    """Whoever scales owns that field."""
+    """Whoever scales owns that field, where the spec names no number."""
     assert not [name for name, each in applied.items() if "replicas" in each.get("spec", {})]
+
+
+def test_several_gateways_share_limits_and_leave_one_at_a_time(tmp_path):
+    """They stand on different nodes if they can. A rollout takes one away before it brings another."""
+    rendered = rendered_demo(tmp_path, lambda text: text.replace("gateway:\n", "gateway:\n  replicas: 3\n"))
+    (gateway,) = [each for each in rendered if each["kind"] == "Deployment"]
+    (budget,) = [each for each in rendered if each["kind"] == "PodDisruptionBudget"]
+    pod = gateway["spec"]["template"]["spec"]
+
+    assert gateway["spec"]["replicas"] == 3
+    assert gateway["spec"]["strategy"] == {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    assert "--gateways=3" in pod["containers"][0]["args"]
+    assert pod["topologySpreadConstraints"][0]["labelSelector"] == gateway["spec"]["selector"]
+    assert budget["metadata"]["name"] == gateway["metadata"]["name"]
+    assert (budget["spec"]["minAvailable"], budget["spec"]["selector"]) == (2, gateway["spec"]["selector"])
 
 
 def test_a_unit_is_a_group_of_pods_one_a_node(applied):

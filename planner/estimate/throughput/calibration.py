@@ -7,7 +7,8 @@ The file is JSON, one of
 
 A row has its phase and `tokens_per_s_per_gpu`, or `tpot_ms` of decode and mixed units. Fields of an operating point say
 where it was measured; what it leaves out is the plan's point. The factor is the geometric mean of measured over
-predicted. It replaces what is known of the engine, and a plan says that it did.
+predicted. It replaces what is known of the engine, and a plan says that it did. A row
+that no kernel could keep up with is refused: most likely its time is in another unit.
 
 Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/bench_serving.py (what it writes); aiperf's names of metrics
 are assumed to be those of genai-perf's export.
@@ -22,20 +23,25 @@ from typing import Any
 
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.predict import Case, saturated_rate
+from planner.estimate.throughput.predict import Case, saturated_rate, unhindered_rate
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError, Violation
 
-__all__ = ["Calibration", "Correction", "calibrated", "read_calibration"]
+__all__ = ["Calibration", "Correction", "calibrated", "read_calibration", "require_rows"]
 
 MAX_BYTES = 10_000_000
 MAX_ROWS = 1000  # assumed: more than anybody sweeps; a prediction of each takes 0.3 ms
 MEASURED = (1e-6, 1e9)  # of any measurement: a unit's tokens/s, ms and tokens are well inside, and figures stay finite
+FIX = "see docs/calibration.md"
+NO_ROWS = "S915 must hold measurements of the plan's phases"
 SHARE = (0.0, 0.999)  # of tokens that a cache had: the spec's own range
 OF_THE_PLAN = {"is_derived", "utilisation", "draft_tokens", "cache_read_gbps"}  # whatever was measured
 POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - OF_THE_PLAN
+MOST_AHEAD = (
+    10.0  # assumed: times as fast as measured kernels with nothing between them; seconds for ms are 1,000 times
+)
 MILLI = 1e-3
 
 
@@ -81,25 +87,25 @@ def read_calibration(path: Path) -> Calibration:
         if len(documents) > MAX_ROWS:
             raise ValueError(f"it has {len(documents):,} rows, and at most {MAX_ROWS:,} are read")
         rows = tuple(_measurements(documents))
+    except UnicodeDecodeError:
+        raise _wrong(path, "S915 must hold measurements, as JSON", "it is no text in UTF-8", FIX) from None
     except (ValueError, RecursionError) as error:
         rule = "S915 must hold measurements, as JSON"
-        raise _wrong(path, rule, str(error) or "it has another form", "see docs/calibration.md") from None
+        raise _wrong(path, rule, str(error) or "it has another form", FIX) from None
     if not rows:
-        raise _wrong(path, "S915 must hold measurements, as JSON", "it has none", "see docs/calibration.md")
+        raise _wrong(path, "S915 must hold measurements, as JSON", "it has none", FIX)
     return Calibration(str(path), digest_of_bytes(content), rows)
 
 
 def calibrated(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
     """Return the case with the file's factor, what it now rests on, and the change.
 
-    A file without rows of the phase changes nothing.
+    A file without rows of the phase changes nothing. Raises CallError for a row that cannot be of it.
     """
-    rows = [
-        row for row in calibration.rows if row.phase == case.phase or (row.phase is None and case.phase != "prefill")
-    ]
-    ratios = [_measured(row, case) / saturated_rate(_at(row, case)) for row in rows]
-    if not ratios:
+    rows = [row for row in calibration.rows if _is_of(row, case.phase)]
+    if not rows:
         return case, evidence, None
+    ratios = [_ratio(row, case, calibration) for row in rows]
     factor = exp(fsum(map(log, ratios)) / len(ratios))
     old = case.engine.factor.get(case.phase, 1.0)
     engine = replace(case.engine, factor={**case.engine.factor, case.phase: old * factor})
@@ -111,8 +117,35 @@ def calibrated(case: Case, evidence: Evidence, calibration: Calibration) -> tupl
         error_before=_mean_error(ratios, 1.0),
         error_after=_mean_error(ratios, factor),
     )
-    why = f"calibrated with {len(ratios)} measurement{'' if len(ratios) == 1 else 's'} of {calibration.name}"
-    return replace(case, engine=engine), replace(evidence, family="same engine and GPU", why=why), correction
+    why = f"it is calibrated with {len(ratios)} measurement{'' if len(ratios) == 1 else 's'} of {calibration.name}"
+    measured = (min(ratios) / factor, max(ratios) / factor)
+    evidence = replace(evidence, family="same engine and GPU", why=why, unexplained=0.0, measured=measured)
+    return replace(case, engine=engine), evidence, correction
+
+
+def require_rows(calibration: Calibration, phases: Sequence[Phase]) -> None:
+    """Raise CallError where no row is of any of `phases`, so that the file would change nothing."""
+    if any(_is_of(row, phase) for row in calibration.rows for phase in phases):
+        return
+    of = " and ".join(dict.fromkeys(row.phase or "decode or mixed units" for row in calibration.rows))
+    reason = f"its rows are of {of}, and the plan has {' and '.join(phases)}"
+    raise _wrong(calibration.name, NO_ROWS, reason, "measure these phases, or leave the file out")
+
+
+def _is_of(row: Measurement, phase: Phase) -> bool:
+    """Whether a row is of a phase: one that does not say it has the TPOT of whichever produces tokens."""
+    return row.phase == phase or (row.phase is None and phase != "prefill")
+
+
+def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
+    """Return measured over predicted. Raises CallError for what kernels cannot come near."""
+    there = _at(row, case)
+    measured, most = _measured(row, case), MOST_AHEAD * unhindered_rate(there)
+    if measured > most:
+        said = f"tpot_ms {row.tpot_ms:g}" if row.tpot_ms is not None else f"tokens_per_s_per_gpu {measured:g}"
+        reason = f"{said} of {case.phase} is over {MOST_AHEAD:g} times as fast as kernels with nothing between them"
+        raise _wrong(calibration.name, NO_ROWS, reason, "write times in ms, and rates of one GPU")
+    return measured / saturated_rate(there)
 
 
 def _documents(text: str) -> list[Any]:
@@ -127,7 +160,7 @@ def _documents(text: str) -> list[Any]:
 def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
     for each in documents:
         if not isinstance(each, Mapping):
-            raise ValueError(f"{each!r:.40} is no measurement")
+            raise ValueError(f"{_shown(each)} is no measurement")
         if "mean_tpot_ms" in each:
             yield Measurement(None, _point_of_sglang(each), None, _figure(each["mean_tpot_ms"], "mean_tpot_ms"))
         elif "inter_token_latency" in each:
@@ -150,7 +183,7 @@ def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
 def _own(row: Mapping[str, Any]) -> Measurement:
     phase = row.get("phase")
     if phase not in PHASES:
-        raise ValueError(f"phase is {phase!r:.40}, and must be {', '.join(PHASES)}")
+        raise ValueError(f"phase is {_shown(phase)}, and must be {', '.join(PHASES)}")
     unknown = row.keys() - POINT_FIELDS - {"phase", "tokens_per_s_per_gpu", "tpot_ms"}
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: not known")
@@ -170,8 +203,13 @@ def _figure(value: Any, name: str) -> float:
     """Return a figure of the file's. Raises ValueError for what is none: beyond the range, a factor is no number."""
     least, most = SHARE if name in ("cache_hit_rate", "acceptance_rate") else MEASURED
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r:.40}, and must be a number from {least:g} to {most:g}")
+        raise ValueError(f"{name} is {_shown(value)}, and must be a number from {least:g} to {most:g}")
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    """Return a value of the file as the file has it, cut where it is long."""
+    return f"{json.dumps(value):.40}"
 
 
 def _at(row: Measurement, case: Case) -> Case:
@@ -191,5 +229,5 @@ def _mean_error(ratios: Sequence[float], factor: float) -> float:
     return fsum(abs(factor / each - 1) for each in ratios) / len(ratios)
 
 
-def _wrong(path: Path, rule: str, reason: str, fix: str) -> CallError:
+def _wrong(path: Path | str, rule: str, reason: str, fix: str) -> CallError:
     return CallError([Violation("--calibration", str(path), rule, reason, fix).at("tidemill plan")])

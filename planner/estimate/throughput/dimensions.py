@@ -14,7 +14,7 @@ Flops = NewType("Flops", float)
 BytesPerSecond = NewType("BytesPerSecond", float)
 FlopsPerSecond = NewType("FlopsPerSecond", float)
 
-SHARPNESS = 2.5  # of the soft maximum: fits masked expert matmuls of H100, H200 and B200 (`tests/benchmarks/operators`)
+SHARPNESS = 2.5  # of the soft maximum: assumed; with 2 to 3, constants fit the tables of kernels.json equally well
 
 
 def moving(num_bytes: Bytes, bandwidth: BytesPerSecond) -> Seconds:

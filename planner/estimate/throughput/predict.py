@@ -7,8 +7,9 @@
 `utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden.
 
 Waiting is that of a queue whose server takes one step at a time (M/D/1): at utilisation u, u / (2 (1 - u)) steps on
-average, and ln(100 u) times that for one request in a hundred. A saturated phase has no mean: its TTFT is without
-waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
+average (Pollaczek and Khinchine), and ln(100 u) times that for one request in a hundred: of the u that wait at all, the
+tail is taken as exponential with that mean, as it is where queues are long. A saturated phase has no mean: its TTFT is
+without waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
 """
 
 from collections.abc import Callable
@@ -35,6 +36,7 @@ __all__ = [
     "prompt_step_seconds",
     "saturated_rate",
     "token_step_seconds",
+    "unhindered_rate",
 ]
 
 MORE = 1.1  # of a resource, to ask what it is worth
@@ -116,8 +118,7 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
     drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     case = _as_engine(case)
     rate, step = _rate(case, with_spans=with_spans)
-    bound, _ = _rate(_without_overheads(case))
-    rates = spread(rate, max(rate, bound), evidence, drifted)
+    rates = spread(rate, max(rate, unhindered_rate(case)), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
     latencies = _decode_latencies(case, per_step, rates) if case.phase != "prefill" else (None, None)
     waits = _prompt_latencies(case, rates, rate) if case.phase != "decode" else (None, None, None)
@@ -145,6 +146,11 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
 def saturated_rate(case: Case) -> float:
     """Return the tokens/s of one GPU at full use: what a search compares layouts by."""
     return _rate(_as_engine(case))[0]
+
+
+def unhindered_rate(case: Case) -> float:
+    """Return what the same kernels give with nothing between them and GPUs that are equally full."""
+    return _rate(_without_overheads(_as_engine(case)))[0]
 
 
 def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: float = 1.0) -> float:

@@ -155,4 +155,4 @@ def test_money_changes_nothing_that_is_deployed(plan_of, spec_text):
 
     assert plain.digest == priced.digest
     assert priced.as_json()["cost"]["usd_per_day"] == 3 * 2 * 24 * 0.5
-    assert row == ["all", "72", "3.00", "0.0720", "a", "million", "output", "tokens"]
+    assert row == ["all", "72", "3.00", "0.0720", "per", "million", "output", "tokens"]

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.estimate.coverage import require_covered
+from planner.plan.fit import check_fit
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec, with_values
@@ -47,7 +48,7 @@ def test_a_covered_plan_darkens_no_expert(spec_file):
         assert each["coverage"]["rule"] == "node"
         assert each["coverage"]["uncovered_experts"]["node"] == 0
     assert "No expert goes dark when one node dies (coverage: node)." in plan_text(plan)
-    assert "only a runtime that goes on without a dead rank" in " ".join(plan_text(plan).split())
+    assert "only a runtime that keeps running without a dead rank" in " ".join(plan_text(plan).split())
 
 
 def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
@@ -72,7 +73,7 @@ def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     assert set(of_phase["decode"]["binding"]) <= {"replicas", "packing"}
     assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (3, pytest.approx(2.554e9, rel=0.01))
     assert more["mean_bound"] <= more["mean_max_over_mean"] < 1.05 < 1.4 < min(of_phase["decode"]["bound"])
-    assert "decode: its slots allow no less than 1." in plan_text(plan)
+    assert "decode: with these slots no map is below 1." in plan_text(plan)
 
 
 def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):

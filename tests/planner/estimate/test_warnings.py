@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import stacks
-from planner.compiler import check_fit
+from planner.plan.fit import check_fit
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
 from tests.planner.layout.test_memory import PAIR

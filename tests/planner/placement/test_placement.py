@@ -13,7 +13,7 @@ from planner.cli import main
 from planner.cluster.inventory import nodes_of
 from planner.compiler import compile_plan
 from planner.facts.catalog import GPUS
-from planner.placement import place_units
+from planner.placement.place import place_units
 from planner.plan.previous import PreviousPlan
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec

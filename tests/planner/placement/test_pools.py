@@ -8,7 +8,7 @@ import pytest
 
 from planner.facts.catalog import GPUS
 from planner.facts.digest import pretty_json
-from planner.placement import place_units
+from planner.placement.place import place_units
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError

@@ -42,7 +42,7 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     plan = plan_of(json.dumps(PAIR, indent=1))
     text = " ".join(plan_text(plan).split())
 
-    assert "KV a GPU bytes/token tokens requests of full length prefill 70,272 366,720 " in text
+    assert "KV per GPU bytes/token tokens full-length requests prefill 70,272 366,720 " in text
     assert "max/mean bound in a step" in text
     assert "deterministic false" in text
     assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text
@@ -116,7 +116,7 @@ def test_a_schedule_is_not_taken_for_one_that_is_executed(night_units, is_said, 
 
     text = " ".join(plan_text(plan).split())
 
-    assert ("Nothing switches units in a cluster without" in text) is is_said
+    assert ("nothing switches units in a cluster" in text) is is_said
     assert ("tidemill up --day plays the day on one machine." in text) is is_said
     assert plan.deployable.switches_units is is_said
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_document

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_s, starts_of
 from planner.spec.check import check_spec, with_values

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import _layout_of, _memory_of, check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.estimate.throughput.imbalance import imbalance_of
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
+from planner.plan.fit import check_fit, layout_of, memory_of
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.search.auto import decide
@@ -44,14 +45,14 @@ def spec_of(nodes=16, slo=SLO, decode=(), prefill=(), **sections):
 
 
 def found_for(spec):
-    return search_layouts(spec, _memory_of, _layout_of)
+    return search_layouts(spec, memory_of, layout_of)
 
 
 def trials_of(spec):
     """What layouts are tried with, as the search has it."""
     model = spec.model
     loads = draw_loads(1.01, 0, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
-    return Trials(_memory_of, _layout_of, ReplicaBalance(loads))
+    return Trials(memory_of, layout_of, ReplicaBalance(loads))
 
 
 def every_layout(spec, phase, requests, trials):
@@ -180,7 +181,7 @@ def test_a_cluster_gets_the_nodes_that_written_units_take():
     phases = {"decode": {"ep_size": 72, "redundant_experts": 32}, "prefill": {"ep_size": 32, "units": 2}}
     cluster = {"gpu": "h800", "nodes": "auto", "gpus_per_node": 8, "spares": ["node-0"]}
     data = {"version": 1, "name": "counted", "model": "deepseek-v3", "cluster": cluster} | phases
-    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), _memory_of, _layout_of)
+    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), memory_of, layout_of)
 
     assert fit.spec.cluster.nodes == 2 * 4 + 9 + 1
 

@@ -41,12 +41,18 @@ TEXTS = {
     "kubernetes.volumes[].mount_path": ("/models", "/data/weights"),
     "kubernetes.networks[]": ("rdma-0", "infra/rdma-1@net1"),
     "kubernetes.nics.hca[]": ("mlx5_0", "mlx5_1:1"),
-    "kubernetes.controller.heal.conditions[]": ("GPUMissing", "example.com/Faulty"),
+    "kubernetes.controller.heal.conditions[]": ("GPUMissing", "example.com/Sound=False"),
+    "kubernetes.controller.kueue.per_node[]": ("nvidia.com/gpu=8", "cpu=160"),
+    "kubernetes.controller.heal.labels[]": ("example.com/gpu=bad", "broken="),
     "kubernetes.rdma.resource": ("rdma/hca", "nvidia.com/roce"),
     "kubernetes.stage.source": ("/models", "/data/weights/r1"),
     "kubernetes.patches[].name": ("any-gateway", "any-decode-0"),
     "schedule.timezone": ("UTC", "Asia/Shanghai", "America/Argentina/Buenos_Aires"),
     "schedule.windows[].at": ("00:00", "05:59", "12:30", "23:59"),
+    "schedule.other_days[].windows[].at": ("00:00", "05:59", "12:30", "23:59"),
+    **dict.fromkeys(
+        ("schedule.other_days[].days[]", "traffic.other_days[].days[]"), ("sunday", "2026-12-24", "2026-02-30", "mon")
+    ),
 }
 
 # Sections whose keys are the user's.

@@ -10,8 +10,9 @@ import json
 from functools import cache
 
 from planner.cli import main
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.engines.limits import engine_refusals
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.spec.check import check_spec
 from planner.spec.yaml import parse_document

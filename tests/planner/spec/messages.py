@@ -12,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from planner.cli import main
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
 from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
 from planner.plan.deployable import document_digest, plan_digest
+from planner.plan.fit import check_fit
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
 from planner.spec.check import check_spec
@@ -131,6 +132,7 @@ ONE_WINDOW = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
 AUTO_DAY = PAIR | {"schedule": "auto"}
 AUTO_WEEK = {"windows": "auto", "other_days": [{"days": ["sunday"], "windows": [ONE_WINDOW]}]}
 TRAFFIC = {"input_tokens": 1e9, "output_tokens": 1e8, "profile": [1.0] * 24}
+FLOODED = PAIR | {"traffic": TRAFFIC | {"input_tokens": 1e13}, "slo": {"ttft_ms": 10_000}}
 DAY = {"windows": [{"at": f"{hour:02}:00", "prefill_units": 1 + hour % 2, "decode_units": 1} for hour in range(24)]}
 FLOOR = PAIR | {"traffic": TRAFFIC, "schedule": {"windows": "auto", "min_units": {"decode": 99}}}
 FREE_NODES = PAIR | {
@@ -165,6 +167,7 @@ OTHERS = {
     "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
+    "W126": lambda folder: compile_plan(_spec(folder, FLOODED)).warnings,
     "S753": _of_another_engine,
     "S760": _of_an_unknown_model,
     "S908": _with_other_references,

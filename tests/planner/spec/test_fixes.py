@@ -6,7 +6,8 @@ import re
 import pytest
 
 from planner.cli import main
-from planner.compiler import check_fit, compile_plan
+from planner.compiler import compile_plan
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
@@ -217,7 +218,7 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
 
     assert bool(changes) == can_be_applied(case)
     monkeypatch.setattr("planner.experts.experts.make_map", begin_work)
-    monkeypatch.setattr("planner.cli.compile_plan", begin_work)
+    monkeypatch.setattr("planner.compiler.compile_plan", begin_work)
     for change in changes:
         words = case["words"].split()
         for option, value in change.items():

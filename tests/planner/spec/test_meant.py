@@ -48,6 +48,8 @@ MEANT = [
     ),
     ({"cluster.gpu": OWN | {"fp8_tflops": "5 PFLOPS"}}, "cluster.gpu.fp8_tflops", 5000),
     ({"cluster.gpu": OWN | {"memory_bandwidth": "1.8TB"}}, "cluster.gpu.memory_bandwidth", "1.8TB/s"),
+    ({"cluster.gpu": OWN | {"fp8": "2000TFLOPS"}}, "cluster.gpu.fp8_tflops", 2000),
+    ({"cluster.gpu": OWN | {"bandwidth": "4800GB/s"}}, "cluster.gpu.memory_bandwidth", "4800GB/s"),
     ({"cluster": {"gpu": "h800", "nodes": 2, "gpus": 16}}, "cluster.gpus_per_node", 8),
     ({"prefill.precision": "auto"}, "prefill.precision", None),
     ({"prefill.kv_precision": "auto"}, "prefill.kv_precision", None),

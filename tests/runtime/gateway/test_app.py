@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from runtime.protocol.messages import Abort, Failed, Prefill, State, Token
-from tests.runtime.gateway.conftest import LOGPROB, MAX_QUEUED_REQUESTS, MAX_REQUESTS
+from tests.runtime.gateway.conftest import LOGPROB, MAX_QUEUED_REQUESTS, MAX_REQUESTS, PATIENCE_S
 
 MODEL = "org/tiny"
 EOS_ID = 1
@@ -26,7 +26,7 @@ def ids(tokenizer):
 @pytest.fixture
 def raw_stream(gateway):
     """An open streaming completion, as (connection, response): to be left half-read."""
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=PATIENCE_S)
     body = {"model": MODEL, "prompt": "mill", "stream": True, "max_tokens": 9}
 
     def open_stream():
@@ -126,7 +126,7 @@ def test_both_ranks_get_one_ticket_of_each_request(client, pair):
     client.completions.create(model=MODEL, prompt=["mill", "mill"], max_tokens=7)
 
     asked = [pair.prefill.hear() for _ in range(2)]
-    expected = [pair.decode.expected.get(timeout=20) for _ in range(2)]
+    expected = [pair.decode.expected.get(timeout=PATIENCE_S) for _ in range(2)]
     assert [(each.request_id, each.ticket) for each in expected] == [(p.request_id, p.kv_ticket) for p in asked]
     assert len({each.ticket for each in expected}) == 2
     assert all(len(bytes.fromhex(each.ticket)) == 16 for each in expected)
@@ -301,7 +301,7 @@ def test_a_client_that_leaves_its_stream_aborts_it_at_both_ranks(raw_stream, pai
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_the_first_token_aborts_its_request(gateway, pair, stream):
     """A waiting request is aborted as a running one is."""
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": "mill", "stream": stream}))
     prefill = pair.prefill.hear()
 
@@ -468,3 +468,13 @@ def test_metrics_count_what_was_answered(gateway, client, pair, ids):
     grown = [gateway.metric(f"tidemill_{name}") - old for name, old in zip(names, before, strict=True)]
     assert grown == [usage.prompt_tokens, usage.completion_tokens, 1, 1, usage.completion_tokens - 1]
     assert gateway.metric("tidemill_num_requests_waiting") == 0
+
+
+def test_the_metrics_port_tells_what_each_phase_has_to_do(gateway, pair, until):
+    """Within a second or so: a ready unit of each phase, and no request."""
+
+    def loads():
+        page = gateway.get("/metrics", port="metrics")[1].splitlines()
+        return [line.rsplit(" ", 1)[1] for line in page if line.startswith(("tidemill_phase_r", "tidemill_phase_k"))]
+
+    until(lambda: loads() == ["1.0", "1.0", "0.0", "0.0", "0.0", "0.0"], "both units are counted")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from runtime.gateway.body import MAX_CONTAINERS, MAX_VALUES
 from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer, load_tokenizer
@@ -334,11 +335,11 @@ def test_a_refusal_is_short_whatever_was_written(model, wishes):
 
 
 def test_arguments_too_deep_are_refused(write_checkpoint, tmp_path):
-    """A million brackets in a call's arguments are a mistake of the caller's, for the parser or for the template."""
+    """Brackets in a call's arguments are a mistake of the caller's, for the parser or for the template."""
     said = TOOL_TEMPLATE + "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
     model = ServedModel("tiny", 64, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
-    for depth in (800, 1_000_000):
-        call = {"function": {"name": "grind", "arguments": "[" * depth + "]" * (depth if depth < 10**6 else 0)}}
+    for depth in (800, MAX_CONTAINERS - 100):
+        call = {"function": {"name": "grind", "arguments": "[" * depth + "]" * (depth if depth == 800 else 0)}}
 
         with pytest.raises(ApiError) as error:
             chat(model, messages=[{"role": "assistant", "content": "x", "tool_calls": [call]}])
@@ -406,3 +407,27 @@ def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):
     """Even a default of one token is too much then."""
     with pytest.raises(ApiError, match="65 were asked for"):
         completion(model, prompt=[5] * 64)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"prompt": [[]] * MAX_CONTAINERS},
+        {"prompt": [5] * (MAX_VALUES + 2)},
+        {"prompt": "mill", "logit_bias": [{}] * MAX_CONTAINERS},
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused_unread(model, wishes):
+    """Reading 8 MB of empty lists takes the interpreter half a second, in which no stream gets a token."""
+    raw = json.dumps({"model": "tiny"} | wishes).encode()
+    with pytest.raises(ApiError, match="the body may have 1,048,576 values, 131,072 of them lists or objects") as error:
+        read_completion(raw[:-1], model)  # it is not even JSON
+
+    assert (error.value.status, error.value.code) == (413, "request_too_large")
+
+
+def test_a_prompt_may_be_as_long_as_any_model_reads(tokenizer):
+    """A million ids are no question of parts."""
+    model = ServedModel("tiny", MAX_VALUES, tokenizer)
+
+    assert completion(model, prompt=[5] * (MAX_VALUES - 20)).num_prompt_tokens == MAX_VALUES - 20

@@ -1,101 +1,20 @@
-"""Who may be a rank where certificates are asked for: the registry's port, over real sockets, against strangers.
-
-The gateway's side runs in this process: its port, handshakes and registry, without HTTP. Certificates are those that
-`tidemill up` makes.
-"""
+"""Who may be a rank where certificates are asked for: the registry's port, over real sockets, against strangers."""
 
 import asyncio
-import datetime
 import logging
 import ssl
-import time
 from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from runtime.gateway.rank_load import RankLimits, RequestSize
-from runtime.gateway.registry import Registry
-from runtime.gateway.serve import Ranks, take_ranks
 from runtime.gateway.strangers import MAX_STRANGERS
-from runtime.protocol import tls
-from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Abort, FromGateway, Hello, Moved, Rejected, Renewal, Renewed, State, Token
-from runtime.protocol.sockets import listen
-from runtime.protocol.tls import Credentials, Trust, call
-from runtime.worker import gateway_connection, renewal
+from runtime.protocol.frames import encode_frame
+from runtime.protocol.messages import Abort, Hello, Rejected
+from runtime.protocol.tls import Credentials, Trust
+from runtime.worker import gateway_connection
 from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
-from stacks.local.certificates import Certificates, now
-from stacks.local.layout import Identity
-
-HOST = "127.0.0.1"
-GATEWAY, UNITS = "spiffe://test/gateway", "spiffe://test/unit/"
-HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 7, "sha256:unit", "sha256:kv", None, None)
-SIZE = RequestSize(4, 4)
-HOUR = datetime.timedelta(hours=1)
-
-
-@pytest.fixture
-def issued(tmp_path):
-    """Writes the certificates of a gateway and two units by an authority of its own; the folder."""
-
-    def issue(name="ours", at=None) -> Path:
-        folder = tmp_path / name
-        units = [Identity(UNITS + unit, "client", folder / unit) for unit in ("mixed-0", "mixed-1")]
-        Certificates([Identity(GATEWAY, "server", folder / "gateway"), *units], at or now())
-        return folder
-
-    return issue
-
-
-class Gateway:
-    """A port that takes ranks with certificates."""
-
-    def __init__(self, folder: Path) -> None:
-        self.registry = Registry("sha256:kv", RankLimits(16, 4096, 0), 150.0, units_identity=UNITS)
-        self._listener = listen(HOST, 0, "registry")
-        self.port = self._listener.getsockname()[1]
-        self._ranks = Ranks(self._listener, Credentials(folder / "gateway", "server"))
-
-    async def __aenter__(self) -> "Gateway":
-        self._taking = asyncio.create_task(take_ranks(self._ranks, self.registry))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._taking.cancel()
-        await self.registry.close()
-
-    def trust(self, folder: Path, side="client") -> Trust:
-        return Trust(Credentials(folder, side), GATEWAY)
-
-    async def hears(self, folder: Path | None, hello: Hello = HELLO) -> object:
-        """What a rank is told that says `hello`, with the certificate of the folder or none: None for nothing."""
-        trust = None if folder is None else self.trust(folder)
-        try:
-            stream, writer = await call(HOST, self.port, trust)
-            writer.write(encode_frame(hello) + encode_frame(State("ready")))
-            frames = FrameReader(stream, FromGateway)
-            frame = await asyncio.wait_for(frames.read(), 5)
-        except OSError:
-            return None
-        writer.close()
-        return None if frame is None else frame[0]
-
-    async def admits(self, folder: Path, hello: Hello = HELLO) -> bool:
-        """Whether a rank with that certificate is ready here within a while."""
-        stream, writer = await call(HOST, self.port, self.trust(folder))
-        writer.write(encode_frame(hello) + encode_frame(State("ready")))
-        with suppress(TimeoutError, OSError):
-            await asyncio.wait_for(stream.read(1), 0.5)  # an end, or nothing while it is welcome
-        is_ready = any(unit.is_ready and unit.name == hello.unit for unit in self.registry.units())
-        writer.close()
-        return is_ready
-
-
-def run(coroutine):
-    """Its result, within a time that only a hanging test needs."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+from stacks.local.certificates import now
+from tests.runtime.gateway.certified import GATEWAY, HELLO, HOST, HOUR, Gateway, run
 
 
 def test_a_rank_with_its_units_certificate_is_admitted(issued):
@@ -271,168 +190,13 @@ def test_a_rank_says_nothing_to_one_that_is_not_the_gateway(issued, capfd, monke
             port = false_gateway.sockets[0].getsockname()[1]
             trust = Trust(Credentials(folder / "mixed-0", "client"), GATEWAY)
             running = asyncio.create_task(GatewayLink(GatewayAddress(HOST, port, trust), HELLO, received.append).run())
-            await asyncio.sleep(0.5)
+            said = ""
+            while "tidemill: waiting for another gateway: " not in said:
+                await asyncio.sleep(0.01)
+                said += capfd.readouterr().err
             running.cancel()
 
     run(use())
 
     assert b"".join(heard) == b""
     assert received == []
-    assert "tidemill: waiting for another gateway: " in capfd.readouterr().err
-
-
-class Moving:
-    """A rank's line that is renewed again and again, with a request's tokens on it; and a gateway."""
-
-    def __init__(self, folder: Path, gateway: Gateway) -> None:
-        self.gateway, self.heard, self.received = gateway, [], []
-        self.link = GatewayLink(
-            GatewayAddress(HOST, gateway.port, gateway.trust(folder / "mixed-0")), HELLO, self.received.append
-        )
-        self._running = asyncio.create_task(self.link.run())
-
-    async def __aenter__(self) -> "Moving":
-        self.link.say_state(State("ready"))
-        await until(lambda: any(unit.is_ready for unit in self.gateway.registry.units()))
-        self.rank.subscribe("request", SIZE, lambda _, answer: self.heard.append(answer))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._running.cancel()
-
-    @property
-    def rank(self):
-        ((rank,),) = [unit.ranks for unit in self.gateway.registry.units()]
-        return rank
-
-    @property
-    def shown(self) -> str:
-        """The number of the certificate that the rank has shown on its connection of now."""
-        return self.rank._writer.get_extra_info("peercert")["serialNumber"]
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-@pytest.fixture
-def quick_renewal(monkeypatch):
-    """Connections are renewed as soon as they stand."""
-    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
-    monkeypatch.setattr(renewal, "RENEWED_AFTER", 0.0)
-
-
-@pytest.mark.usefixtures("quick_renewal")
-def test_a_connection_is_renewed_and_nothing_that_is_said_on_it_is_lost_or_comes_twice(issued, caplog):
-    """Both ends say something all the time, while the rank moves to ten other connections."""
-    folder = issued()
-
-    async def use():
-        async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
-            rank, seen, number = moving.rank, set(), 0
-            while len(seen) < 10:
-                moving.link.send(Token("request", number, 5, None))
-                rank.send(Abort(str(number)))
-                number += 1
-                await asyncio.sleep(0.001)
-                seen.add(rank._writer)
-            await until(lambda: len(moving.heard) == number == len(moving.received))
-            return moving.rank is rank, number, list(moving.heard), list(moving.received)
-
-    with caplog.at_level(logging.INFO):
-        is_same, number, heard, received = run(use())
-
-    assert is_same
-    assert [token.index for token in heard] == list(range(number))
-    assert [abort.request_id for abort in received] == [str(each) for each in range(number)]
-    assert caplog.text.count("joined") == 1
-
-
-def test_a_renewed_certificate_is_shown_on_a_connection_that_stands(issued, monkeypatch):
-    """The rank calls again when its files have changed, and is not lost for a moment."""
-    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
-    folder = issued()
-
-    async def use():
-        async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
-            rank, first = moving.rank, moving.shown
-            renewed = issued("renewed")
-            for file in renewed.glob("*/*"):
-                (folder / file.relative_to(renewed)).write_bytes(file.read_bytes())
-            await until(lambda: moving.shown != first)
-            return moving.rank is rank, rank.state, list(moving.heard)
-
-    assert run(use()) == (True, "ready", [])
-
-
-def test_a_connection_ends_with_the_certificate_that_was_shown_on_it(issued, caplog, monkeypatch):
-    """A rank that does not call again in time is lost, and the log says why."""
-    folder = issued()
-    ends = now() + 24 * HOUR
-    began = time.monotonic()
-    clock = SimpleNamespace(time=lambda: ends.timestamp() - 1 + time.monotonic() - began)  # a second before
-    monkeypatch.setattr(tls, "time", clock)
-
-    async def use():
-        async with Gateway(folder) as gateway:
-            stream, writer = await call(HOST, gateway.port, gateway.trust(folder / "mixed-0"))
-            writer.write(encode_frame(HELLO) + encode_frame(State("ready")))
-            assert await stream.read() == b""
-            writer.close()
-            return [rank.state for unit in gateway.registry.units() for rank in unit.ranks]
-
-    with caplog.at_level(logging.WARNING):
-        assert run(use()) == ["lost"]
-    assert "the certificate of rank 0 of unit mixed-0 has expired" in caplog.text
-
-
-def test_a_rank_hangs_up_when_the_gateways_certificate_has_expired(issued, monkeypatch):
-    """It calls again, and says nothing to a gateway that has no other."""
-    folder, lengths = issued(), [0.05, None]
-    monkeypatch.setattr(gateway_connection, "seconds_valid", lambda _: lengths.pop(0) if lengths else None)
-
-    async def use():
-        async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
-            first = moving.rank
-            await until(lambda: moving.rank is not first)
-            return first.state, moving.rank.state
-
-    assert run(use())[0] == "lost"
-
-
-@pytest.mark.parametrize("who", ["mixed-0", "mixed-1"])
-def test_whoever_copies_a_hello_renews_nobodys_connection(issued, caplog, who):
-    """One that has the unit's own certificate gets a ticket, which only the rank's own connection can use."""
-    folder = issued()
-
-    async def use():
-        async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
-            said = await gateway.hears(folder / who, Renewal(HELLO))
-            moving.link.send(Token("request", 0, 5, None))
-            await until(lambda: moving.heard)
-            return said, moving.rank.state
-
-    said, state = run(use())
-
-    assert isinstance(said, Renewed if who == "mixed-0" else Rejected)
-    assert state == "ready"
-
-
-@pytest.mark.parametrize("sent", [Renewal(HELLO), Moved("ticket")])
-def test_a_rank_that_is_not_there_goes_on_nowhere(issued, caplog, sent):
-    """Nor does one that was never told where."""
-    folder = issued()
-
-    async def use():
-        async with Gateway(folder) as gateway:
-            assert await gateway.hears(folder / "mixed-0", sent) is None
-            stream, writer = await call(HOST, gateway.port, gateway.trust(folder / "mixed-0"))
-            writer.write(encode_frame(HELLO) + encode_frame(Moved("ticket")))
-            assert await stream.read() == b""
-            writer.close()
-
-    with caplog.at_level(logging.WARNING):
-        run(use())
-
-    assert "moves to a connection that is not there" in caplog.text

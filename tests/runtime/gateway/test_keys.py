@@ -116,6 +116,18 @@ def test_keys_change_without_a_restart(file, clock, caplog):
     assert "the keys stay as they are" in caplog.text
 
 
+def test_each_of_several_gateways_holds_its_share_of_a_keys_limits(file, clock):
+    """One at least; what has no limit has none. It is so for a file that is read again, too."""
+    ring = KeyRing(file(entry(tokens_per_minute=600, max_requests=9, max_streams=1)), num_gateways=2)
+    first = ring.account_of(f"Bearer {KEY}", PEER).limits
+    file(entry(max_streams=5))
+    clock[0] += keys.LOOK_S
+    second = ring.account_of(f"Bearer {KEY}", PEER).limits
+
+    assert (first.tokens_per_minute, first.max_requests, first.max_streams) == (300, 4, 1)
+    assert (second.tokens_per_minute, second.max_requests, second.max_streams) == (None, None, 2)
+
+
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [

@@ -91,7 +91,7 @@ def _soon(monkeypatch):
 
 
 def in_time(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 10))
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
 def ids_told(told):

@@ -365,6 +365,12 @@ def test_a_refusal_names_no_digest_and_no_ticket(launches):
     assert all("sha256" not in sentence and "ticket of" not in sentence for sentence in sentences)
 
 
+async def arriving(pair, sent):
+    """Wait until the decode rank has taken the ticket of a transfer that has not ended."""
+    while sent.offer.request_id not in pair.receiver._arriving:
+        await asyncio.sleep(0.01)
+
+
 def test_a_ticket_is_taken_once(launches, monkeypatch):
     """A replayed transfer is refused while the first is on its way and afterwards; the first one notices nothing."""
     monkeypatch.setattr(kv_tickets, "WAIT_S", 0.01)
@@ -374,7 +380,7 @@ def test_a_ticket_is_taken_once(launches, monkeypatch):
         pair.issue(sent)
         reader, writer = await asyncio.open_connection(HOST, pair.port)
         writer.write(sent.data()[:-1])
-        await asyncio.sleep(0.05)
+        await arriving(pair, sent)
         assert NO_TICKET.encode() in await pair.say(sent.data())
         writer.write(sent.data()[-1:])
         await reader.read(1)
@@ -412,7 +418,7 @@ def test_an_abort_ends_a_transfer_and_its_ticket(launches, monkeypatch):
         outgoing = Outgoing(half.offer)
         sending = asyncio.ensure_future(pair.sender.send(HOST, pair.port, outgoing))
         outgoing.put(0, 0, half.latents[0])
-        await asyncio.sleep(0.05)
+        await arriving(pair, half)
         for each in (half, late):
             pair.receiver.abort(each.offer.request_id)
         assert "could not be sent" in await failure_of(sending)

@@ -33,7 +33,7 @@ def run_node(launch_file, cwd=None, env=None, **changes):
     flags = {"node": "node-1", "address": "127.79.0.3", "leader": "127.79.0.3", "gateway": "127.79.0.1"} | changes
     command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file)]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=env)
 
 
 def start_node(launch_file, **flags):
@@ -76,7 +76,7 @@ def crash(*_):
                   kv_host=None, kv_port=None)
     gateway = socket.create_server(("127.79.0.9", 0))
     network = Network(GatewayAddress(*gateway.getsockname()), hello, Inbox(), None)
-    network.open_link()
+    network.open_links()
     time.sleep(0.2)
     raise IndexError("list index out of range")
 
@@ -90,7 +90,7 @@ def test_a_crashed_rank_says_its_error_last(launch_file):
     """Its network thread still calls the gateway, and what asyncio says of that would hide the error from `status`."""
     flags = ["--node=node-1", "--address=127.79.0.9", "--leader=127.79.0.9", "--place=0", "--local-rank=0"]
     command = [sys.executable, "-c", CRASH, "rank", "--launch", str(launch_file), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == "IndexError: list index out of range"
@@ -143,54 +143,40 @@ def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
     assert_one_sentence(run_node(launch_file, address=address), words)
 
 
-def test_an_empty_trace_folder_is_none(launch_file, tmp_path):
-    """An empty TIDEMILL_TRACE asks for nothing, and nothing is written to wherever the ranks were started."""
+def test_a_taken_port_is_named(launch_file, tmp_path):
+    """With its address and purpose; the rank beside it goes too. An empty TIDEMILL_TRACE asks for no records."""
     (tmp_path / "here").mkdir()
     environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[2])}
     port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
     with socket.create_server(("127.79.0.3", port)):
         done = run_node(launch_file, cwd=tmp_path / "here", env=environment)
 
-    assert_one_sentence(done, f"cannot listen on 127.79.0.3:{port}")
+    assert_one_sentence(done, f"demo-decode-0 rank 1 ended with status 1: cannot listen on 127.79.0.3:{port} (metrics)")
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_a_rank_records_what_it_did(launch_file, tmp_path):
-    """In the folder that TIDEMILL_TRACE names, under its unit and number; here until the first of two fails."""
-    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
-    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
-    with socket.create_server(("127.79.0.5", port)):
-        run_node(launch_file, env=environment, node="node-2", address="127.79.0.5", leader="127.79.0.5")
-    records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
+def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file, tmp_path):
+    """Its process says whose place it takes, and starts that place's ranks: here until a port of one is taken.
 
-    assert records
-    assert set(records) <= {"demo-decode-0-2.json", "demo-decode-0-3.json"}
-    assert any(f'"pid": {name[-6]}, "args"' in record for name, record in records.items())
-
-
-def test_a_taken_port_is_named(launch_file):
-    """With its address and purpose; the rank beside it goes too."""
-    port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
-    with socket.create_server(("127.79.0.3", port)):
-        done = run_node(launch_file)
-
-    assert_one_sentence(done, f"demo-decode-0 rank 1 ended with status 1: cannot listen on 127.79.0.3:{port} (metrics)")
-
-
-def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file):
-    """Its process says whose place it takes, and starts that place's ranks: here until a port of one is taken."""
+    What they did is recorded in the folder that TIDEMILL_TRACE names, under their unit and number.
+    """
     launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+    environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
     port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
     planned = start_node(launch_file, node="node-1", address="127.79.0.6", leader="127.79.0.7")
     try:
         with socket.create_server(("127.79.0.7", port)):
-            done = run_node(launch_file, node="node-7", address="127.79.0.7", leader="127.79.0.7")
+            done = run_node(launch_file, env=environment, node="node-7", address="127.79.0.7", leader="127.79.0.7")
     finally:
         planned.kill()
         planned.communicate()
+    records = {path.name: path.read_text() for path in tmp_path.glob("demo-decode-0-*.json")}
 
     assert "tidemill: spare node-7 takes the place of node-2" in done.stderr.splitlines()
     assert_one_sentence(done, f"demo-decode-0 rank 3 ended with status 1: cannot listen on 127.79.0.7:{port} (metrics)")
+    assert records
+    assert set(records) <= {"demo-decode-0-2.json", "demo-decode-0-3.json"}
+    assert any(f'"pid": {name[-6]}, "args"' in record for name, record in records.items())
 
 
 def test_sigterm_ends_a_node_with_one_sentence(launch_file):
@@ -198,7 +184,7 @@ def test_sigterm_ends_a_node_with_one_sentence(launch_file):
     leader = start_node(launch_file, node="node-1", address="127.79.0.8", leader="127.79.0.8")
     wait_for(lambda: children_of(leader.pid) or leader.poll() is not None)
     leader.terminate()
-    _, stderr = leader.communicate(timeout=60)
+    _, stderr = leader.communicate(timeout=300)
 
     assert (leader.returncode, stderr) == (143, "tidemill: the node was told by SIGTERM to end at once\n")
 
@@ -212,22 +198,11 @@ def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
     assert_one_sentence(done, "config.json is sha256:", "the plan was made for sha256:0000")
 
 
-def test_ranks_die_with_a_killed_node(waiting_node):
-    """SIGKILL to the node leaves no rank behind."""
-    node, ranks = waiting_node
-    assert len(ranks) == 2
-
-    node.kill()
-    node.wait()
-
-    wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
-
-
 def test_a_killed_rank_ends_its_node_with_the_reason(waiting_node):
     """One rank is killed: the other goes too, and the node's last line names the signal."""
     node, ranks = waiting_node
     os.kill(ranks[1], signal.SIGKILL)
-    _, stderr = node.communicate(timeout=60)
+    _, stderr = node.communicate(timeout=300)
 
     assert node.returncode == 1
     assert stderr.splitlines()[-1] == "tidemill: demo-decode-0 rank 1 was killed by SIGKILL"
@@ -301,7 +276,7 @@ def test_the_first_death_that_is_no_echo_is_the_cause(children, said):
 
 def wait_for(found):
     """Return what `found()` returns, once it is true."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (result := found()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -19,7 +19,7 @@ from runtime.worker.io_thread import Inbox, Network
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 OFFER = Offer("a", "ticket", "", [1, 1, 1], "fp32")
 HANDOVER = Handover("a", [1], [2], Sampling(4, 0.0, 1.0, 0, []))
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 class Sender:
@@ -93,7 +93,7 @@ def test_a_transfer_that_fails_is_its_requests_failure():
     inbox, failure = Inbox(), RuntimeFailure("its KV could not be sent")
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, inbox, Sender(failure))
-        network.open_link()
+        network.open_links()
         rank, _ = gateway.accept()
         with rank:
             rank.settimeout(PATIENCE_S)
@@ -129,7 +129,7 @@ def test_a_rank_that_the_gateway_refuses_loads_no_further():
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
         network.say_loaded(0.02)
-        network.open_link()
+        network.open_links()
         rank, _ = gateway.accept()
         with rank:
             rank.sendall(encode_frame(Rejected("it is not wanted")))
@@ -142,7 +142,7 @@ def test_a_rank_whose_steps_go_on_says_its_state_again():
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
         network.say_state("ready")
-        network.open_link()
+        network.open_links()
         rank, _ = gateway.accept()
         with rank:
             rank.settimeout(PATIENCE_S)

@@ -7,7 +7,6 @@ import pytest
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.traffic import ExchangeTime
-from runtime.protocol.messages import Dismissed
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.step_times import StepTimes
@@ -20,17 +19,16 @@ NUM_RANKS = 3
 class GatewayThere:
     """A gateway that dismisses a rank as soon as it hears that it is draining, or never."""
 
-    def __init__(self, inbox, *, answers=True):
-        self.inbox, self.answers, self.said = inbox, answers, []
-        self.connected, self.handing_over = True, False
+    def __init__(self, *, answers=True):
+        self.answers, self.said = answers, []
+        self.dismissed, self.handing_over = False, False
 
     def say_draining(self):
         self.said.append("draining")
-        if self.answers:
-            self.inbox.put(Dismissed())
+        self.dismissed = self.answers
 
-    def is_connected(self):
-        return self.connected
+    def is_dismissed(self):
+        return self.dismissed
 
     def is_handing_over(self):
         return self.handing_over
@@ -55,7 +53,7 @@ class SomeSteps:
 def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, busy, free_port):
     """Whichever is asked, and whichever has work: nobody leaves before the work is done, and each says so once."""
     inboxes = [queue.SimpleQueue() for _ in range(NUM_RANKS)]
-    lines = [GatewayThere(inbox) for inbox in inboxes]
+    lines = [GatewayThere() for _ in range(NUM_RANKS)]
     leaving = [Leaving(line) for line in lines]
     phases = [SomeSteps(20 if rank == busy else 0) for rank in range(NUM_RANKS)]
     leaving[asked].ask()
@@ -72,7 +70,7 @@ def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, b
 def test_a_busy_rank_says_at_once_that_it_drains():
     """Else the gateway would go on sending requests, and the unit would never be idle."""
     inbox = queue.SimpleQueue()
-    line = GatewayThere(inbox)
+    line = GatewayThere()
     leaving = Leaving(line)
     said_after = []
 
@@ -86,25 +84,12 @@ def test_a_busy_rank_says_at_once_that_it_drains():
     assert (4, ["draining"]) in said_after
 
 
-@pytest.mark.parametrize(
-    ("dismissed", "connected", "handing_over", "free"),
-    [
-        (True, True, False, True),
-        (False, True, False, False),  # the gateway waits for an answer, or a request is on its way here
-        (False, False, False, True),  # no gateway waits for anything
-        (True, False, False, True),
-        (True, True, True, False),  # a prompt's KV is still being sent
-        (True, False, True, False),
-        (False, True, True, False),
-        (False, False, True, False),
-    ],
-)
-def test_a_rank_is_free_when_nothing_is_on_its_way(dismissed, connected, handing_over, free):
-    """All eight states."""
-    line = GatewayThere(queue.SimpleQueue())
-    line.connected, line.handing_over = connected, handing_over
+@pytest.mark.parametrize("dismissed", [False, True])
+@pytest.mark.parametrize("handing_over", [False, True])
+def test_a_rank_is_free_when_nothing_is_on_its_way(dismissed, handing_over):
+    """No gateway waits for an answer, and no prompt's KV is still being sent."""
+    line = GatewayThere()
+    line.dismissed, line.handing_over = dismissed, handing_over
     leaving = Leaving(line)
-    if dismissed:
-        leaving.dismiss()
 
-    assert leaving.is_free == free
+    assert leaving.is_free == (dismissed and not handing_over)

@@ -24,7 +24,7 @@ from tests.runtime.launch_documents import UNIT, sealed, write
 
 PLANNED, SPARES = ["node-0", "node-1", "node-2"], ["node-7", "node-8", "node-9"]
 LEADER, WORKER, OTHER = "127.79.9.1", "127.79.9.2", "127.79.9.3"
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from runtime.expert_parallel.traffic import ExchangeTime
+from runtime.gateway.stragglers import straggler
 from runtime.protocol.messages import StepTime
 from runtime.worker.step_times import StepTimes
 
@@ -47,6 +48,25 @@ def test_one_long_step_in_many_is_smoothed_and_slowness_that_stays_shows():
 
     assert once.own_us == 25_000
     assert always.own_us > 95_000
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.05, 0.3, 1.0, 3.0])
+def test_a_rank_that_becomes_twice_as_slow_is_named_within_ten_seconds(step_s):
+    """However long the steps of its unit take, when each rank tells the gateway once a second."""
+    ranks = [Steps() for _ in range(4)]
+    for _ in range(100):
+        for rank in ranks:
+            rank.step(step_s, 0.0)
+    slow_since, next_told, found = ranks[0].now, ranks[0].now, None
+    while found is None:
+        for number, rank in enumerate(ranks):
+            rank.step(2 * step_s if number == 2 else step_s, 0.0 if number == 2 else step_s)
+        if ranks[0].now >= next_told:
+            next_told += 1.0
+            found = straggler([rank.tell()[-1].own_us for rank in ranks])
+
+    assert found[0] == 2
+    assert ranks[0].now - slow_since <= 10.0
 
 
 def test_an_idle_rank_says_nothing():

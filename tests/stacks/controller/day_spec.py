@@ -11,16 +11,17 @@ __all__ = ["day_plan", "write_day"]
 DAY = REPOSITORY / "stacks" / "specs" / "demo-day.yaml"
 
 
-def write_day(folder, *, cluster=None, **kubernetes):
-    """The path of the spec, in `folder`, with more fields of `cluster` and `kubernetes`."""
+def write_day(folder, *, cluster=None, schedule=None, **kubernetes):
+    """The path of the spec, in `folder`, with more fields of `cluster`, `schedule` and `kubernetes`."""
     document = yaml.safe_load(DAY.read_text().replace("../../", f"{REPOSITORY}/"))
     document["kubernetes"] |= {"controller": {}} | kubernetes
     document["cluster"] |= cluster or {}
+    document["schedule"] |= schedule or {}
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
 
 
-def day_plan(folder, *, cluster=None, **kubernetes):
+def day_plan(folder, *, cluster=None, schedule=None, **kubernetes):
     """Its plan."""
-    return compile_plan(check_spec(write_day(folder, cluster=cluster, **kubernetes))).deployable
+    return compile_plan(check_spec(write_day(folder, cluster=cluster, schedule=schedule, **kubernetes))).deployable

@@ -1,11 +1,13 @@
 """How many units demand asks for, over every short sequence of looks; and what the gateway says of it."""
 
+import socket
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
 
+from stacks.controller import figures
 from stacks.controller.decide import decide, units_on
 from stacks.controller.demand import Floor, Limits, Load, Room, asked_units, follow_demand, follow_phase
 from stacks.controller.figures import Figures, NoFigures, figures_in, read_figures
@@ -191,3 +193,12 @@ def test_a_gateway_that_does_not_answer_is_named():
 
     with pytest.raises(NoFigures, match=f"{url} does not answer: "):
         read_figures(url)
+
+
+def test_a_gateway_that_never_answers_keeps_nobody(monkeypatch):
+    """Whatever it is that takes so long."""
+    monkeypatch.setattr(figures, "ASK_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        with pytest.raises(NoFigures, match=f"{url} does not answer"):
+            read_figures(url)

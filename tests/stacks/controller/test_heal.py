@@ -199,6 +199,17 @@ def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
     assert nodes_to_taint(seen(ALL_READY).units, nodes, ["GPUMissing", "XIDErrors"]) == ({"bad"}, None)
 
 
+def test_a_node_may_report_a_fault_by_another_status_or_a_label():
+    """Some conditions say that all is well, and are false when it is not."""
+    labelled = node("labelled") | {"metadata": {"name": "labelled", "labels": {"example.com/gpu": "bad", "a": "b"}}}
+    nodes = [node("bad", conditions=[("GpuReady", "False")]), node("good", conditions=[("GpuReady", "True")]), labelled]
+    units, faults = seen(ALL_READY, spares=("s0", "s1")).units, ["GpuReady=False"]
+
+    assert nodes_to_taint(units, nodes, faults) == ({"bad"}, None)
+    assert nodes_to_taint(units, nodes, faults, ["example.com/gpu=bad"]) == ({"bad", "labelled"}, None)
+    assert nodes_to_taint(units, nodes, [], ["example.com/gpu=good"]) == (set(), None)
+
+
 def test_no_more_nodes_are_tainted_than_there_are_spares():
     """A detector may be wrong about all of them; what has its taint keeps it."""
     reports, taint = [("GPUMissing", "True")], {"key": names.FAULTY_TAINT, "value": "x", "effect": "NoSchedule"}

@@ -1,12 +1,14 @@
 """Which units serve last, over every short sequence of looks and every state of four units."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from planner.schedule.schedule import OtherDays
 from stacks.controller.decide import decide, units_on
 from stacks.controller.stragglers import Suspect, follow_stragglers, with_last
-from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, UNITS, WARM_UP_S, situation
+from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, TIMETABLE, UNITS, WARM_UP_S, situation
 from tests.stacks.controller.test_decide import EVENING, EVERY_STATE, MORNING, applied, on_at, ready, wanted_at
 
 LASTS_S, LOOK_S = 20, 10
@@ -63,6 +65,18 @@ def test_the_slow_unit_leaves_the_peak_first():
     assert {each.unit for each in evening.scales} == {"d0", "p1"}
     assert [(each.unit, each.is_on) for each in night.scales] == [("d1", True)]
     assert [(each.unit, each.is_on) for each in replaced.scales] == [("d0", False)]
+
+
+def test_weekdays_and_dates_have_the_same_order():
+    """On Tuesdays, such as this one, it is always night; a state of any day may be the one with most nodes."""
+    by_night = TIMETABLE.steps[1:]
+    weekly = replace(TIMETABLE, other_days=(OtherDays(("tuesday",), by_night),))
+    seen = with_last(replace(situation((READY,) * 4), timetable=weekly), {"d0"})
+    small = replace(weekly, steps=by_night, other_days=(OtherDays(("monday",), TIMETABLE.steps),))
+    asking = replace(situation((READY, OFF, READY, OFF)), timetable=small, floors={"decode": 2})
+
+    assert units_on(seen, MIDNIGHT + 12 * HOUR) == {"p0", "d1"}
+    assert decide(asking, MIDNIGHT + 12 * HOUR).wanted == ("p0", "d0", "d1")
 
 
 def test_the_order_is_the_plans_where_nobody_is_slow_or_all_are():

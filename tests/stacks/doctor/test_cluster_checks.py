@@ -27,7 +27,7 @@ def test_what_may_not_be_looked_at_is_a_note(needs):
     (finding,) = findings(needs, good_cluster(needs, unseen=(Unseen("Nodes", "eve may not list nodes; bind a role"),)))
 
     assert (finding.check, finding.object, finding.blocks) == ("rights", "Nodes", False)
-    assert (finding.reason, finding.fix) == ("not looked at: eve may not list nodes", "bind a role")
+    assert (finding.reason, finding.fix) == ("could not be read: eve may not list nodes", "bind a role")
 
 
 def test_a_lacking_right_is_said_by_kind(needs):
@@ -37,8 +37,8 @@ def test_a_lacking_right_is_said_by_kind(needs):
     of_maps, of_namespaces = findings(needs, good_cluster(needs, denied=denied))
 
     assert (of_maps.check, of_maps.object, of_maps.blocks) == ("rights", "ConfigMaps", True)
-    assert of_maps.reason == "the kubeconfig's user may not create, patch them in namespace tidemill"
-    assert of_maps.fix == "bind a Role to it that allows get, create, patch and delete of them"
+    assert of_maps.reason == "the kubeconfig's user may not create or patch them in namespace tidemill"
+    assert of_maps.fix == "bind it to a Role that allows get, create, patch and delete on them"
     assert of_namespaces.fix.startswith("have tidemill created for you and set kubernetes.create_namespace: false, or")
 
 
@@ -59,8 +59,8 @@ def test_a_kind_that_nobody_serves_says_how_to_install_it(needs):
 
     assert (absent.check, absent.object) == (old.check, old.object) == ("kind", "LeaderWorkerSet")
     assert absent.fix.startswith("install LeaderWorkerSet 0.9 or newer")
-    assert old.reason == "the cluster serves leaderworkerset.x-k8s.io in v1alpha1, and not LeaderWorkerSet in v1"
-    assert old.fix.startswith("renew what defines it: install LeaderWorkerSet 0.9 or newer")
+    assert old.reason == "the cluster serves leaderworkerset.x-k8s.io in v1alpha1, but not LeaderWorkerSet in v1"
+    assert old.fix.startswith("upgrade what defines it: install LeaderWorkerSet 0.9 or newer")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_whatever_pods_name_must_be_there(needs, named, check):
     (finding,) = findings(asking, good_cluster(asking, named={named: None}))
 
     assert (finding.check, finding.object, finding.blocks) == (check, str(named), True)
-    assert finding.reason == f"there is none, and {named.field} names it"
+    assert finding.reason == f"it does not exist, and {named.field} names it"
 
 
 def test_what_must_be_there_first_needs_a_namespace_first(needs, guest):
@@ -92,8 +92,8 @@ def test_what_must_be_there_first_needs_a_namespace_first(needs, guest):
 CLAIMS = [
     (claim("ReadOnlyMany"), None),
     (claim("ReadWriteMany", "ReadWriteOnce"), None),
-    (claim("ReadWriteOnce"), "pods on 4 nodes mount it, and ReadWriteOnce lets one node in"),
-    (claim("ReadWriteOncePod"), "pods on 4 nodes mount it, and ReadWriteOncePod lets one node in"),
+    (claim("ReadWriteOnce"), "pods on 4 nodes mount it, and ReadWriteOnce allows only one node"),
+    (claim("ReadWriteOncePod"), "pods on 4 nodes mount it, and ReadWriteOncePod allows only one node"),
     (claim("ReadWriteMany", phase="Pending"), "it has no volume: its phase is Pending"),
     (claim("ReadWriteMany", phase="Lost"), "it has no volume: its phase is Lost"),
     (claim("ReadWriteMany", phase="Pending", storageClassName="late"), None),

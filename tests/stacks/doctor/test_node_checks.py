@@ -224,7 +224,7 @@ def test_pods_of_others_hold_what_is_needed(gpu_needs):
     (finding,) = findings(gpu_needs, good_cluster(gpu_needs, pods=pods))
 
     assert (finding.check, finding.object, finding.blocks) == ("occupied", "Node node-1", True)
-    assert finding.reason == "pods of others hold 4 of its 8 nvidia.com/gpu, and 8 are needed: research/train-0"
+    assert finding.reason == "other pods hold 4 of its 8 nvidia.com/gpu, and 8 are needed: research/train-0"
 
 
 def test_a_plan_of_the_same_name_elsewhere_is_somebody_elses(gpu_needs):
@@ -283,7 +283,7 @@ def test_the_gateway_needs_a_node_too(needs):
 
     assert found(asking, facts) == []
     assert (finding.check, finding.object) == ("gateway", "pods of demo-gateway")
-    assert finding.reason == "none of 4 nodes is ready, lets it in and has 100 cpu left"
+    assert finding.reason == "none of 4 nodes is ready, admits it and has 100 cpu left"
 
 
 def test_nodes_that_nobody_may_list_are_not_judged(needs):

@@ -85,7 +85,7 @@ def test_last_words_become_rates_from_node_to_node():
     assert probe.mb_per_s == {("node-1", "node-0"): 100.0, ("node-0", "node-1"): 90.0}
     assert found(probe) == []
     assert probe_summary(probe) == (
-        "all to all between 2 nodes: 100 MB/s from one to another in the median, 90 at least (node-0 to node-1)"
+        "all to all between 2 nodes: 100 MB/s between two nodes in the median, 90 in the worst case (node-0 to node-1)"
     )
 
 

@@ -79,7 +79,7 @@ def test_a_kind_in_an_older_version_is_named(server, needs):
 
     (finding,) = findings(needs, read_facts(api, needs))
 
-    assert finding.reason == "the cluster serves leaderworkerset.x-k8s.io in v1alpha1, and not LeaderWorkerSet in v1"
+    assert finding.reason == "the cluster serves leaderworkerset.x-k8s.io in v1alpha1, but not LeaderWorkerSet in v1"
 
 
 def test_a_silent_webhook_is_found_before_the_namespace_is_there(server, needs):

@@ -10,7 +10,7 @@ from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.spec.check import check_spec
 from stacks import cli
-from stacks.live import status
+from stacks.live import status, status_cli
 from stacks.live.status import look_at
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.kube.fake_api import running_fake_api
@@ -106,7 +106,7 @@ def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys
             f"{NAMESPACE}/pods/pod-{number}", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         )
     monkeypatch.setattr(status, "connect", lambda context: api)
-    monkeypatch.setattr(cli, "deployable_from", lambda given: spared)
+    monkeypatch.setattr(status_cli, "deployable_from", lambda given: spared)
 
     assert cli.main(["status", "--context", "any"]) == 0
     assert "  demo-decode-0  decode  4 ranks  ready, on spare node-7 for node-2" in capsys.readouterr().out.splitlines()
@@ -145,7 +145,7 @@ def test_the_command_says_what_it_did_not_look_at(server, plan, monkeypatch, cap
 
     said = capsys.readouterr()
     assert json.loads(said.out)["plan_digest"] == plan.digest
-    assert "nodes were not looked at: list of Nodes: the kubeconfig's user eve may not list nodes" in said.err
+    assert "the nodes could not be read: list of Nodes: the kubeconfig's user eve may not list nodes" in said.err
 
 
 def test_the_command_says_that_nothing_switches_units(server, tmp_path, monkeypatch, capsys):
@@ -160,6 +160,6 @@ def test_the_command_says_that_nothing_switches_units(server, tmp_path, monkeypa
     assert cli.main(["status", str(path), "--context", "any"]) == 0
 
     assert (
-        "Nothing switches units in a cluster without kubernetes.controller: all of them stay on."
+        "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
         in capsys.readouterr().err
     )

@@ -70,7 +70,7 @@ def test_a_second_up_says_what_runs(demo):
     done = demo.up()
 
     assert done.returncode == 0
-    assert "demo already runs here with this plan" in done.stderr
+    assert "demo is already running here with this plan" in done.stderr
     assert demo.processes() == before
 
 
@@ -79,7 +79,7 @@ def test_up_with_another_plan_of_that_name_is_refused(demo, write_spec):
     done = demo.up(write_spec(decode__redundant_experts=8))
 
     assert done.returncode == 1
-    assert "demo already runs here with another plan" in done.stderr
+    assert "demo is already running here with another plan" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from stacks import cli
+from stacks.live import status_cli
 from stacks.local.errors import LocalError
 from stacks.local.record import Record, RunFolder, UnitRecord
 
@@ -53,7 +54,7 @@ def test_a_second_supervisor_is_refused(folder):
 
 def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
     """Where the plan that runs has a schedule that would; the record keeps that."""
-    monkeypatch.setattr(cli, "_find", lambda path: folder)
+    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
     said = []
     for switches_units in (True, False):
         folder.write(Record("demo", "sha256:0", "http://127.0.0.1:8000", "m", (), switches_units=switches_units))
@@ -66,7 +67,7 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(("state", "status"), [("failed", 1), ("ready", 0), ("ended", 0), ("starting", 0)])
 def test_status_exits_with_1_when_a_unit_has_failed(folder, monkeypatch, capsys, state, status):
     """So that a script sees it. A unit that was told to end has not failed."""
-    monkeypatch.setattr(cli, "_find", lambda path: folder)
+    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
     units = (UnitRecord("demo-decode-0", "decode", state, 4),)
     folder.write(Record("demo", "sha256:0", "http://127.0.0.1:8000", "m", units))
 

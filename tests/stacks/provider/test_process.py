@@ -162,7 +162,7 @@ def test_it_ends_at_once_and_silently_when_told(number):
 
     process.send_signal(number)
 
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=120) == ("", "")
     assert process.returncode == 0
 
 
@@ -176,7 +176,7 @@ def test_it_ends_with_its_engine():
     engine.kill()
     engine.wait()
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]:
         assert time.monotonic() < deadline
         time.sleep(0.05)

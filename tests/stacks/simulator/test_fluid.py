@@ -130,9 +130,10 @@ def test_units_that_stop_finish_what_they_have(published_day):
 def test_prompts_and_tokens_of_a_mixed_unit_share_its_time(mixed):
     """Tokens come more slowly while there are prompts to compute."""
     service = service_of(mixed)
-    without = replace(service, request=replace(service.request, computed=1e-6))
+    turns = service.turns
+    assert turns is not None
+    without = replace(service, turns=replace(turns, prompt_seconds=(1e-6,) * len(turns.loads)))
     demand, fleet = demand_of(mixed), planned_fleet(mixed)
     tpot = [play_day(each, demand, (fleet, replace(fleet))).tpot[-1] for each in (service, without)]
 
-    assert service.is_mixed
     assert tpot[0] > tpot[1]

@@ -15,6 +15,7 @@ from stacks import cli
 from stacks.simulator.fleet import planned_fleet
 from stacks.simulator.fluid import play_day
 from stacks.simulator.hits import PrefixCache
+from stacks.simulator.latency import waits_of
 from stacks.simulator.replay import replay
 from stacks.simulator.service import service_of
 from stacks.simulator.trace import TraceRequest, in_window, read_trace, read_window
@@ -139,6 +140,22 @@ def test_flows_and_single_requests_agree_on_throughput(request, plan_of, load):
     curves = play_day(service, [load / 1440] * (MINUTES + 10), (planned_fleet(plan), planned_fleet(plan)))
 
     assert tokens / (end - begin) == pytest.approx(curves.tokens[-1] / 60, rel=0.05)
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0])
+def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(mixed, load):
+    """Eight ranks that stop for each other's prompts: means of TTFT and TPOT are within a tenth."""
+    service = service_of(mixed)
+    mean, seconds = service.request, MINUTES * 60
+    found = replay(mixed, poisson(load * service.requests_per_day / 86_400, seconds, round(mean.prompt), mean.output))
+    jobs = [job for job in found.jobs if seconds / 3 <= job.at < seconds - 30 and job.output > 50]
+    curves = play_day(service, [load / 1440] * (MINUTES + 10), (planned_fleet(mixed), planned_fleet(mixed)))
+
+    tpot = np.mean([(job.done - job.first_token) / (job.output - 1) for job in jobs])
+    assert tpot == pytest.approx(curves.tpot[-1], rel=0.1)
+    assert np.mean([job.first_token - job.at for job in jobs]) == pytest.approx(
+        waits_of(service, curves).mean[-1], rel=0.1
+    )
 
 
 def _made(job, begin, end):

@@ -5,17 +5,21 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import stacks
 from planner.cli import main
 from planner.estimate.throughput.calibration import calibrated, read_calibration
 from planner.estimate.throughput.intervals import Evidence
-from planner.estimate.throughput.predict import saturated_rate
+from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.throughput.stages import Imbalance
+from planner.problems.errors import CallError
 from tests.benchmarks.throughput_rows import PROFILE_PREFILL, service_decode
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
 NONE = Evidence("none", "nobody has measured it", ())
+ALMOST = 1 - 1e-9
 DECODE, PREFILL = service_decode(88, Imbalance(1.5)).case(), PROFILE_PREFILL.case()
 
 
@@ -54,13 +58,35 @@ def test_what_benchmarks_write_is_read(document, tmp_path):
     assert correction.error_after < 0.1
 
 
-@pytest.mark.parametrize("row", [{"tpot_ms": 1e-6, "requests": 1e9}, {"tpot_ms": 1e9, "requests": 1e-6}])
-def test_figures_stay_numbers_over_the_whole_range(row, tmp_path):
-    """At its ends a rate and its error are finite and above 0."""
-    case, _, correction = calibrated(DECODE, NONE, written(tmp_path, [{"phase": "decode", "kv_tokens": 1e9} | row]))
+def test_figures_stay_numbers_over_the_whole_range(tmp_path):
+    """At its slow end a rate and its error are finite and above 0."""
+    row = {"phase": "decode", "kv_tokens": 1e9, "tpot_ms": 1e9, "requests": 1e-6}
+    case, _, correction = calibrated(DECODE, NONE, written(tmp_path, [row]))
 
     assert 0 < saturated_rate(case) < math.inf
     assert math.isfinite(correction.error_before)
+
+
+@pytest.mark.parametrize(
+    "row", [{"tpot_ms": 0.0476}, {"tpot_ms": 1e-6, "requests": 1e9}, {"tokens_per_s_per_gpu": 1e9}]
+)
+def test_what_no_kernel_could_keep_up_with_is_refused(row, tmp_path):
+    """Seconds where ms are meant, and figures of a whole cluster."""
+    with pytest.raises(CallError, match="is over 10 times as fast as kernels with nothing between them"):
+        calibrated(DECODE, NONE, written(tmp_path, [{"phase": "decode"} | row]))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.floats(20, 500), min_size=1, max_size=6))
+def test_a_range_holds_every_measurement(tmp_path, times_ms):
+    """However far they are apart; it is 10 % each way at least."""
+    rows = [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": each} for each in times_ms]
+    case, evidence, _ = calibrated(DECODE, NONE, written(tmp_path, rows))
+    rates = predict(case, evidence).tokens_per_s_per_gpu
+
+    assert all(rates.low * ALMOST <= 88e3 / each <= rates.high / ALMOST for each in times_ms)
+    assert rates.low <= 0.9 * rates.mid / ALMOST
+    assert rates.high >= 1.1 * rates.mid * ALMOST
 
 
 def test_a_measurement_may_be_of_prompts_that_no_cache_had(tmp_path):
@@ -75,14 +101,14 @@ def test_a_measurement_may_be_of_prompts_that_no_cache_had(tmp_path):
     [
         ("[]", "S915", "it has none"),
         ("no json", "S915", "Expecting value"),
-        ('[{"phase": "train", "tpot_ms": 3}]', "S915", "phase is 'train'"),
+        ('[{"phase": "train", "tpot_ms": 3}]', "S915", 'phase is "train"'),
         ('[{"phase": "decode", "tpot_ms": -3}]', "S915", "tpot_ms is -3, and must be a number from 1e-06 to 1e+09"),
-        ('[{"phase": "decode", "tpot_ms": true}]', "S915", "tpot_ms is True, and must be a number"),
+        ('[{"phase": "decode", "tpot_ms": true}]', "S915", "tpot_ms is true, and must be a number"),
         ('[{"phase": "decode", "tpot_ms": 1e-320}]', "S915", "tpot_ms is 1e-320, and"),
         ('[{"phase": "decode", "tpot_ms": 1e-305}, {"phase": "decode", "tpot_ms": 1e305}]', "S915", "is 1e-305, and"),
         ('[{"phase": "prefill", "tokens_per_s_per_gpu": 5e-324}]', "S915", "tokens_per_s_per_gpu is 5e-324, and"),
         ('[{"phase": "prefill", "tokens_per_s_per_gpu": 1e308}]', "S915", "tokens_per_s_per_gpu is 1e+308, and"),
-        ('[{"phase": "decode", "tpot_ms": NaN}]', "S915", "tpot_ms is nan, and"),
+        ('[{"phase": "decode", "tpot_ms": NaN}]', "S915", "tpot_ms is NaN, and"),
         ('[{"phase": "prefill", "cache_hit_rate": 2, "tokens_per_s_per_gpu": 9}]', "S915", "cache_hit_rate is 2, and"),
         (
             '{"mean_tpot_ms": 5, "random_input_len": 1e308, "random_output_len": 1}',
@@ -93,7 +119,9 @@ def test_a_measurement_may_be_of_prompts_that_no_cache_had(tmp_path):
         ('[{"phase": "prefill", "tpot_ms": 3}]', "S915", "a row has tokens_per_s_per_gpu"),
         ('[{"phase": "decode", "tpot_ms": 3, "batch": 4}]', "S915", "batch: not known"),
         ("[3]", "S915", "3 is no measurement"),
-        ('{"inter_token_latency": 3}', "S915", "inter_token_latency.avg is None"),
+        ('{"inter_token_latency": 3}', "S915", "inter_token_latency.avg is null"),
+        ('[{"phase": "mixed", "tpot_ms": 50}]', "S915", "its rows are of mixed, and the plan has prefill and decode"),
+        ("\udcff", "S915", "it is no text in UTF-8"),
         (None, "S914", "No such file"),
     ],
 )
@@ -101,7 +129,7 @@ def test_what_is_no_measurement_is_refused(text, rule, says, tmp_path, capsys):
     """Exit status 2, with the reason and no traceback."""
     path = tmp_path / "measured.json"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text.encode(errors="surrogateescape"))
     status = main(["plan", str(SPEC), "--calibration", str(path)])
     error = capsys.readouterr().err
 

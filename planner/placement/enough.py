@@ -1,0 +1,59 @@
+"""Whether the cluster has enough nodes for all units, wherever they go."""
+
+from collections.abc import Sequence
+
+from planner.cluster.inventory import Node, nodes_for
+from planner.layout.layout import PhaseLayout
+from planner.problems.errors import InfeasibleError, Violation
+from planner.spec.check import ResolvedSpec
+
+__all__ = ["check_room", "gpu_pools"]
+
+
+def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
+    """Raise InfeasibleError when the cluster has too few nodes."""
+    cluster = spec.cluster
+    if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
+        return
+    pools = gpu_pools(layouts)
+    nodes = nodes_for(spec)
+    short = [
+        (gpu, own)
+        for gpu, own in pools.items()
+        if _num_nodes(own) > sum(node.unusable is None and node.gpu == gpu for node in nodes)
+    ]
+    if short:
+        gpu, own = short[0]
+        alike = nodes if len(pools) == 1 else [node for node in nodes if node.gpu == gpu]
+        raise InfeasibleError([spec.problem(_too_few(spec, alike, own, gpu if len(pools) > 1 else None))])
+
+
+def gpu_pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
+    """Return GPU -> the phases that run on it."""
+    gpus = dict.fromkeys(layout.gpu for layout in layouts)
+    return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
+
+
+def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
+    return sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
+
+
+def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Violation:
+    """Count all nodes or, where phases run on several GPUs, those with `gpu`."""
+    needed = _num_nodes(layouts)
+    parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
+    usable = sum(not node.unusable for node in nodes)
+    reason = "units do not share nodes"
+    num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
+    if num_ranks <= usable * spec.cluster.gpus_per_node:
+        reason += " so far"
+    if isinstance(spec.cluster.nodes, int):
+        num_spares = len(spec.cluster.spares)
+        least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""
+        rule = f"S701 must be at least {least} ({parts}{kept})"
+        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
+    unusable = [node for node in nodes if node.unusable]
+    kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
+    of_gpu = f" of {gpu}" if gpu else ""
+    rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), {usable} of {len(nodes)} are{kept_away}"
+    return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")

@@ -1,0 +1,111 @@
+"""The rank's lines to all gateways: one to each address that the gateway's name leads to.
+
+    names -> addresses, asked again now and then -> a GatewayLink for each -> messages of all gateways, in one inbox
+    what is said of a request      -> the gateway whose request it is, which its id tells (`messages.gateway_of`)
+    what is said of this rank      -> all gateways
+
+A gateway that comes later is called when the name leads to it, one that is gone is forgotten when the name no longer
+does. No gateway is needed for another's requests. Those of a gateway that is gone are aborted here when they have a
+token to tell: it has failed them, and nobody else knows of them.
+It does not keep a line up (`gateway_connection.py` does).
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from runtime.protocol.messages import Abort, Embedding, Failed, FromGateway, Hello, Load, State, Token, gateway_of
+from runtime.worker.gateway_connection import RETRY_S, GatewayAddress, GatewayLink
+
+__all__ = ["GatewayLinks"]
+
+LOOK_S = 5.0  # assumed: a new gateway has no ranks for so long, and a thousand ranks ask DNS 200 times a second
+
+Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], asyncio.Task[None]]
+
+
+class GatewayLinks:
+    """Used from one event loop, as each link is. `start` runs a task, and ends the rank when it fails."""
+
+    def __init__(
+        self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None], start: Start
+    ) -> None:
+        self._gateway, self._hello, self._receive, self._start = gateway, hello, receive, start
+        self._links: dict[str, GatewayLink] = {}  # by address
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._state = State("loading", 0.0)
+        self._load: Load | None = None
+
+    @property
+    def is_dismissed(self) -> bool:
+        """True if no gateway that listens waits for anything from this rank, which is draining."""
+        return all(link.is_dismissed for link in list(self._links.values()) if link.is_connected)
+
+    async def run(self) -> None:
+        """Keep a line to each gateway, for ever."""
+        while True:
+            self._follow(await self._addresses())
+            are_up = bool(self._links) and all(link.is_connected for link in self._links.values())
+            await asyncio.sleep(LOOK_S if are_up else RETRY_S)
+
+    def say_state(self, state: State) -> None:
+        """Tell every gateway this rank's state, now and when it comes."""
+        self._state = state
+        for link in self._links.values():
+            link.say_state(state)
+
+    def say_load(self, load: Load) -> None:
+        """Tell every gateway this rank's load, now and when it comes."""
+        self._load = load
+        for link in self._links.values():
+            link.say_load(load)
+
+    def repeat_state(self) -> None:
+        """Tell the state again, which tells that this rank's steps go on."""
+        self.say_state(self._state)
+
+    def say_to_all(self, message: msgspec.Struct) -> None:
+        """Tell every gateway that listens."""
+        for link in self._links.values():
+            link.send(message)
+
+    def say(self, message: Token | Embedding | Failed) -> None:
+        """Tell something of a request to the gateway whose it is."""
+        gateway = gateway_of(message.request_id)
+        for link in self._links.values():
+            if link.is_connected and link.gateway == gateway:
+                link.send(message)
+                return
+        if isinstance(message, Token) and message.finish_reason is None:
+            self._receive(Abort(message.request_id))
+
+    def _follow(self, addresses: set[str]) -> None:
+        """Call gateways that are new, and give up those that are gone."""
+        for address in addresses - set(self._links):
+            link = self._links[address] = GatewayLink(replace(self._gateway, host=address), self._hello, self._receive)
+            link.say_state(self._state)
+            if self._load is not None:
+                link.say_load(self._load)
+            self._tasks[address] = self._start(link.run)
+        for address in [each for each in self._links if each not in addresses]:
+            if not self._links[address].is_connected:
+                del self._links[address]
+                self._tasks.pop(address).cancel()
+
+    async def _addresses(self) -> set[str]:
+        """Return where the names lead; while one is not known, where they led before, too."""
+        found: set[str] = set()
+        for name in self._gateway.host.split(","):
+            try:
+                answers = await asyncio.get_running_loop().getaddrinfo(
+                    name, self._gateway.port, type=socket.SOCK_STREAM
+                )
+            except OSError:
+                found |= set(self._links)
+            else:  # of one family: a gateway has one address, and would take a second call for another process
+                found |= {str(address[0]) for family, _, _, _, address in answers if family == answers[0][0]}
+        return found

@@ -1,0 +1,68 @@
+"""Kueue's quota of the nodes that are free: so many nodes times what each has, in a flavor of its own.
+
+    ResourceFlavor lent, nodeLabels tidemill.dev/node: free   ->   its quotas in the ClusterQueue follow the free nodes
+
+So Kueue admits no more jobs than free nodes hold, and none once all are to be left. A smaller quota ends no job that
+was admitted: the notice, the taint and the scheduler's preemption are for those (`lend.py`).
+
+Source of the fields: kubernetes-sigs/kueue @013c8f25 apis/kueue/v1beta2/clusterqueue_types.go; v1beta1 has the same.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from stacks.controller.act import FIELD_MANAGER
+from stacks.kube.api import Api
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.quantities import amounts
+
+__all__ = ["groups_with_quota", "keep_quota"]
+
+GROUP, KIND = "kueue.x-k8s.io", "ClusterQueue"
+
+
+def keep_quota(api: Api, told: Mapping[str, Any], num_free: int) -> str | None:
+    """Let the flavor have what so many nodes hold. Return what has changed, in words. Raise ProviderError."""
+    versions = api.versions(GROUP)
+    if not versions:
+        raise ProviderError("the cluster has no Kueue")
+    reference = Reference(f"{GROUP}/{versions[0]}", KIND, "", told["clusterQueue"])
+    queue = api.get(reference)
+    if queue is None:
+        raise ProviderError(f"there is no ClusterQueue {told['clusterQueue']}")
+    per_node = {name: int(number) for name, _, number in (each.partition("=") for each in told["perNode"])}
+    quotas = {name: num_free * number for name, number in per_node.items()}
+    groups = groups_with_quota(queue, told["flavor"], quotas)
+    if groups is None:
+        return None
+    version = {"resourceVersion": queue["metadata"]["resourceVersion"]}
+    api.merge(reference, {"metadata": version, "spec": {"resourceGroups": groups}}, manager=FIELD_MANAGER)
+    words = ", ".join(f"{number} {name}" for name, number in quotas.items())
+    return f"the quota of {told['clusterQueue']} in {told['flavor']} is {words}"
+
+
+def groups_with_quota(queue: Manifest, flavor: str, quotas: Mapping[str, int]) -> list[Any] | None:
+    """Return the ClusterQueue's groups with these quotas of a flavor; None if it has them. Raise ProviderError.
+
+    The list is written whole, as the server keeps it.
+    """
+    groups: list[Any] = deepcopy(queue["spec"].get("resourceGroups") or [])
+    found = {
+        resource["name"]: resource
+        for group in groups
+        for each in group["flavors"]
+        if each["name"] == flavor
+        for resource in each["resources"]
+    }
+    unknown = sorted(quotas.keys() - found.keys())
+    if unknown:
+        name = queue["metadata"]["name"]
+        raise ProviderError(f"ClusterQueue {name} has no quota of {', '.join(unknown)} in a flavor {flavor}")
+    has = amounts({name: found[name]["nominalQuota"] for name in quotas})
+    if has == quotas:
+        return None
+    for name, number in quotas.items():
+        found[name]["nominalQuota"] = str(number)
+    return groups

@@ -1,0 +1,110 @@
+"""The `tidemill status` command: units on this machine, or in a cluster. This file prints, and the rooms ask."""
+
+import argparse
+import io
+import sys
+import time
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
+from typing import Any
+
+from planner.cli import add_command, add_format, add_given, print_json
+from planner.compiler import deployable_from
+from planner.problems.errors import CallError, Violation
+from planner.problems.printable import printable
+from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
+from stacks.local.cli import day_line, record_json
+from stacks.local.given import DEMO, find_given, nothing_runs
+
+__all__ = ["add_status"]
+
+WATCH_S = 1.0
+NOTHING: dict[str, Any] = {"endpoint": None, "plan_digest": None, "units": []}
+
+
+def add_status(commands: Any) -> None:
+    """Add the command to what `add_subparsers` returned."""
+    status = add_command(
+        commands,
+        "status",
+        "show what runs on this machine, or in a cluster",
+        "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
+    )
+    add_given(status, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
+    status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
+    status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
+    add_format(status)
+    status.set_defaults(command=_status)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    """Show the units, with --watch whenever that changes."""
+    if not arguments.watch:
+        return _status_now(arguments)
+    if arguments.format == "json":
+        reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+    last, status = None, 0
+    with suppress(KeyboardInterrupt):
+        while True:
+            with redirect_stdout(io.StringIO()) as said:
+                status = _status_now(arguments)
+            if said.getvalue() != last:
+                last = said.getvalue()
+                print(last, flush=True)
+            time.sleep(WATCH_S)
+    return status
+
+
+def _status_now(arguments: argparse.Namespace) -> int:
+    """Show the units. The exit status says whether one of those on this machine has failed."""
+    if arguments.context is not None:
+        _cluster_status(arguments)
+        return 0
+    folder = find_given(arguments.given)
+    record = folder.read() if folder else None
+    if arguments.format == "json":
+        print_json(record_json(record) if record else NOTHING)
+    elif record is None:
+        print(nothing_runs())
+    else:
+        print(f"{record.name}: {record.endpoint}, plan {record.plan_digest}")
+        if record.day is not None:
+            print(f"  {day_line(record.day)}")
+        if record.gateway_failure is not None:
+            print("  gateway  failed" + _because(record.gateway_failure))
+        for unit in record.units:
+            print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+    if record is not None and record.switches_units:
+        _say(ALL_STAY_ON)
+    return 1 if record is not None and record.has_failed else 0
+
+
+def _cluster_status(arguments: argparse.Namespace) -> None:
+    from stacks.live.status import ask_cluster  # loads the Kubernetes client, which nothing else here needs
+
+    plan = deployable_from(arguments.given or DEMO)
+    live = ask_cluster(plan, arguments.context)
+    if live.plan_digest not in (None, plan.digest):
+        _say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
+    if live.unseen:
+        _say(f"the nodes could not be read: {live.unseen}")
+    if plan.switches_units and plan.kubernetes.controller is None:
+        _say(NOT_EXECUTED)
+    if arguments.format == "json":
+        units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
+        print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
+        return
+    print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
+    for unit in live.units:
+        where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
+
+
+def _because(reason: str | None) -> str:
+    """A reason may be a process's last words, or a pod's."""
+    return f" ({printable(reason)})" if reason else ""
+
+
+def _say(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr, flush=True)

@@ -1,0 +1,37 @@
+"""What runs here of what a command was given: a spec, a plan, or the name of what runs."""
+
+from pathlib import Path
+
+from planner.plan.given import read_given
+from planner.problems.errors import SpecError, Violation
+from planner.spec.check import ResolvedSpec
+from stacks.local.deployment import find_running, running_names
+from stacks.local.record import RunFolder
+
+__all__ = ["DEMO", "find_given", "nothing_runs"]
+
+DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands that are given nothing
+
+
+def find_given(given: Path | None) -> RunFolder | None:
+    """Return what runs of the spec or plan `given`, or under that name; without it, the only deployment that runs."""
+    return find_running(_name_of(given) if given else None)
+
+
+def nothing_runs() -> str:
+    """Return what is said where nothing runs of what was asked for."""
+    others = running_names()
+    return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
+
+
+def _name_of(given: Path) -> str:
+    """The name in a spec or a plan, for which nothing is planned; or what is no file, but the name of what runs."""
+    if given.exists():
+        found = read_given(given)
+        return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
+    others = running_names()
+    if str(given) in others:
+        return str(given)
+    reason = "there is no such file, and nothing of that name is running here"
+    fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
+    raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])

@@ -1,0 +1,40 @@
+"""The runtime's own commands, `generate` and `checkpoint`: processes of it, whose mistakes are told as ours are."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from planner.cli import wants_json
+from planner.problems.errors import CallError, Violation
+from stacks.local.deployment import require_runtime
+from stacks.local.errors import LocalError
+
+__all__ = ["run_in_runtime"]
+
+
+def run_in_runtime(words: Sequence[str]) -> int:
+    """Run the runtime as a process. How its own processes ended among themselves is not the user's.
+
+    Raises TidemillError where the answer is wanted as JSON. Otherwise the runtime has said what went wrong.
+    """
+    require_runtime()
+    as_json = wants_json(words)
+    command = [sys.executable, "-m", "runtime", *words]
+    done = subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE if as_json else None)
+    status = done.returncode if done.returncode in (0, 2) else 1
+    if as_json and status:
+        _raise_what_was_said(words, done.stderr, status)
+    return status
+
+
+def _raise_what_was_said(words: Sequence[str], stderr: str, status: int) -> NoReturn:
+    *before, last = stderr.strip().splitlines() or ["tidemill: it was ended"]
+    print("".join(f"{line}\n" for line in before), end="", file=sys.stderr)
+    said = last.removeprefix("tidemill: ")
+    name = "checkpoint digest" if list(words[:2]) == ["checkpoint", "digest"] else words[0]
+    fix = f"see tidemill {name} --help"
+    if status == 2:
+        reason = said.removeprefix("was called wrongly; ").removesuffix(f"; {fix} [S900]")
+        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+    raise LocalError(f"R109 {name} failed", said, "correct what is named, and call it again")

@@ -1,0 +1,204 @@
+"""The commands that run a plan on this machine: `up`, `down` and `key`.
+
+This file prints and decides nothing; `cli.py` beside it says how a deployment and its day are told.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from planner.cli import add_command, add_format, add_given, add_previous, print_json, warn
+from planner.compiler import deployable_from
+from planner.plan.deployable import Deployable
+from planner.problems.printable import printable
+from planner.problems.warned import warnings_json
+from stacks.local.api_key import new_key
+from stacks.local.cli import play_day, record_json, say_day, stay
+from stacks.local.deployment import (
+    find_running,
+    follow,
+    plan_day,
+    require_cpu,
+    require_keys,
+    require_no_day,
+    start,
+    stop,
+)
+from stacks.local.errors import LocalError
+from stacks.local.given import DEMO, find_given, nothing_runs
+from stacks.local.played_day import read_length
+from stacks.local.record import Record, RunFolder
+
+__all__ = ["add_down", "add_key", "add_up"]
+
+TRY_BODY = {"prompt": "Return a list of", "max_tokens": 32, "temperature": 0}
+
+
+def add_up(commands: Any) -> None:
+    """Add `up` to what `add_subparsers` returned."""
+    up = add_command(
+        commands,
+        "up",
+        "run a plan on this machine",
+        "Start every unit of a plan and its gateway as processes here, and say where the gateway answers.",
+    )
+    add_given(up, default="the bundled demo")
+    add_previous(up)
+    up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
+    up.add_argument("--keys", type=Path, metavar="FILE", help="API keys that may ask, as JSON; default: anybody may")
+    up.add_argument(
+        "--day",
+        metavar="DURATION",
+        help="play the schedule's day in this time, such as 5min: units come and go; without it, all stay on",
+    )
+    up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
+    add_format(up)
+    up.set_defaults(command=_up)
+
+
+def add_down(commands: Any) -> None:
+    """Add `down`."""
+    down = add_command(commands, "down", "stop what `up` started", "Stop every process of a deployment here.")
+    add_given(down, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
+    add_format(down)
+    down.set_defaults(command=_down)
+
+
+def add_key(commands: Any) -> None:
+    """Add `key`."""
+    key = add_command(
+        commands,
+        "key",
+        "make an API key for the gateway",
+        "Make an API key and its entry for the gateway's file of keys. The key is shown this once and kept nowhere.",
+    )
+    key.add_argument("--name", default="default", help="whose key it is, in logs and in the file of keys")
+    add_format(key)
+    key.set_defaults(command=_key)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    began = time.monotonic()
+    length_s = read_length(arguments.day) if arguments.day is not None else None
+    plan = deployable_from(arguments.given or DEMO, arguments.previous)
+    plan.require_local()
+    require_cpu(plan, arguments.given or DEMO)
+    require_keys(plan, arguments.keys)
+    day = plan_day(plan, length_s) if length_s is not None else None
+    warn(plan.warnings)
+    running = _same_plan_running(plan)
+    if running is not None:
+        require_no_day(day, running)
+        _say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
+        _say_up(running, plan, arguments)
+        return 0
+    planned = time.monotonic() - began
+    folder = start(plan, arguments.host, detached=arguments.detach, keys=arguments.keys, day=day)
+    with suppress(KeyboardInterrupt):
+        record = _wait_until_ready(folder)
+        _say_ready(record, planned, time.monotonic() - began)
+        _say_up(record, plan, arguments)
+        if arguments.detach:
+            return 0
+        (stay if day is None else play_day)(folder)
+    return _end(folder, has_json=arguments.format == "json")
+
+
+def _same_plan_running(plan: Deployable) -> Record | None:
+    folder = find_running(plan.name)
+    record = folder.read() if folder else None
+    if record is not None and record.plan_digest != plan.digest:
+        raise LocalError(
+            f"R107 {plan.name} is already running here with another plan",
+            f"running {record.plan_digest}, this one is {plan.digest}",
+            f"stop it first: tidemill down {plan.name}",
+        )
+    return record
+
+
+def _wait_until_ready(folder: RunFolder) -> Record:
+    from rich.console import Console  # 20 ms, which every command would wait
+
+    from stacks.local.progress import UpProgress
+
+    with UpProgress(Console(stderr=True)) as progress:
+        for record in follow(folder):
+            progress.show(record)
+            if record.is_ready:
+                return record
+    raise LocalError(
+        f"R108 {folder.name} was stopped before it was ready", "another process stopped it", "start it again"
+    )
+
+
+def _say_ready(record: Record, planned: float, total: float) -> None:
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
+    _say(f"ready in {total:.1f} s ({stages})")
+
+
+def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
+    """Each stage's own seconds, from the moments at which stages were reached."""
+    names = {"gateway": "gateway", "loading": "processes", "joining": "loading", "ready": "joining"}
+    seconds, previous = [("planning", planned)], 0.0
+    for reached, moment in sorted(record.stages.items(), key=lambda stage: stage[1]):
+        seconds.append((names[reached], moment - previous))
+        previous = moment
+    return seconds
+
+
+def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> None:
+    if arguments.format == "json":
+        print_json(record_json(record) | warnings_json(plan.warnings))
+        return
+    print(f"endpoint: {record.endpoint}")
+    print(f"plan: {record.plan_digest}")
+    print(f"try: {_curl(record, with_key=arguments.keys is not None)}", flush=True)
+
+
+def _curl(record: Record, *, with_key: bool) -> str:
+    body = json.dumps({"model": record.model} | TRY_BODY)
+    headers = shlex.quote("Content-Type: application/json") + (' -H "Authorization: Bearer $KEY"' if with_key else "")
+    return f"curl {record.endpoint}/v1/completions -H {headers} -d {shlex.quote(body)}"
+
+
+def _end(folder: RunFolder, *, has_json: bool) -> int:
+    """Stop what still runs, and say how the day went, if one was played. Return the exit status."""
+    if folder.is_running():
+        _say("stopping")
+    stop(folder)
+    record = folder.read()
+    if record is None or record.day is None or record.day.began is None:
+        return 0
+    with redirect_stdout(sys.stderr if has_json else sys.stdout):  # the document was printed when all was ready
+        return say_day(record.day)
+
+
+def _down(arguments: argparse.Namespace) -> None:
+    folder = find_given(arguments.given)
+    if folder is not None:
+        stop(folder)
+    if arguments.format == "json":
+        print_json({"stopped": folder.name if folder else None})
+    else:
+        print(f"{folder.name} is stopped" if folder else nothing_runs())
+        if folder is not None:
+            _say(f"its logs are in {folder.path}")
+
+
+def _key(arguments: argparse.Namespace) -> None:
+    made = new_key()
+    if arguments.format == "json":
+        print_json(asdict(made))
+        return
+    print(f"key: {made.key}")
+    print(f"entry: {json.dumps({'name': arguments.name, 'hash': made.hash})}")
+
+
+def _say(sentence: str) -> None:
+    print(printable(sentence), file=sys.stderr, flush=True)

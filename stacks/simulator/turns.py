@@ -1,0 +1,99 @@
+"""Mixed units as flows: all groups of a unit stop while prompts are computed, whoever's they are.
+
+A unit takes turns: a step of the prompts that wait, then one token for each request. A prompt that is computed alone
+takes the whole unit for its own time, and eight that lie in eight groups take hardly longer. So the unit is one server
+that takes all that waits at once (a bulk queue), where a prefill unit's groups are flows of their own.
+
+A piece is a prompt, or what a group computes of it in a step. Pieces come at random, `l` a second and unit, and a turn
+w(b) = f(b) + s depends on how many there are: f is the predicted step in which the fullest group has its share of b
+pieces, s a step of tokens. Of the load p = l w and the pieces of a turn b,
+
+    b = p + exp(-p)              those that came during the last turn, or the one that ended a pause
+    busy = p / b                 share of the time that is in such turns
+    there = p (1 + busy / 2)     pieces: in their own turn, or waiting for half of another one
+
+A backlog is a load beyond what a full turn takes. Between the points of a table all of it is linear.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from math import exp
+
+__all__ = ["Turn", "Turns", "next_pieces"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a mixed unit computes of prompts in a turn."""
+
+    pieces_per_prompt: float
+    loads: tuple[float, ...]  # ascending: pieces that come in a turn
+    prompt_seconds: tuple[float, ...]  # of such a turn, without its step of tokens
+
+    def pieces_there(self, place: int) -> float:
+        """Return the pieces that wait or are computed at a load of the table."""
+        load = self.loads[place]
+        return load * (1 + _busy(load) / 2)
+
+    def rate(self, place: int, token_seconds: float) -> float:
+        """Return the pieces that end in a second at a load of the table."""
+        return self.loads[place] / (self.prompt_seconds[place] + token_seconds)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A unit at one moment."""
+
+    pieces: float  # that wait or are computed
+    load: float  # pieces that come in a turn; at most what a turn takes
+    busy: float  # share of the time that is in turns with prompts
+    prompt_seconds: float  # of such a turn
+    seconds: float  # with its step of tokens
+
+    @property
+    def computing(self) -> float:
+        """Return the share of the time in which no request gets a token."""
+        return self.busy * self.prompt_seconds / self.seconds
+
+    @property
+    def wait(self) -> float:
+        """Return the seconds that a piece waits before its turn, on average."""
+        return max(self.pieces / self.load - 1, 0.0) * self.seconds if self.load else 0.0
+
+
+def next_pieces(turns: Turns, pieces: float, arrivals: float, token_seconds: float, seconds: float) -> Turn:
+    """Return a unit after `seconds`, in which so many pieces came a second; a step of its tokens takes so long.
+
+    Solved for the end of the time, so that no time is too long: what came is there, or has ended.
+    """
+    target, last = pieces + seconds * arrivals, len(turns.loads) - 1
+
+    def reached(place: int) -> float:
+        """Return the pieces there must be now, or come, for that load to be left at the end."""
+        return turns.pieces_there(place) + seconds * turns.rate(place, token_seconds)
+
+    above = bisect_left(range(last + 1), target, key=reached)
+    if above > last:
+        return _turn(turns, last, 0.0, token_seconds, target - seconds * turns.rate(last, token_seconds))
+    if above == 0:
+        part = target / reached(0)
+        return _turn(turns, 0, part - 1, token_seconds, part * turns.pieces_there(0))
+    low, high = reached(above - 1), reached(above)
+    part = (target - low) / (high - low)
+    first, rest = turns.pieces_there(above - 1), turns.pieces_there(above)
+    return _turn(turns, above - 1, part, token_seconds, first + part * (rest - first))
+
+
+def _turn(turns: Turns, place: int, part: float, token_seconds: float, pieces: float) -> Turn:
+    """Return the turn that lies `part` of the way from one load of the table to the next; below the first, less."""
+    if part < 0:
+        load, prompts = (1 + part) * turns.loads[place], turns.prompt_seconds[place]
+    else:
+        above = min(place + 1, len(turns.loads) - 1)
+        load = turns.loads[place] + part * (turns.loads[above] - turns.loads[place])
+        prompts = turns.prompt_seconds[place] + part * (turns.prompt_seconds[above] - turns.prompt_seconds[place])
+    return Turn(pieces, load, _busy(load), prompts, prompts + token_seconds)
+
+
+def _busy(load: float) -> float:
+    return load / (load + exp(-load)) if load else 0.0

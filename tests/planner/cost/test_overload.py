@@ -1,0 +1,42 @@
+"""Promises of a day that asks for more than its units make."""
+
+import pytest
+
+from planner.cost.demand import PhaseLoad
+from planner.cost.overload import broken_promises
+from planner.spec.check import check_spec
+from tests.planner.conftest import SPEC
+
+
+@pytest.fixture
+def spec(spec_folder):
+    """One that promises both latencies."""
+    path = spec_folder / "promises.yaml"
+    path.write_text(SPEC + "\nslo: {ttft_ms: 2000, tpot_ms: 50}\n")
+    return check_spec(path)
+
+
+@pytest.mark.parametrize(("phase", "field"), [("prefill", "slo.ttft_ms"), ("decode", "slo.tpot_ms")])
+@pytest.mark.parametrize(("asked", "is_broken"), [(0, False), (100, False), (100.4, False), (101, True), (300, True)])
+def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, asked, is_broken, spec):
+    """The warning names the promise and the time, from the first whole per cent too much on."""
+    found = broken_promises(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 0.0)])
+
+    assert [each.path for each in found] == ([field] if is_broken else [])
+    assert all("at 20:00" in each.rule for each in found)
+
+
+def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
+    """Nothing is served then, and no share of it can be told."""
+    (found,) = broken_promises(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0)])
+
+    assert "more than none" in found.rule
+
+
+def test_what_is_not_promised_is_not_broken(spec_folder):
+    """The plan's text still says how full units are."""
+    (spec_folder / "spec.yaml").write_text(SPEC)
+
+    assert (
+        broken_promises(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)]) == ()
+    )

@@ -1,0 +1,210 @@
+"""The rank's lines to several gateways, which the test plays over real sockets on loopback addresses of their own."""
+
+import asyncio
+
+import pytest
+
+from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.messages import (
+    Abort,
+    Dismissed,
+    Embed,
+    Expect,
+    Failed,
+    FromRank,
+    Hello,
+    Load,
+    State,
+    StepTime,
+    Token,
+    gateway_of,
+)
+from runtime.worker import gateway_links
+from runtime.worker.gateway_connection import GatewayAddress
+from runtime.worker.gateway_links import GatewayLinks
+
+HELLO = Hello("demo-decode-0", "decode", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", "127.0.0.1", 5)
+HOSTS = ["127.0.0.31", "127.0.0.32"]
+LOAD = Load(1, 0, 5, 15, 64, ["one-1"])
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(gateway_links, "LOOK_S", 0.01)
+    monkeypatch.setattr(gateway_links, "RETRY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_S", 0.01)
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Gateway:
+    """A gateway at an address; `heard` is what the rank said on all its connections."""
+
+    def __init__(self):
+        self.heard, self._writers = [], []
+
+    async def listen(self, host, port=0):
+        self._server = await asyncio.start_server(self._serve, host, port)
+        return self._server.sockets[0].getsockname()[1]
+
+    def say(self, message):
+        self._writers[-1].write(encode_frame(message))
+
+    def heard_of(self, *kinds):
+        return [message for message in self.heard if isinstance(message, kinds)]
+
+    async def leave(self):
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader, writer):
+        self._writers.append(writer)
+        frames = FrameReader(reader, FromRank)
+        while (frame := await frames.read()) is not None:
+            self.heard.append(frame[0])
+
+
+class Rank:
+    """A rank's links, and what came on them."""
+
+    def __init__(self, port, hosts=HOSTS):
+        self.received, self._tasks = [], []
+        self.links = GatewayLinks(GatewayAddress(",".join(hosts), port), HELLO, self.received.append, self._start)
+        self._start(self.links.run)
+
+    def stop(self):
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work):
+        self._tasks.append(asyncio.ensure_future(work()))
+        return self._tasks[-1]
+
+
+def with_two(use):
+    """Run `use(rank, one, two)`, when both gateways have heard Hello and have asked for something."""
+
+    async def run():
+        one, two = Gateway(), Gateway()
+        port = await one.listen(HOSTS[0])
+        await two.listen(HOSTS[1], port)
+        rank = Rank(port)
+        try:
+            await until(lambda: one.heard_of(State) and two.heard_of(State))
+            one.say(Expect("one-1", "ticket"))
+            two.say(Embed("two-1", [5]))
+            await until(lambda: len(rank.received) == 2)
+            return await use(rank, one, two)
+        finally:
+            rank.stop()
+            await one.leave()
+            await two.leave()
+
+    return asyncio.run(run())
+
+
+def test_a_request_is_answered_to_the_gateway_whose_it_is():
+    """The other one hears nothing of it, though it hears what the rank has to do and how it is."""
+
+    async def use(rank, one, two):
+        rank.links.say(Token("one-1", 0, 4, None))
+        rank.links.say(Failed("two-1", "no room"))
+        rank.links.say_load(LOAD)
+        rank.links.say_to_all(StepTime(5))
+        await until(lambda: one.heard_of(StepTime) and two.heard_of(StepTime))
+        return [(gateway.heard[0], gateway.heard_of(Token, Failed), gateway.heard_of(Load)) for gateway in (one, two)]
+
+    assert with_two(use) == [
+        (HELLO, [Token("one-1", 0, 4, None)], [LOAD]),
+        (HELLO, [Failed("two-1", "no room")], [LOAD]),
+    ]
+
+
+def test_a_gateway_that_dies_ends_its_own_requests_only():
+    """The rank goes on for the other, and computes no further what nobody will read."""
+
+    async def use(rank, one, two):
+        await one.leave()
+        rank.received.clear()
+        while not rank.received:  # until the end of the line is noticed
+            rank.links.say(Token("one-1", 0, 4, None))
+            await asyncio.sleep(0.01)
+        rank.links.say(Token("one-1", 1, 4, "stop"))
+        rank.links.say(Token("two-1", 0, 4, None))
+        await until(lambda: two.heard_of(Token))
+        return rank.received, two.heard_of(Token)
+
+    assert with_two(use) == ([Abort("one-1")], [Token("two-1", 0, 4, None)])
+
+
+def test_a_rank_may_leave_when_each_gateway_that_listens_has_let_it_go():
+    """One that waits for an answer keeps it; one that is gone does not."""
+
+    async def use(rank, one, two):
+        told = [rank.links.is_dismissed]
+        one.say(Dismissed())
+        two.say(Abort("two-1"))  # read after what `one` said, or soon
+        await until(lambda: rank.received[-1] == Abort("two-1"))
+        told.append(rank.links.is_dismissed)
+        await two.leave()
+        await until(lambda: rank.links.is_dismissed)
+        return told
+
+    assert with_two(use) == [False, False]
+
+
+def test_gateways_are_found_as_the_name_leads_to_them(monkeypatch):
+    """One that comes later hears the state and the load as they are now; one that is gone is called no more."""
+    leads_to = [HOSTS[0]]
+
+    async def run():
+        one, two = Gateway(), Gateway()
+        port = await one.listen(HOSTS[0])
+        await two.listen(HOSTS[1], port)
+
+        async def getaddrinfo(name, port, **_):
+            return [(2, 1, 6, "", (host, port)) for host in leads_to] + [(10, 1, 6, "", ("::1", port, 0, 0))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        rank = Rank(port, ["gateway"])
+        rank.links.say_state(State("ready"))
+        rank.links.say_load(LOAD)
+        await until(lambda: one.heard_of(State))
+        leads_to[:] = [HOSTS[1]]
+        await until(lambda: two.heard_of(Load))
+        assert set(rank.links._links) == set(HOSTS)  # it still listens, and may wait for answers
+        await one.leave()
+        await until(lambda: set(rank.links._links) == {HOSTS[1]})
+        rank.stop()
+        await two.leave()
+        return two.heard
+
+    assert asyncio.run(run()) == [HELLO, State("ready"), Load(1, 0, 5, 15, 64, [])]
+
+
+def test_a_name_that_nobody_knows_for_a_while_costs_no_line(monkeypatch):
+    """DNS fails while a cluster is busy; the gateways are where they were."""
+
+    async def use(rank, one, two):
+        async def getaddrinfo(*_, **__):
+            raise OSError("no answer")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        rank.links.say(Token("one-1", 0, 4, None))
+        await until(lambda: one.heard_of(Token))
+        return len(rank.links._links)
+
+    assert with_two(use) == 2
+
+
+@pytest.mark.parametrize(("request_id", "gateway"), [("ab12-cd34", "ab12"), ("cd34", ""), ("a-b-c", "a-b")])
+def test_an_id_tells_whose_request_it_is(request_id, gateway):
+    """All before the last dash."""
+    assert gateway_of(request_id) == gateway
