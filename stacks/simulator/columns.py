@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.compiler import compile_plan
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, Problem, SpecError, Violation
+from planner.problems.errors import CallError, InfeasibleError, Problem, SpecError, Violation
 from planner.problems.fix import for_example, nearest
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.places import no_place_at
@@ -79,16 +79,22 @@ def play_columns(
     found, specs = [], checked(spec, variants, require_traffic)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
         tell_part = part_of(tell, variant.title, number, len(variants))
-        plan = planned(changed, tell_part)
+        plan = planned(changed, variant, tell_part)
         found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
     return tuple(found)
 
 
-def planned(spec: ResolvedSpec, tell: Callable[[float], None]) -> Plan:
-    """Return the plan of a variant's `spec`. Raises InfeasibleError where there is none, or its speed is not known."""
+def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None]) -> Plan:
+    """Return the plan of a variant's `spec`.
+
+    Raises InfeasibleError, which names the column, where there is none, or its speed is not known.
+    """
     tell(0.0)
-    plan = compile_plan(spec)
-    require_speeds(spec, plan)
+    try:
+        plan = compile_plan(spec)
+        require_speeds(spec, plan)
+    except InfeasibleError as error:
+        raise InfeasibleError(_named(error.problems, variant)) from None
     return plan
 
 
@@ -112,10 +118,16 @@ def checked(
             require(changed)
             found.append(changed)
         except SpecError as error:
-            wrong += [each for each in error.problems if each not in wrong]
+            wrong += _named(error.problems, variant, wrong)
     if wrong:
         raise SpecError(wrong)
     return found
+
+
+def _named(problems: Sequence[Problem], variant: Variant, told: Sequence[Problem] = ()) -> list[Problem]:
+    """Return those of `problems` that are not told of the spec itself, with the column that they are of."""
+    column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
+    return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in told]
 
 
 def _changed(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:

@@ -74,7 +74,8 @@ def play_traces(
         raise CallError([violation.at("tidemill simulate")])
     found, specs = [], checked(spec, variants)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
-        plan = planned(changed, part_of(tell, variant.title, number * len(policies), len(variants) * len(policies)))
+        part = part_of(tell, variant.title, number * len(policies), len(variants) * len(policies))
+        plan = planned(changed, variant, part)
         requests = in_window(trace, *window, variant.scale)
         for place, policy in enumerate(policies):
             title = variant.title if len(policies) == 1 else f"{variant.title}, {policy.value}"
