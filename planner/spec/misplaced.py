@@ -1,4 +1,4 @@
-"""Where a field belongs that stands in the wrong section.
+"""Say where a field belongs that stands in the wrong section.
 
 It knows the spec's fields and what is given: what a key means that is no field is `unknown_keys.py`'s.
 """
