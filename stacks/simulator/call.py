@@ -34,6 +34,11 @@ class Played(Protocol):
         """What the plan warns of."""
         ...
 
+    @property
+    def failed(self) -> Sequence[Problem]:
+        """Why columns are missing: they cannot be planned."""
+        ...
+
     def text(self) -> str:
         """Return it for people."""
         ...
@@ -50,6 +55,7 @@ class Played(Protocol):
 @dataclass(frozen=True)
 class _Days:
     columns: tuple[Column, ...]
+    failed: tuple[Problem, ...]
 
     @property
     def warnings(self) -> Sequence[Problem]:
@@ -68,6 +74,7 @@ class _Days:
 @dataclass(frozen=True)
 class _Traces:
     columns: tuple[ReplayColumn, ...]
+    failed: tuple[Problem, ...]
 
     @property
     def warnings(self) -> Sequence[Problem]:
@@ -97,8 +104,8 @@ class Call:
     def play(self, spec: ResolvedSpec, tell: Tell) -> Played:
         """Play what is asked; `tell` hears what is played and the share of all that is done."""
         if self.trace is None:
-            return _Days(play_columns(spec, self.variants, self.failures, tell, self.date))
-        return _Traces(play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
+            return _Days(*play_columns(spec, self.variants, self.failures, tell, self.date))
+        return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
 
 
 def read_call(arguments: Any) -> Call:

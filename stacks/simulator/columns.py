@@ -68,33 +68,38 @@ def play_columns(
     failures: Sequence[Failure],
     tell: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
-) -> tuple[Column, ...]:
-    """Return each of `variants` of `spec`, played; `tell` hears a title and the share of all that is done.
+) -> tuple[tuple[Column, ...], tuple[Problem, ...]]:
+    """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
 
-    Without a `date` or a weekday it is a day like most.
+    `tell` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
 
-    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where it cannot be planned or its
-    speed is not known.
+    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
+    be played.
     """
-    found, specs = [], checked(spec, variants, require_traffic)
+    found, failed, specs = list[Column](), list[Problem](), checked(spec, variants, require_traffic)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
         tell_part = part_of(tell, variant.title, number, len(variants))
-        plan = planned(changed, variant, tell_part)
-        found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
-    return tuple(found)
+        plan = planned(changed, variant, tell_part, failed)
+        if plan is not None:
+            found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
+    return tuple(found), tuple(failed)
 
 
-def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None]) -> Plan:
-    """Return the plan of a variant's `spec`.
+def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Problem]) -> Plan | None:
+    """Return the plan of a variant's `spec`; None where there is none or its speed is not known, and then why is added
+    to `failed`, with the column.
 
-    Raises InfeasibleError, which names the column, where there is none, or its speed is not known.
+    Raises InfeasibleError where that is so of the spec as written.
     """
     tell(0.0)
     try:
         plan = compile_plan(spec)
         require_speeds(spec, plan)
     except InfeasibleError as error:
-        raise InfeasibleError(_named(error.problems, variant)) from None
+        if variant.title == AS_WRITTEN:
+            raise
+        failed += _named(error.problems, variant)
+        return None
     return plan
 
 

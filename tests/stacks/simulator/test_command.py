@@ -96,6 +96,14 @@ def test_what_is_wrong_with_a_column_names_it(small_spec, capsys, change):
     assert f"(with --set {change})" in capsys.readouterr().err
 
 
+def test_columns_that_can_be_planned_are_shown_beside_one_that_cannot(small_spec, capsys):
+    """The table has them, the error names the other one, and the status is that of the error."""
+    words = ["--set", "traffic.scale=2", "--set", "mixed.redundant_experts=256"]
+    assert cli.main(["simulate", str(small_spec), *words]) == 3
+
+    assert "traffic.scale=2" in capsys.readouterr().out
+
+
 def test_mistakes_of_all_options_are_said_at_once(small_spec, capsys):
     """A wrong --fail hides no wrong --set, nor a wrong --date."""
     words = ["--fail", "noon", "--set", "decode", "--date", "2026-02-30"]
