@@ -14,6 +14,7 @@ from planner.estimate.loosened import loosened_by
 from planner.estimate.plausible import implausible_rates
 from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.unknown_fields import unknown_fields_of
+from planner.estimate.without_effect import without_effect
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
 from planner.facts.names import logical_node
@@ -62,6 +63,7 @@ def warnings_of(
         _no_rdma(spec),
         _escaped_policies(spec.written),
         _short_drain(spec.written),
+        without_effect(spec.written),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
         refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),

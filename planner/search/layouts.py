@@ -23,9 +23,10 @@ from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
 from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of
 from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
+from planner.search.in_words import fix_of
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import Trials, is_predictable, speed_of
-from planner.spec.check import ResolvedSpec
+from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
 from planner.spec.undecided import is_undecided
@@ -93,7 +94,7 @@ def search_layouts(
         return None
     trials, room = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(spec))), _room(spec)
     found = {phase: _found(spec, phase, room, trials) for phase in spec.phases}
-    _require_slo(spec, found)
+    _require_slo(spec, found, room, trials)
     candidates = {phase: [each for each in all_ if isinstance(each, Candidate)] for phase, all_ in found.items()}
     if not all(candidates.values()):
         return None
@@ -146,13 +147,19 @@ def _found(
     return list(candidates_of(spec, phase, most, trials))
 
 
-def _require_slo(spec: ResolvedSpec, found: Mapping[Phase, Sequence[Candidate | Lost]]) -> None:
+def _require_slo(
+    spec: ResolvedSpec,
+    found: Mapping[Phase, Sequence[Candidate | Lost]],
+    room: Mapping[frozenset[Phase], int],
+    trials: Trials,
+) -> None:
     """Raise InfeasibleError where all layouts of a phase that fit break the SLO."""
     wrong = []
     for phase, each in found.items():
         broken = [lost for lost in each if isinstance(lost, Lost) and lost.why == "slo"]
         if broken and not any(isinstance(one, Candidate) for one in each):
-            wrong += [spec.problem(_violation(spec, phase, field, broken)) for field in _missed(spec, broken)]
+            fewer = _fewer_requests(spec, phase, room, trials)
+            wrong += [spec.problem(_violation(spec, phase, field, broken, fewer)) for field in _missed(spec, broken)]
     if wrong:
         raise InfeasibleError(wrong)
 
@@ -208,16 +215,54 @@ def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
     return missed or known
 
 
-def _violation(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost]) -> Violation:
+def _fewer_requests(
+    spec: ResolvedSpec, phase: Phase, room: Mapping[frozenset[Phase], int], trials: Trials
+) -> dict[str, int]:
+    """Return the most requests a GPU with which some layout keeps the SLO: path -> number; empty where none does."""
+    path, now = _requests(spec, phase)
+    if phase == "prefill" or now is None:
+        return {}
+
+    def keeps(number: int) -> bool:
+        tried = _found(with_values(spec, {path: number}), phase, room, trials)
+        return any(isinstance(each, Candidate) for each in tried)
+
+    if now < 2 or not keeps(1):
+        return {}
+    least, most = 1, now - 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if keeps(middle) else (least, middle - 1)
+    return {path: least}
+
+
+def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
+    """Return the field that says with how many requests `phase` is predicted, and the number; None where it is auto."""
+    point, section = getattr(spec.written.operating_point, phase), spec.phase(phase)
+    if phase != "prefill" and point is not None and not is_undecided(point.requests):
+        return f"operating_point.{phase}.requests", point.requests
+    return f"{phase}.max_requests", None if is_auto(section, "max_requests") else section.max_requests
+
+
+def _violation(
+    spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], fewer: Mapping[str, int]
+) -> Violation:
     best = min(broken, key=lambda lost: lost.reached[field])
     reached = max(ceil(best.reached[field] / KEPT), 1)
-    rule = f"S727 must be at least {reached} for some layout of {phase}"
-    point = getattr(spec.written.operating_point, phase)
-    is_said = phase != "prefill" and point is not None and not is_undecided(point.requests)
-    requests = point.requests if is_said else best.numbers["max_requests"]
+    beside = " with its requests" if fewer else ""
+    rule = f"S727 must be at least {reached} for some layout of {phase}{beside}"
+    path, number = _requests(spec, phase)
+    is_said = path.startswith("operating_point.")
+    requests = number if is_said else best.numbers["max_requests"]
     load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} a GPU"
-    reason = f"the fastest, EP{best.numbers['ep_size']}, takes {best.reached[field]:,.1f} ms{load}"
-    return Violation(f"slo.{field}", getattr(spec.written.slo, field), rule, reason, nearest(reached))
+    assumed = (
+        "" if is_said or phase == "prefill" else f", as many as max_requests, since operating_point.{phase} says none"
+    )
+    reason = f"the fastest, EP{best.numbers['ep_size']}, takes {best.reached[field]:,.1f} ms{load}{assumed}"
+    promised = f"slo.{field}"
+    changes = tuple({path: number} for path, number in [*fewer.items(), (promised, reached)])
+    fix = fix_of(changes, spec) if fewer else nearest(reached)
+    return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
 
 
 def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:

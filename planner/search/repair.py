@@ -53,6 +53,7 @@ def with_changes(
     error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible, memory_of: MemoryOf
 ) -> InfeasibleError:
     """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
+    spec = _with_one_unit_of_auto(spec)
     short = tuple(phase for phase in spec.phases if (plan := memory_of(spec, phase)) and plan.short > 0)
 
     def holding(share: float) -> Works:
@@ -83,6 +84,15 @@ def with_changes(
         if changes:
             return InfeasibleError([replace(problem, fix=fix_of(changes, spec)) for problem in error.problems])
     return error
+
+
+def _with_one_unit_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
+    """Return `spec` with one unit of each phase whose units the planner decided: of larger units there are fewer."""
+    autos = spec.document.autos
+    if {"schedule", "schedule.windows"} & autos:
+        return with_values(spec, {"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})
+    values = {path: 1 for phase in spec.phases if (path := f"{phase}.units") in autos and spec.phase(phase).units > 1}
+    return with_values(spec, values) if values else spec
 
 
 def _together(stage: Stage, spec: ResolvedSpec, fitting: Sequence[Works], works: Works) -> Iterator[Change]:

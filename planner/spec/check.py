@@ -28,6 +28,7 @@ from planner.spec.layout_rules import broken_rules
 from planner.spec.model_names import copy_of
 from planner.spec.named import Named
 from planner.spec.phase import PhaseSpec
+from planner.spec.places import in_full
 from planner.spec.schema import Spec
 from planner.spec.yaml import Document, read_document
 
@@ -150,7 +151,7 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
-    return check_document(replace(spec.document, data=applied(spec.document.data, values)))
+    return check_document(replace(spec.document, data=applied(in_full(spec.document.data, values), values)))
 
 
 def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation:

@@ -259,6 +259,8 @@ def _free_name(name: str, taken: set[str]) -> str:
 def _taint(written: str) -> Fix:
     """`written` with the effect that is meant, or without what no key has; an example where no effect is."""
     key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
+    if key in EFFECTS:
+        return for_example(f"dedicated:{key}")
     meant, right = close_to(effect, EFFECTS), re.sub(r"[^A-Za-z0-9./_=-]", "-", key)
     return nearest(f"{right}:{meant}") if meant and right else for_example(f"{right or 'key'}:{meant or EFFECTS[0]}")
 

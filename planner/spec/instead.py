@@ -4,6 +4,7 @@ Only what was meant is a change (`problems/fix.py`). It knows forms of values, a
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, get_origin
@@ -23,6 +24,7 @@ from planner.spec.declared import (
     types_in,
 )
 from planner.spec.meant import (
+    day,
     engine_and_version,
     fraction,
     image,
@@ -51,8 +53,11 @@ __all__ = [
     "only_item",
 ]
 
+GROUPED = re.compile(r"[0-9]{1,3}(?:[_ ][0-9]{3})+")  # 60_000_000; a comma might be a decimal one
+
 # What is written in a form of its own elsewhere: place of the field -> its value in our form, or None.
 FORMS: Mapping[str, Callable[[Any], Any]] = {
+    "schedule": day,
     "schedule.windows.at": time_of_day,
     "schedule.other_days.windows.at": time_of_day,
     "kubernetes.image": image,
@@ -75,7 +80,7 @@ KEYED: Mapping[str, Callable[[Any], Any]] = {
 def instead_of(path: str, value: Any) -> Fix:
     """The value that was meant, if it is only misspelt, quoted or in another form, else an example."""
     field = field_at(path)
-    if may_be_auto(field) and close_to(value, [AUTO]):
+    if (may_be_auto(field) or path == "schedule") and close_to(value, [AUTO]):
         return did_you_mean(value, [AUTO])
     meant = None if value is None or is_quantity(field) else _meant_value(path, field, value)
     return example_at(path) if meant is None else Fix(f"nearest: {as_yaml(meant)}", ({HERE: meant},))
@@ -204,7 +209,10 @@ def _number(path: str, types: Sequence[Any], value: Any, field: FieldInfo) -> fl
     halves = thousandths(value) if path.endswith(".cpus") else None
     plain = fraction(value) if halves is None and float in types else halves
     most = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
-    return number_with_unit(path, words, most) if plain is None and float in types else plain
+    if plain is not None or float not in types:
+        return plain
+    said = number_with_unit(path, words, most)
+    return whole_number(value) if said is None and GROUPED.fullmatch(words) else said
 
 
 def _plainest(number: float) -> float:

@@ -1,5 +1,6 @@
 """The rules about `kubernetes`, apart from its volumes: `layout_rules.py` asks them with the others."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,18 @@ from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, n
 from planner.spec.rule import Broken, Rule, declare_in
 
 __all__ = ["RULES"]
+
+# Source: github.com/distribution/reference regexp.go, with which a kubelet's runtime reads images.
+_DOMAIN = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*(:[0-9]+)?"
+_COMPONENT = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+_SUFFIX = r"(:\w[\w.-]{0,127})?(@[A-Za-z][A-Za-z0-9]*([-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
+REFERENCE = re.compile(rf"({_DOMAIN}/)?{_COMPONENT}(/{_COMPONENT})*{_SUFFIX}", re.ASCII)
+SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+# Source: k8s.io/apimachinery metav1.Condition, the pattern of `type`.
+CONDITION = re.compile(
+    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
+)
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -25,29 +38,39 @@ def namespace_is_a_dns_label(namespace: str) -> Broken | None:
 
 
 @_reads("kubernetes.image")
-def image_is_one_word(image: str) -> Broken | None:
-    """An image reference has no spaces; whether it exists only the cluster knows."""
-    return _one_word(image)
+def image_is_a_reference(image: str) -> Broken | None:
+    """Refuse what a kubelet calls InvalidImageName; whether the image exists only the cluster knows."""
+    return _no_reference(image)
 
 
 @_reads("kubernetes.stage.image")
-def staging_image_is_one_word(image: str | None) -> Broken | None:
+def staging_image_is_a_reference(image: str | None) -> Broken | None:
     """The same of the image that copies."""
-    return None if image is None else _one_word(image)
+    return None if image is None else _no_reference(image)
 
 
 @_reads("kubernetes.controller.image")
-def controllers_image_is_one_word(image: str | None) -> Broken | None:
+def controllers_image_is_a_reference(image: str | None) -> Broken | None:
     """The same of the image that switches units."""
-    return None if image is None else _one_word(image)
+    return None if image is None else _no_reference(image)
 
 
-def _one_word(image: str) -> Broken | None:
-    without_spaces = "".join(image.split())
-    if image == without_spaces:
+def _no_reference(image: str) -> Broken | None:
+    if REFERENCE.fullmatch(image):
         return None
-    rule = "S404 must be an image reference without spaces"
-    return Broken(rule, "no node could pull it", nearest(without_spaces))
+    rule = "S404 must be an image reference, as registry.example.com/chat/runtime:0.1.0"
+    reason = "it has no spaces and no https://, its repository is in lower case, and a tag follows each colon"
+    meant = _as_reference(image)
+    return Broken(rule, reason, nearest(meant) if REFERENCE.fullmatch(meant) else for_example("tidemill-runtime:0.1.0"))
+
+
+def _as_reference(image: str) -> str:
+    """Return `image` without what no reference has, and its repository in lower case."""
+    plain = SCHEME.sub("", "".join(image.split())).rstrip(":/@")
+    name, at, digest = plain.partition("@")
+    before, colon, tag = name.rpartition(":")
+    repository, tag = (before, f":{tag}") if colon and "/" not in tag else (name, "")
+    return f"{repository.lower()}{tag}{at}{digest}"
 
 
 @_reads("kubernetes.image_pull_secrets")
@@ -134,6 +157,11 @@ def sound_nodes_are_not_left(conditions: Sequence[str]) -> Iterator[Broken]:
         if kind.partition("=")[0] == "Ready":
             rule, fix = "S472 must not be Ready", removal()
             reason = "a node is Ready when it is sound, and Kubernetes itself ends the pods of one that is not"
+            yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)
+        elif not CONDITION.fullmatch(kind.partition("=")[0]):
+            rule = "S476 must be the type of a condition, in letters, digits, hyphens, underscores and dots"
+            reason = "no condition of a node can be called so"
+            fix = for_example("GPUMissing")
             yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from planner.facts.engines import ENGINES
 
 __all__ = [
+    "day",
     "engine_and_version",
     "fraction",
     "image",
@@ -157,6 +158,13 @@ def image(value: Any) -> str | None:
     if not named or not {"tag", "digest"} & parts.keys():
         return None
     return named + (f":{parts['tag']}" if "tag" in parts else "") + (f"@{parts['digest']}" if "digest" in parts else "")
+
+
+def day(value: Any) -> dict[str, Any] | None:
+    """Windows alone, in a list or by their times, as the schedule that they are; None for anything else."""
+    is_list = isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+    found = value if is_list else windows(value)
+    return {"windows": found} if found else None
 
 
 def windows(value: Any) -> list[dict[str, Any]] | None:

@@ -8,6 +8,7 @@ Sources: github.com/vllm-project/vllm vllm/engine/arg_utils.py; github.com/sgl-p
 python/sglang/srt/server_args.py; Kubernetes' Node, Pod and Container.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ __all__ = [
     "why_we_have_no",
 ]
 
+OTHER_CURRENCY = re.compile(r"cost\.(?!usd_)[a-z]{3}_per_(gpu|node)_hour")
 TENSOR_FLAGS = ("tensor_parallel_size", "tp_size", "tp")
 DATA_FLAGS = ("data_parallel_size", "dp_size", "dp")
 KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
@@ -148,12 +150,14 @@ def said_better(key: str, beside: Iterable[str], section: str) -> str | None:
 
 def why_we_have_no(path: str) -> str | None:
     """Why nothing here is called so, where that takes more than a list of what there is."""
+    if OTHER_CURRENCY.fullmatch(path):
+        return "GPUs cost US dollars here, and currency is that of prices alone"
     return NOT_YET.get(place_of(path)) or WHY_NOT.get(_plain(path.rpartition(".")[2]))
 
 
 def what_instead_of(path: str) -> str | None:
     """What to do instead of writing this key, where to leave it out would lose what was meant."""
-    return INSTEAD.get(place_of(path))
+    return "write usd_per_gpu_hour, in US dollars" if OTHER_CURRENCY.fullmatch(path) else INSTEAD.get(place_of(path))
 
 
 def why_not_so(path: str, value: Any) -> str | None:
@@ -203,6 +207,7 @@ _NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs sha
 _GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
+_PATCHED = "rendered objects are changed by patches"
 _LENGTHS = "traffic counts the tokens of a day, and operating_point says how long requests are"
 
 # Keys and values of the spec that are to come.
@@ -220,6 +225,10 @@ NOT_YET = {
     "kubernetes.volumes.csi": _MOUNTED,
     "cluster.gpu.fp4_tflops": "an own gpu has rates for FP8 and BF16, and its FP4 is planned at that of FP8",
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
+    "kubernetes.service": _PATCHED,
+    "kubernetes.labels": _PATCHED,
+    "cluster.nodes.zone": "a zone is none of the domains in which nodes fail together here",
+    "cost.usd_per_node_hour": "a GPU's hour is what counts: a node's, divided by its GPUs",
     "schedule.windows.end": _WINDOW,
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
@@ -229,6 +238,12 @@ NOT_YET = {
 _SHARED = "write gpus_per_nic, which is gpus_per_node / NICs of a node, below an own gpu"
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
+    "kubernetes.service": "write a patch, for example patches: [{kind: Service, patch: {spec: {type: NodePort}}}]",
+    "kubernetes.labels": "write a patch of each kind, "
+    "for example patches: [{kind: Deployment, patch: {metadata: {labels: {team: chat}}}}]",
+    "cluster.nodes.zone": "write rack, leaf or power, if the nodes of a zone share one",
+    "cost.usd_per_node_hour": "write usd_per_gpu_hour, which is usd_per_node_hour / gpus_per_node",
+    "schedule.windows.units": "write how many units of each phase, as prefill_units: ... and decode_units: ...",
     "cluster.rdma": "write kubernetes.rdma, for example {resource: rdma/hca, count: 8}",
     "kubernetes.volumes.nfs": _MOUNT,
     "kubernetes.volumes.csi": _MOUNT,
@@ -325,6 +340,8 @@ _PRICES = {
 }
 _LOAD = dict.fromkeys(("batch_size", "batch", "concurrency"), "requests")
 NAMES_IN: Mapping[str, Mapping[str, str]] = {
+    "cluster.nodes": dict.fromkeys(("gpu_count", "num_gpus", "gpus_per_node"), "gpus"),
+    "kubernetes": {"ns": "namespace"},
     "": dict.fromkeys(("backend", "backend_framework", "backendFramework", "framework"), "engine"),
     "PHASE": dict.fromkeys(("workers", "num_workers"), "units"),
     "cluster.gpu": {"fp8": "fp8_tflops", "bf16": "bf16_tflops", "bandwidth": "memory_bandwidth"},

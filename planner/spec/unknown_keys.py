@@ -27,11 +27,12 @@ from planner.spec.container_resources import (
     of_phase,
     rdma_said_by_key,
 )
-from planner.spec.declared import field_at, may_be_auto, path_of, place_of, required_in, section_at, section_of
+from planner.spec.declared import may_be_auto, path_of, place_of, required_in, section_at, section_of
 from planner.spec.instead import as_yaml, in_our_form
 from planner.spec.key_units import InOurUnit, in_our_unit
 from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
 from planner.spec.meant import toleration
+from planner.spec.misplaced import entered, given_elsewhere, homes_of, may_hold, turned_on
 from planner.spec.model_names import is_hub_name, named_on_hub
 from planner.spec.other_names import (
     KUBERNETES_KEYS,
@@ -102,13 +103,19 @@ def unknown_key(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
     elif meant and (same := _same_quantities(detail, data)):
         fix = _renaming(detail["input"], meant, parent, same)
     elif meant:
-        fix = _renaming(detail["input"], meant, parent)
+        fix = _renaming(detail["input"], entered(meant, data), parent)
         if not all(each.rpartition(".")[0] == parent for each in meant):
             reason = "it belongs in another section"
         elif ours in known:
             reason = "tidemill calls it by another name"
     elif ours in known:
         reason = f"{ours} already gives the same"
+    elif (
+        given := []
+        if why_we_have_no(path) or what_instead_of(path)
+        else given_elsewhere(ours or str(detail["loc"][-1]), data)
+    ):
+        reason = f"{' and '.join(given)} already {'gives' if len(given) == 1 else 'give'} it"
     is_like_env = parent == "kubernetes" and close_to(str(detail["loc"][-1]), known) == "env"
     if is_like_env or any(map(may_be_secret, meant)):  # no change, which would print the variables' values
         written = f"did you mean {' and '.join(meant) or 'env'}?"
@@ -155,13 +162,16 @@ def fields_meant(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str, 
     if ours in free:
         path = path_of((*parents, ours))
         return {path: in_our_form(path, detail["input"])}
-    if ours in fields or why_we_have_no(path):
+    if ours in fields or why_we_have_no(path) or (place_of(path) == UNITS_OF_WINDOW and "mixed" not in data):
         return {}
-    there = (each for each in _elsewhere(ours or str(key), data) if _may_hold(each, detail["input"]))
+    there = (each for each in homes_of(ours or str(key), data) if may_hold(each, detail["input"]))
     there = (each for each in there if _is_of_point(each, detail["loc"]))
-    elsewhere = {each: in_our_form(each, detail["input"]) for each in there}
+    elsewhere = {each: in_our_form(each, detail["input"]) for each in there} or turned_on(
+        str(key), detail["input"], data
+    )
     free = [name for name in free if section_of(fields[name]) or not isinstance(detail["input"], dict)]
     free = [name for name in free if qualifiers_of(str(key)) <= qualifiers_of(name)]
+    free = [name for name in free if not _is_of_no_phase(name, data)]
     free = [name for name in free if _numbers(name) in ([], _numbers(str(key)))]
     close = None if elsewhere else close_to(key, free, cutoff=0.6)
     return {path_of((*parents, close)): detail["input"]} if close else elsewhere
@@ -263,6 +273,7 @@ def _is_only_taint(given: Mapping[str, Any]) -> bool:
     return not given.get("key") and sum(toleration(key, value) is not None for key, value in given.items()) == 1
 
 
+UNITS_OF_WINDOW = "schedule.windows.units"  # of one phase, where there is one only
 MODEL_KEYS = ("checkpoint", "config_digest", "weights_digest")
 RESOURCES = ("kubernetes.resources", "kubernetes.resources.unit", "kubernetes.resources.gateway")
 
@@ -367,28 +378,6 @@ def _not_indented(detail: ErrorDetails, data: Mapping[str, Any]) -> Mapping[str,
     return {f"{above}.{key}": detail["input"]} if section and key in section.model_fields else {}
 
 
-def _may_hold(path: str, value: Any) -> bool:
-    """Whether a section at `path` would not get a number in its place."""
-    return section_of(field_at(path)) is None or not isinstance(value, int | float)
-
-
-def _elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
-    """Return where the misplaced field `name` belongs: in each phase that stays, or in one place."""
-    homes = {"": Spec} | {key: section for key, field in Spec.model_fields.items() if (section := section_of(field))}
-    found, left = [], _phases_that_stay(data)
-    for home, section in homes.items():
-        if home in PHASES and home not in left:
-            continue
-        there = data if not home else data.get(home, None if home in PHASES else {})
-        if name in section.model_fields and isinstance(there, dict) and name not in there:
-            found.append(path_of((home, name)).lstrip("."))
-    in_phases = all(path.partition(".")[0] in PHASES for path in found)
-    return found if in_phases or len(found) == 1 else []
-
-
-def _phases_that_stay(data: Mapping[str, Any]) -> Sequence[str]:
-    """Return the phases without those that S507 removes first: a mixed unit's work is not done twice."""
-    given = [phase for phase in PHASES if phase in data]
-    if "mixed" not in given:
-        return given
-    return ["mixed"] if len(given) < len(PHASES) else [phase for phase in PHASES if phase != "mixed"]
+def _is_of_no_phase(name: str, data: Mapping[str, Any]) -> bool:
+    """Whether a field counts the units of a phase that the spec does not have."""
+    return any(name == f"{phase}_units" and phase not in data for phase in PHASES)

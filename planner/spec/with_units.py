@@ -7,7 +7,9 @@ number of nodes.
 import re
 from collections.abc import Mapping
 
-__all__ = ["number_with_unit", "words_of"]
+__all__ = ["MORE_THAN_ALL", "number_with_unit", "words_of"]
+
+MORE_THAN_ALL = ("schedule.headroom",)  # shares that may be more than 1, and are no numbers of something else
 
 AMOUNT = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?) ?(?P<unit>[A-Za-z%]+)")
 DOLLARS = re.compile(r"(?:US)?\$? ?([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:\$|USD|usd)?(?: ?/ ?(h|hr|hour|M|1M))?")
@@ -41,7 +43,11 @@ def number_with_unit(path: str, value: str, most: float | None) -> float | None:
     name = path.rpartition(".")[2]
     match = AMOUNT.fullmatch(value)
     if match and match["unit"] == "%":
-        return None if most is None or most > 1 else round(float(match["number"]) / 100, 12)
+        return (
+            None
+            if most is None or (most > 1 and path not in MORE_THAN_ALL)
+            else round(float(match["number"]) / 100, 12)
+        )
     scales = next((units for end, units in SCALES.items() if name.endswith(end)), {})
     if match and match["unit"] in scales:
         return round(float(match["number"]) * scales[match["unit"]], 9)

@@ -6,21 +6,25 @@ Keys that are no fields are `unknown_keys.py`'s, and what to write for a wrong v
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from planner.facts.day import hh_mm
 from planner.facts.gpu_names import same_gpu
+from planner.facts.names import logical_node
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
 from planner.facts.terms import PHASES
 from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest, removal
+from planner.spec.cluster import MAX_NODES
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
-from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, variables
+from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, truth, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.other_names import OTHER_ENGINES, is_not_planned_yet, value_as_we_say, why_not_so
 from planner.spec.undecided import AUTO
 from planner.spec.unknown_keys import fields_meant, is_told_elsewhere, unknown_key
+from planner.spec.with_units import MORE_THAN_ALL
 from planner.spec.yaml import INTEGER
 
 __all__ = ["in_our_words"]
@@ -28,6 +32,7 @@ __all__ = ["in_our_words"]
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 OF_UNITS = ("Pod", "PodTemplate", "ReplicaSet")  # that Kubernetes makes from a unit's object
 POD_TEMPLATES = {"LeaderWorkerSet": "spec.leaderWorkerTemplate.workerTemplate", "StatefulSet": "spec.template"}
+MAX_EXAMPLES = 8  # of nodes, that a fix names
 MAX_CHOICES = 4  # that a fix says again behind the rule
 WANTED = {
     "int_type": "a whole number",
@@ -112,6 +117,10 @@ def _another_notion(path: str, kind: str, value: Any, data: Mapping[str, Any]) -
     if kind in WANTED and place_of(path) == "cluster.nodes" and (names := node_range(value)):
         fix = instead_of_ranges(data["cluster"]["nodes"], names)
         return Violation(path, value, "S203 must be nodes, each with its name", "it is a range of names", fix)
+    if kind in WANTED and value == AUTO and (of_list := _auto_in_list(path, value, kind, data)):
+        return of_list
+    if path == "cluster.spares" and (value == AUTO or type(value) is int):
+        return _no_spares(value, data)
     if kind == "literal_error" and path in ("engine", "engine.name") and (named := engine_and_version(value)):
         return _engine_of_a_version(path, value, named, data)
     if kind == "literal_error" and place_of(path) == "kubernetes.patches.kind" and value in OF_UNITS:
@@ -122,15 +131,54 @@ def _another_notion(path: str, kind: str, value: Any, data: Mapping[str, Any]) -
     return None
 
 
+def _auto_in_list(path: str, value: Any, kind: str, data: Mapping[str, Any]) -> Violation | None:
+    """Return what is said about `auto` as an item of a list in whose place it may stand."""
+    above, _, number = path.rpartition(".")
+    if not number.isdecimal() or not may_be_auto(field_at(above)):
+        return None
+    section, _, name = above.rpartition(".")
+    is_alone = len(data[section][name]) == 1
+    fix = Fix(f"write {name}: {AUTO}", ({above: AUTO},)) if is_alone else "remove it, or the other items"
+    return Violation(path, value, f"S203 must be {WANTED[kind]}", "auto stands in place of the whole list", fix)
+
+
+def _no_spares(value: Any, data: Mapping[str, Any]) -> Violation:
+    """Return what is said about spares that are only counted, with the last nodes for example."""
+    number = value if type(value) is int and 0 < value <= MAX_EXAMPLES else 1
+    last = _node_names(data["cluster"].get("nodes"))[-number:]
+    fix = for_example(f"spares: {as_yaml(last)}") if last else example_at("cluster.spares")
+    reason = f"it is {_noun(value)}, and spares are named, since they stay free"
+    return Violation("cluster.spares", value, "S203 must be a list", reason, fix)
+
+
+def _node_names(nodes: Any) -> list[str]:
+    """Return the names of the nodes that are listed or counted; none where neither can be told."""
+    if isinstance(nodes, list):
+        return [each["name"] for each in nodes if isinstance(each, dict) and isinstance(each.get("name"), str)]
+    return list(map(logical_node, range(nodes))) if type(nodes) is int and 0 < nodes <= MAX_NODES else []
+
+
 def _not_a_choice(path: str, value: Any) -> Violation | None:
     """Return what is said about `auto` where leaving a field out means it, and about an engine that is not rendered."""
     rule = f"S204 must be {' or '.join(map(str, choices_at(path)))}"
     field = field_at(path)
     if value == AUTO and not field.is_required() and not path.rpartition(".")[2].isdecimal():
-        return Violation(path, value, rule, "the plan decides it where it is left out", removal(words="leave it out"))
+        return _left_out(path, value, rule, field)
     if path in ("engine", "engine.name") and str(value).casefold().replace("-", "_") in OTHER_ENGINES:
         return Violation(path, value, rule, "tidemill does not know the options of that engine", "write one of these")
     return None
+
+
+def _left_out(path: str, value: Any, rule: str, field: FieldInfo) -> Violation:
+    """Return what is said about `auto` where it is no choice: to leave the field out, if that is what was meant."""
+    phase, _, name = path.rpartition(".")
+    if name == "overlap":
+        reason = f"the planner does not choose it, and left out it is {field.default}"
+        usual = value_as_we_say(path, "tbo")
+        return Violation(path, value, rule, reason, f"write {usual}, as usual in {phase}, or {field.default}")
+    is_ours = field.default is None
+    reason = "the plan decides it where it is left out" if is_ours else f"left out it is {as_yaml(field.default)}"
+    return Violation(path, value, rule, reason, removal(words="leave it out"))
 
 
 def _engine_of_a_version(path: str, value: Any, named: tuple[str, str], data: Mapping[str, Any]) -> Violation:
@@ -170,6 +218,11 @@ def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
     if path in (f"{phase}.gpu" for phase in PHASES) and isinstance(value, dict):
         reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
         return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
+    if path == "schedule" and (value is False or truth(value) is False):
+        fix_off = Fix("leave it out, and write the units of each phase", ())
+        return Violation(path, value, rule, "without a schedule all units are on all day", fix_off)
+    if value == AUTO and wanted == WANTED["bool_type"] and not field.is_required():
+        return _left_out(path, value, rule, field)
     found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
     fix = _as_variables(path, value) if may_be_secret(path) else instead_of(path, value)
     return Violation(path, value, rule, why_not_so(path, value) or found, fix)
@@ -225,7 +278,8 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
         return Violation(path, value, rule, f"it has {len(value)}", fix)
     word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
     is_time = word == "least" and path.endswith("_ms")
-    meant = of_seconds(value, bound) if is_time else of_a_hundred(value, bound) if word == "most" else None
+    share = 1 if path in MORE_THAN_ALL else bound
+    meant = of_seconds(value, bound) if is_time else of_a_hundred(value, share) if word == "most" else None
     fix = nearest(bound if meant is None else meant)
     return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), fix)
 

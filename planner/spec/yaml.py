@@ -14,7 +14,7 @@ not recurse and so cannot be made to overflow the stack.
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import yaml
 
 from planner.facts.files import read_file
 from planner.problems.errors import Problem, SpecError, Violation
+from planner.spec.undecided import AUTO
 from planner.spec.yaml_mistakes import HOLE_REASON, Mistake, explain, holes, indent_by, look_alikes
 
 __all__ = ["Document", "decode_document", "parse_document", "read_content", "read_document"]
@@ -36,6 +37,8 @@ LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones stay text, and fail as text: no field wants them
 FRACTION = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 
+DECIMALS = re.compile(r"[0-9]{1,2}")  # behind a comma; three digits may be thousands
+
 Place = tuple[int, int]  # line, column; both from 1
 
 
@@ -47,13 +50,18 @@ class Document:
     data: dict[str, Any]
     keys: dict[str, Place]  # dotted path -> where its key stands
     values: dict[str, Place]  # dotted path -> where its value starts
+    autos: frozenset[str] = frozenset()  # paths at which the file says `auto`, whatever `data` has by now
 
     def problem(self, violation: Violation) -> Problem:
         """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's.
 
-        Items of lists have no keys: theirs is where they start.
+        Items of lists have no keys: theirs is where they start. The value is the one in the file: a number that was
+        decided in place of `auto` moves to the reason.
         """
         path = violation.path
+        if path in self.autos and violation.value not in (None, AUTO):
+            reason = f"{violation.reason} (auto became {violation.value})"
+            violation = replace(violation, value=AUTO, reason=reason)
         while path and path not in self.values:
             path = path.rpartition(".")[0]
         is_plain = path == violation.path and not isinstance(violation.value, dict | None)
@@ -106,7 +114,7 @@ def parse_document(text: str, file: str) -> Document:
     except yaml.reader.ReaderError as error:
         place = _place_in(text, error.position)
         raise reader.refused(place, "S103 must be YAML", error.reason, "remove the character") from None
-    return Document(file, data, reader.keys, reader.values)
+    return Document(file, data, reader.keys, reader.values, frozenset(reader.autos))
 
 
 class _Reader:
@@ -117,6 +125,7 @@ class _Reader:
         self.text = text
         self.keys: dict[str, Place] = {}
         self.values: dict[str, Place] = {}
+        self.autos: set[str] = set()
         self.num_values = 0
         self.num_path_characters = 0
 
@@ -153,6 +162,8 @@ class _Reader:
         if isinstance(event, yaml.SequenceStartEvent):
             return self.sequence(events, path, depth)
         assert isinstance(event, yaml.ScalarEvent)
+        if event.value == AUTO:
+            self.autos.add(path)
         return _scalar(event)
 
     def mapping(
@@ -199,6 +210,9 @@ class _Reader:
         name, value = before
         whole = [value, *parts]
         reason = f"inside braces a comma ends the value, so `{name}` is `{value}` alone"
+        if INTEGER.fullmatch(value) and len(parts) == 1 and DECIMALS.fullmatch(parts[0]):
+            fix = f"write `{name}: {value}.{parts[0]}`, or a list in brackets, `{name}: [{value}, {parts[0]}]`"
+            return self.refused(place, rule, reason, fix)
         fix = f'put it in quotes, `{name}: "{",".join(whole)}"`, or a list in brackets, `{name}: [{", ".join(whole)}]`'
         return self.refused(place, rule, reason, fix)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from planner.facts.calendar import is_day
 from planner.problems.errors import CallError, Problem, Violation
@@ -23,6 +23,7 @@ __all__ = ["Call", "Played", "read_call"]
 
 ALL = (0.0, float("inf"))
 Tell = Callable[[str, float], None]
+T = TypeVar("T")
 
 
 class Played(Protocol):
@@ -31,6 +32,11 @@ class Played(Protocol):
     @property
     def warnings(self) -> Sequence[Problem]:
         """What the plan warns of."""
+        ...
+
+    @property
+    def failed(self) -> Sequence[Problem]:
+        """Why columns are missing: they cannot be planned."""
         ...
 
     def text(self) -> str:
@@ -49,6 +55,7 @@ class Played(Protocol):
 @dataclass(frozen=True)
 class _Days:
     columns: tuple[Column, ...]
+    failed: tuple[Problem, ...]
 
     @property
     def warnings(self) -> Sequence[Problem]:
@@ -67,6 +74,7 @@ class _Days:
 @dataclass(frozen=True)
 class _Traces:
     columns: tuple[ReplayColumn, ...]
+    failed: tuple[Problem, ...]
 
     @property
     def warnings(self) -> Sequence[Problem]:
@@ -96,8 +104,8 @@ class Call:
     def play(self, spec: ResolvedSpec, tell: Tell) -> Played:
         """Play what is asked; `tell` hears what is played and the share of all that is done."""
         if self.trace is None:
-            return _Days(play_columns(spec, self.variants, self.failures, tell, self.date))
-        return _Traces(play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
+            return _Days(*play_columns(spec, self.variants, self.failures, tell, self.date))
+        return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
 
 
 def read_call(arguments: Any) -> Call:
@@ -105,14 +113,25 @@ def read_call(arguments: Any) -> Call:
     _require_apart(arguments)
     if arguments.plot:
         require_plot(arguments.plot)
-    return Call(
-        variants=read_variants(arguments.variants),
-        failures=read_failures(arguments.fail),
-        date=_read_date(arguments.date) if arguments.date else None,
-        window=read_window(arguments.window) if arguments.window else ALL,
-        policies=tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value]))),
-        trace=read_trace(arguments.trace) if arguments.trace else None,
-    )
+    wrong: list[Problem] = []
+    variants = _read(read_variants, arguments.variants, wrong) or ()
+    failures = _read(read_failures, arguments.fail, wrong) or ()
+    date = _read(_read_date, arguments.date, wrong) if arguments.date else None
+    window = _read(read_window, arguments.window, wrong) if arguments.window else None
+    trace = _read(read_trace, arguments.trace, wrong) if arguments.trace else None
+    if wrong:
+        raise CallError(wrong)
+    policies = tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value])))
+    return Call(variants, failures, date, trace, window or ALL, policies)
+
+
+def _read(read: Callable[[Any], T], written: Any, wrong: list[Problem]) -> T | None:
+    """Return what `read` makes of an option; None where it is wrong, and then why is in `wrong`."""
+    try:
+        return read(written)
+    except CallError as error:
+        wrong += error.problems
+        return None
 
 
 def _require_apart(arguments: Any) -> None:

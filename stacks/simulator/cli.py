@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from planner.cli import add_command, add_format, print_json, read_spec, warn
+from planner.problems.errors import InfeasibleError
 
 __all__ = ["add_simulate"]
 
@@ -65,6 +66,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
     spec = read_spec(arguments.spec)
     with _Bar() as bar:
         played = call.play(spec, bar.show)
+    if played.failed and arguments.format == "json":
+        raise InfeasibleError(played.failed)
     warn(played.warnings)
     if arguments.plot:
         played.draw(arguments.plot)
@@ -73,6 +76,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
         print_json(played.document())
     else:
         print(played.text())
+    if played.failed:
+        raise InfeasibleError(played.failed)
 
 
 class _Bar:

@@ -7,14 +7,15 @@ leaves the plan as it is. That is the question after a wrong forecast.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.compiler import compile_plan
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, Problem, SpecError, Violation
-from planner.problems.fix import for_example
+from planner.problems.errors import CallError, InfeasibleError, Problem, SpecError, Violation
+from planner.problems.fix import for_example, nearest
 from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.places import no_place_at
 from planner.spec.yaml import parse_document
 from stacks.simulator.day import PlayedDay, simulate_day
 from stacks.simulator.failures import Failure
@@ -67,27 +68,38 @@ def play_columns(
     failures: Sequence[Failure],
     tell: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
-) -> tuple[Column, ...]:
-    """Return each of `variants` of `spec`, played; `tell` hears a title and the share of all that is done.
+) -> tuple[tuple[Column, ...], tuple[Problem, ...]]:
+    """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
 
-    Without a `date` or a weekday it is a day like most.
+    `tell` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
 
-    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where it cannot be planned or its
-    speed is not known.
+    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
+    be played.
     """
-    found, specs = [], checked(spec, variants, require_traffic)
+    found, failed, specs = list[Column](), list[Problem](), checked(spec, variants, require_traffic)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
         tell_part = part_of(tell, variant.title, number, len(variants))
-        plan = planned(changed, tell_part)
-        found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
-    return tuple(found)
+        plan = planned(changed, variant, tell_part, failed)
+        if plan is not None:
+            found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
+    return tuple(found), tuple(failed)
 
 
-def planned(spec: ResolvedSpec, tell: Callable[[float], None]) -> Plan:
-    """Return the plan of a variant's `spec`. Raises InfeasibleError where there is none, or its speed is not known."""
+def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Problem]) -> Plan | None:
+    """Return the plan of a variant's `spec`; None where there is none or its speed is not known, and then why is added
+    to `failed`, with the column.
+
+    Raises InfeasibleError where that is so of the spec as written.
+    """
     tell(0.0)
-    plan = compile_plan(spec)
-    require_speeds(spec, plan)
+    try:
+        plan = compile_plan(spec)
+        require_speeds(spec, plan)
+    except InfeasibleError as error:
+        if variant.title == AS_WRITTEN:
+            raise
+        failed += _named(error.problems, variant)
+        return None
     return plan
 
 
@@ -99,18 +111,47 @@ def part_of(tell: Callable[[str, float], None], title: str, number: int, of_all:
 def checked(
     spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
 ) -> list[ResolvedSpec]:
-    """Return the spec of each variant, of which `require` may refuse some. Raises SpecError with all that is wrong."""
+    """Return the spec of each variant, of which `require` may refuse some.
+
+    Raises CallError for changes of what no spec has, and SpecError with all that is wrong otherwise.
+    """
+    _require_places(spec, variants)
     found, wrong = [], list[Problem]()
     for variant in variants:
         try:
-            changed = with_values(spec, variant.changes) if variant.changes else spec
+            changed = _changed(spec, variant.changes) if variant.changes else spec
             require(changed)
             found.append(changed)
         except SpecError as error:
-            wrong += [each for each in error.problems if each not in wrong]
+            wrong += _named(error.problems, variant, wrong)
     if wrong:
         raise SpecError(wrong)
     return found
+
+
+def _named(problems: Sequence[Problem], variant: Variant, told: Sequence[Problem] = ()) -> list[Problem]:
+    """Return those of `problems` that are not told of the spec itself, with the column that they are of."""
+    column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
+    return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in told]
+
+
+def _changed(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
+    """Return `spec` as if its file had `changes`; where it says `auto`, they stand instead."""
+    document = replace(spec.document, autos=spec.document.autos - changes.keys())
+    return with_values(replace(spec, document=document), changes)
+
+
+def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
+    """Raise CallError for every change at whose path nothing can stand in `spec`."""
+    wrong = []
+    for variant in variants:
+        for path in variant.changes:
+            if none := no_place_at(path, spec.document.data):
+                rule, known = "R418 must change a field of the spec", f"{none.meant}="
+                fix = nearest(variant.title.replace(f"{path}=", known, 1)) if none.meant else "see tidemill schema"
+                wrong.append(Violation("--set", variant.title, rule, none.reason, fix))
+    if wrong:
+        raise CallError([each.at("tidemill simulate") for each in wrong])
 
 
 def _read_change(part: str, changes: dict[str, Any]) -> Violation | None:

@@ -22,6 +22,7 @@ class PlayedDay:
     date: str | None  # or a weekday; None: a day like most
     scale: float
     outages: tuple[Outage, ...]
+    idle_failures: tuple[Failure, ...]  # of nodes on which no unit stands
     services: Mapping[Level, Service]
     curves: Mapping[Level, Curves]
     outcomes: Mapping[Level, Outcome]
@@ -47,7 +48,9 @@ def simulate_day(
         fleets = replace(fleet, outages=()), replace(fleet)
         curves[level] = play_day(services[level], demand, fleets, _part_of(tell, number))
     outcomes = {level: outcome_of(plan, services[level], each) for level, each in curves.items()}
-    return PlayedDay(plan, date, scale, outages, services, curves, outcomes)
+    hosts = {node for unit in plan.units for node in unit.nodes}
+    idle = tuple(each for each in failures if each.node not in hosts)
+    return PlayedDay(plan, date, scale, outages, idle, services, curves, outcomes)
 
 
 def _part_of(tell: Callable[[float], None], level: int) -> Callable[[float], None]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError, Problem, Violation
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.router import Policy
@@ -62,8 +62,10 @@ def play_traces(
     trace: Sequence[TraceRequest],
     window: tuple[float, float],
     tell: Callable[[str, float], None] = lambda _, __: None,
-) -> tuple[ReplayColumn, ...]:
+) -> tuple[tuple[ReplayColumn, ...], tuple[Problem, ...]]:
     """Return what becomes of the part of `trace` in `window` with each variant of `spec` and each balancer.
+
+    With it comes why other variants cannot be planned.
 
     Raises CallError where no request is in the window, and what `play_columns` raises.
     """
@@ -72,15 +74,18 @@ def play_traces(
         reason = f"its {len(trace):,} requests come within {last:,.0f} s"
         violation = Violation("--window", "-".join(map(str, window)), rule, reason, for_example(f"0-{last:.0f}"))
         raise CallError([violation.at("tidemill simulate")])
-    found, specs = [], checked(spec, variants)
+    found, failed, specs = list[ReplayColumn](), list[Problem](), checked(spec, variants)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
-        plan = planned(changed, part_of(tell, variant.title, number * len(policies), len(variants) * len(policies)))
+        part = part_of(tell, variant.title, number * len(policies), len(variants) * len(policies))
+        plan = planned(changed, variant, part, failed)
+        if plan is None:
+            continue
         requests = in_window(trace, *window, variant.scale)
         for place, policy in enumerate(policies):
             title = variant.title if len(policies) == 1 else f"{variant.title}, {policy.value}"
             part = part_of(tell, title, number * len(policies) + place, len(variants) * len(policies))
             found.append(ReplayColumn(title, variant, plan, replay(plan, requests, policy, tell=part)))
-    return tuple(found)
+    return tuple(found), tuple(failed)
 
 
 def _latency(kind: str, quantile: float, form: str, factor: float, unit: str) -> Figure[ReplayColumn]:

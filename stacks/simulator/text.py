@@ -68,6 +68,8 @@ def _notes_of(column: Column) -> Iterator[str]:
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
         yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails."
+    for failure in column.day.idle_failures:
+        yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
 
 
 def _stretches(marked: NDArray[np.bool_]) -> str:

@@ -25,7 +25,7 @@ from stacks.local.record import Record, RunFolder
 from stacks.program.config import configured_plan
 from stacks.simulator import plot
 from stacks.simulator.call import read_call
-from stacks.simulator.columns import read_variants
+from stacks.simulator.columns import checked, read_variants
 from stacks.simulator.failures import Failure, outages_of, read_failures
 from stacks.simulator.replayed import play_traces
 from stacks.simulator.service import require_speeds, require_traffic
@@ -207,6 +207,7 @@ BROUGHT_ABOUT = {
     "R415": lambda _: read_call(_options(window="0-600")),
     "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv"))),
     "R417": lambda _: read_call(_options(date="tomorrow")),
+    "R418": lambda _: checked(SimpleNamespace(document=SimpleNamespace(data={})), read_variants(["decode.epsize=72"])),
     "R501": lambda _: read_deployment("chat"),
 }
 

@@ -98,6 +98,8 @@ def done_to_text(fix, before, after):
         return before + written[1] + after[after.index("\n") :]
     if spaces := re.fullmatch(r"indent it by (\d+) spaces?", fix):
         return before.rstrip(" ") + " " * int(spaces[1]) + after
+    if point := re.match(r"write `(\w+: )(\d+\.\d+)`", fix):
+        return before[: before.rindex(point[1])] + point[1] + point[2] + after[re.match(r"\d+", after).end() :]
     if quoted := re.search(r'`((\w+): ".*?")`', fix):
         return (
             before[: before.rindex(f"{quoted[2]}: ")]

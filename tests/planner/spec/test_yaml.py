@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.problems.errors import MAX_TOLD, SpecError
+from planner.problems.errors import MAX_TOLD, SpecError, Violation
 from planner.spec import yaml
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.spec.wrong_specs import CASES
@@ -16,6 +16,16 @@ def test_what_is_not_a_spec_is_refused_with_its_place(case):
 
     (problem,) = error.value.problems
     assert (problem.rule[:4], [problem.line, problem.column]) == (case["rule"], case["place"])
+
+
+def test_a_message_quotes_the_auto_of_the_file():
+    """The number that was decided in its place moves to the reason."""
+    document = parse_document("nodes: auto\nunits: 3\n", "spec.yaml")
+    decided = document.problem(Violation("nodes", 40, "S701 must be more", "units take more", "write more"))
+    written = document.problem(Violation("units", 3, "S515 must not stand here", "windows say it", "remove it"))
+
+    assert decided.message == "nodes (auto) must be more; units take more (auto became 40); write more"
+    assert written.message == "units (3) must not stand here; windows say it; remove it"
 
 
 def test_deep_nesting_is_refused_before_it_can_hurt():

@@ -75,6 +75,7 @@ def test_a_date_is_played_with_its_own_demand(small_spec, capsys):
         (["--fail", "node-99@12:00"], ["R404"], 2),
         (["--set", "decode", "--set", "traffic.scale=-1"], ["R405", "R407"], 2),
         (["--set", "mixed.ep_size=12", "--set", "traffic=null"], ["S501", "R401"], 2),
+        (["--set", "name.x=1", "--set", "cluster.nodes.99.rack=a", "--set", "mixed.epsize=8"], ["R418"] * 3, 2),
         (["--set", "mixed.redundant_experts=256"], ["S707"], 3),
     ],
 )
@@ -85,6 +86,38 @@ def test_mistakes_are_said_all_at_once(small_spec, capsys, words, rules, status)
     errors = json.loads(capsys.readouterr().out)["errors"]
     said = [each["rule"].split()[0] for each in errors]
     assert [rule for rule in said if rule in rules] == rules
+
+
+@pytest.mark.parametrize("change", ["mixed.ep_size=12", "mixed.redundant_experts=256"])
+def test_what_is_wrong_with_a_column_names_it(small_spec, capsys, change):
+    """Of several columns, people must see which one is wrong or cannot be planned."""
+    cli.main(["simulate", str(small_spec), "--set", "traffic.scale=2", "--set", change])
+
+    assert f"(with --set {change})" in capsys.readouterr().err
+
+
+def test_columns_that_can_be_planned_are_shown_beside_one_that_cannot(small_spec, capsys):
+    """The table has them, the error names the other one, and the status is that of the error."""
+    words = ["--set", "traffic.scale=2", "--set", "mixed.redundant_experts=256"]
+    assert cli.main(["simulate", str(small_spec), *words]) == 3
+
+    assert "traffic.scale=2" in capsys.readouterr().out
+
+
+def test_mistakes_of_all_options_are_said_at_once(small_spec, capsys):
+    """A wrong --fail hides no wrong --set, nor a wrong --date."""
+    words = ["--fail", "noon", "--set", "decode", "--date", "2026-02-30"]
+    assert cli.main(["simulate", str(small_spec), *words, "--format", "json"]) == 2
+
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    assert {each["rule"][:4] for each in errors} == {"R403", "R405", "R417"}
+
+
+def test_a_spare_that_fails_first_is_said_to_stop_nothing(small_spec, capsys):
+    """Its figures are those of a day without the failure, and the note says why."""
+    assert cli.main(["simulate", str(small_spec), "--fail", "node-2@09:00"]) == 0
+
+    assert "node-2 is a spare: its failure stops no unit" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_gpu_without_rates_cannot_be_simulated(spec_writer, tmp_path, capsys):

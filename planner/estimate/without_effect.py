@@ -1,0 +1,56 @@
+"""Warnings about sections that lack what makes them work, and prices and supplies that nobody has.
+
+They stay warnings: jobs may give way by themselves, and spares may be named later.
+"""
+
+from collections.abc import Iterator
+
+from planner.problems.errors import Violation
+from planner.problems.fix import nearest
+from planner.spec.cost import PriceSpec
+from planner.spec.schema import Spec
+
+__all__ = ["without_effect"]
+
+LEAST_PRICE = 1e-4  # USD of a million tokens: assumed, a hundredth of the cheapest that are sold
+MILLION = 1e6
+
+
+def without_effect(spec: Spec) -> Iterator[Violation]:
+    """Yield healing without spares, nodes lent for good, prices of one token, and nodes that are not there."""
+    controller = spec.kubernetes.controller
+    if controller is not None and controller.heal is not None and not spec.cluster.spares:
+        rule, reason = "W127 has no spares to heal with", "a unit leaves a faulty node for one of cluster.spares"
+        yield Violation(
+            "kubernetes.controller.heal", None, rule, reason, "name nodes in cluster.spares, or remove heal"
+        )
+    if controller is not None and controller.lend_nodes and spec.kubernetes.priority_class is None:
+        rule = "W128 has no kubernetes.priority_class beside it"
+        reason = "a job that does not leave a lent node in time keeps the unit's pods waiting"
+        fix = "write a priority_class above that of the jobs, for which the scheduler ends them"
+        yield Violation("kubernetes.controller.lend_nodes", True, rule, reason, fix)
+    if spec.cost is not None:
+        is_list = isinstance(spec.cost.prices, list)
+        for index, prices in enumerate(spec.cost.all_prices):
+            yield from _of_one_token(prices, f"cost.prices.{index}" if is_list else "cost.prices")
+        yield from _more_than_there_are(spec)
+
+
+def _of_one_token(prices: PriceSpec, place: str) -> Iterator[Violation]:
+    """Yield prices that are one token's, where a million's are asked for."""
+    for field in ("input_hit", "input_miss", "output"):
+        price = getattr(prices, field)
+        if 0 < price < LEAST_PRICE:
+            rule, reason = f"W129 is less than {LEAST_PRICE:g}", "it is the price of a million tokens"
+            yield Violation(f"{place}.{field}", price, rule, reason, nearest(round(price * MILLION, 9)))
+
+
+def _more_than_there_are(spec: Spec) -> Iterator[Violation]:
+    """Yield supplies of more nodes than the cluster has."""
+    assert spec.cost is not None
+    nodes = spec.cluster.nodes
+    there = nodes if isinstance(nodes, int) else len(nodes)
+    for index, supply in enumerate(spec.cost.supplies):
+        if supply.nodes is not None and supply.nodes > there:
+            rule, reason = f"W130 is more than the cluster's {there} nodes", "no unit can stand on the others"
+            yield Violation(f"cost.supplies.{index}.nodes", supply.nodes, rule, reason, nearest(there))
