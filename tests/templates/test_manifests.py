@@ -417,12 +417,16 @@ def test_rendering_again_gives_the_same_bytes(files):
 
 
 def test_text_of_a_spec_cannot_become_yaml(tmp_path):
-    """Whatever characters an image has, it stays one string."""
-    image = 'x":{{7*7}}#&amp;'
-    rendered = rendered_with(tmp_path, f"  image: {json.dumps(image)}\n")
-    (deployment,) = (each for each in rendered if each["kind"] == "Deployment")
+    """Whatever characters a variable has, it stays one string."""
+    value = 'x":{{7*7}}#&amp;'
+    unit = next(
+        each
+        for each in rendered_with(tmp_path, f"  env: {{A: {json.dumps(value)}}}\n")
+        if each["kind"] == "LeaderWorkerSet"
+    )
+    pod = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
 
-    assert pod_of(deployment)["containers"][0]["image"] == image
+    assert {"name": "A", "value": value} in pod["containers"][0]["env"]
 
 
 @pytest.mark.parametrize("text", ["\U0001f600", "a\U0010ffff\u00e9\u2028\x7f\x85\t\\U0001f600", "[1]: x\n- y"])
