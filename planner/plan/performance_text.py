@@ -149,6 +149,8 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         if promised is not None and each is not None:
             kept = "keeps" if each.mid * 1e3 <= promised else "misses"
             yield from filled(f"{found.phase.capitalize()} {kept} the {name} of {promised:g} ms that slo promises.")
+            if name == "TTFT" and kept == "keeps" and found.point.utilisation >= 1:
+                yield from filled("That is without the wait for its turn, which tidemill simulate counts.")
 
 
 def _load(load: PhaseLoad) -> Iterator[str]:

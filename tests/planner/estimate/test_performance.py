@@ -8,6 +8,7 @@ import pytest
 import stacks
 from planner.cli import main
 from planner.compiler import compile_plan
+from planner.plan.text import plan_text
 from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 
@@ -62,6 +63,16 @@ def test_predictions_are_not_deployed(pair):
     assert other.digest == pair.digest
     assert other.as_json()["performance"]["decode"]["slo"]["tpot_ms"]["met"] is True
     assert pair.as_json()["performance"]["decode"] != other.as_json()["performance"]["decode"]
+
+
+@pytest.mark.parametrize(("utilisation", "is_said"), [(1.0, True), (0.5, False)])
+def test_a_saturated_phase_keeps_its_ttft_without_the_wait(utilisation, is_said):
+    """The plan's text says so; below saturation the wait is in the figure."""
+    values = {"slo.ttft_ms": 60_000, "operating_point.prefill.utilisation": utilisation}
+    text = plan_text(compile_plan(with_values(check_spec(SPEC), values)))
+
+    assert "Prefill keeps the TTFT of 60000 ms" in text
+    assert ("without the wait for its turn" in text) is is_said
 
 
 @pytest.mark.parametrize(
