@@ -26,7 +26,6 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
-from planner.spec.undecided import is_undecided
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["warnings_of"]
@@ -286,15 +285,12 @@ def _escaped_policies(spec: Spec) -> Iterator[Violation]:
 
 def _short_drain(spec: Spec) -> Iterator[Violation]:
     """Yield pods that get less time for their answers than the day pays their nodes for."""
-    kubernetes, schedule = spec.kubernetes, spec.schedule
-    if kubernetes.drain is None or kubernetes.controller is None or schedule is None or is_undecided(schedule.drain):
-        return
-    paid = schedule.drain / kubernetes.controller.pace
-    if kubernetes.drain < paid:
+    drain, paid = spec.kubernetes.drain, spec.paid_drain_s
+    if drain is not None and paid is not None and drain < paid:
         rule = f"W125 is less than schedule.drain ({paid:g} s)"
         reason = "answers that take longer are cut when the controller drains their unit, and its nodes stay its own"
         fix = Fix("leave it out, for the schedule's", ({HERE: None},))
-        yield Violation("kubernetes.drain", kubernetes.drain, rule, reason, fix)
+        yield Violation("kubernetes.drain", drain, rule, reason, fix)
 
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:

@@ -282,17 +282,21 @@ class Spec(Section):
 
     @property
     def drain_s(self) -> float:
-        """Return the seconds that a process gets for its answers when it is told to end; the drain is decided by now.
+        """Return the seconds that a process gets for its answers once told to end; the drain is decided by now."""
+        if self.kubernetes.drain is not None:
+            return self.kubernetes.drain
+        return max(LEAST_DRAIN_S, self.paid_drain_s or 0.0)
 
-        Where a controller follows the schedule, units are told to end every day. A rehearsal's day goes faster than
-        its answers, so it has less of it.
+    @property
+    def paid_drain_s(self) -> float | None:
+        """Return the seconds for which a unit that a controller drains keeps its nodes; None where it drains none.
+
+        A rehearsal's day goes faster than its answers, so it has less of it.
         """
-        kubernetes, schedule = self.kubernetes, self.schedule
-        if kubernetes.drain is not None:
-            return kubernetes.drain
-        if kubernetes.controller is None or schedule is None:
-            return LEAST_DRAIN_S
-        return max(LEAST_DRAIN_S, schedule.drain / kubernetes.controller.pace)
+        controller, schedule = self.kubernetes.controller, self.schedule
+        if controller is None or schedule is None or is_undecided(schedule.drain):
+            return None
+        return schedule.drain / controller.pace
 
     def num_units(self, phase: Phase) -> int:
         """The most that are ever on."""

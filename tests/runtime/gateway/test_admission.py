@@ -187,7 +187,7 @@ def test_a_rank_is_given_few_requests_ahead(max_requests, max_queued, ahead):
     ],
 )
 def test_a_caller_is_a_key_or_an_address(name, host, caller):
-    """Of IPv6 a network of 64 bits, which is what one customer gets at least."""
+    """IPv6 callers are networks of 64 bits, which one customer gets at least."""
     request = SimpleNamespace(
         client=SimpleNamespace(host=host), state=SimpleNamespace(account=SimpleNamespace(name=name))
     )

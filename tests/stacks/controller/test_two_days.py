@@ -60,7 +60,7 @@ class Cluster:
         self.failed.add(unit)
 
     def count(self, units):
-        """By phase."""
+        """Return it by phase."""
         phases = {unit.name: unit.phase for unit in self.units}
         return Counter(phases[unit] for unit in units)
 
