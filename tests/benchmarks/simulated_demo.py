@@ -4,9 +4,9 @@
 
 One mixed unit of the bundled model runs on this machine, a rank a core. First its speed is measured: the time between
 tokens with one to sixteen streams of short and of long contexts, and the time to the first token of prompts of four
-lengths, alone and in pairs. These are the speeds that the simulation gets instead of a prediction. Then a trace is
-asked of the demo and played by the simulation: the sixty requests of Azure's that the tests have, with lengths and
-times divided so that they fit the demo and ask for a share of what it can do.
+lengths, beside a short one and in pairs. These are the speeds that the simulation gets instead of a prediction. Then a
+trace is asked of the demo and played by the simulation: the sixty requests of Azure's that the tests have, with lengths
+and times divided so that they fit the demo and ask for a share of what it can do.
 
 It exits with 1 unless mean TTFT, mean TPOT and throughput of the simulation are within 15 % of the medians of the runs.
 It needs two idle cores: ranks, gateway and client share them, and whatever else runs is seen in every figure.
@@ -65,9 +65,10 @@ def measured_speed():
     alone = [token_seconds(1, context) for context in CONTEXTS]
     even = [[token_seconds(streams, context) for context in CONTEXTS] for streams in STREAMS]
     tokens = [(one * each / first, each) for row in even for one, each, first in zip(alone, row, even[0], strict=True)]
-    single, pairs = ([prompt_seconds(each, number) for each in PROMPTS] for number in (1, RANKS))
+    single = [prompt_seconds(each, PROMPTS[0]) for each in PROMPTS]
+    pairs = [prompt_seconds(each, each) for each in PROMPTS]
     show("streams", (1, *STREAMS), [alone, *even], "ms between tokens with contexts of 32 and 1,024")
-    show("prompt", PROMPTS, zip(single, pairs, strict=True), "ms to the first token, alone and in pairs")
+    show("prompt", PROMPTS, zip(single, pairs, strict=True), "ms to the first token, beside a short prompt and in pairs")
     loads = tuple(streams / RANKS for streams in STREAMS)
     computed = [value for both in zip(single, pairs, strict=True) for _ in (0, 1) for value in both]
     return PhaseSpeed(
@@ -91,11 +92,16 @@ def token_seconds(streams, context):
     return statistics.median(found)
 
 
-def prompt_seconds(tokens, number):
-    """Return the median seconds to the first tokens of so many prompts that come at once."""
+def prompt_seconds(*lengths):
+    """Return the median seconds to the first tokens of prompts that come at once, one for each rank.
+
+    A rank without one would sleep for a moment yet: an idle unit looks for requests 50 times a second only. Requests
+    that follow one another at once would meet each of them the whole of that moment.
+    """
+    assert len(lengths) == RANKS
     found = []
     for _ in range(TIMES):
-        calls = [Asked(tokens, 2) for _ in range(number)]
+        calls = [Asked(tokens, 2) for tokens in lengths]
         asyncio.run(ask_all(calls, HOST))
         found.append(max(each.token_times[0] for each in calls) - calls[0].came_at)
     return statistics.median(found)
