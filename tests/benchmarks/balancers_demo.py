@@ -5,10 +5,10 @@ trace, divided so that the longest request is what the demo takes. The rate is L
 is asked at once, which is measured first. Clients ask for token ids over HTTP and read a stream each.
 
 KV is read from the ranks' metrics ports twice a second (`rank_kv_tokens`), and what prefill computed at the beginning
-and at the end (`computed_attention_pairs_total`, `computed_prompt_tokens_total`). KV counts from a third of the arrivals
-on, when decode has filled, to the last one, as in the model. Answers are long and slots many, so that a decode rank has
-some tens of requests: three or four of skewed lengths cannot be even wherever they go. Eight ranks share this machine,
-so times are of a machine that is full, and only their ratios say something.
+and at the end (`computed_attention_pairs_total`, `computed_prompt_tokens_total`). KV counts from a third of the
+arrivals on, when decode has filled, to the last one, as in the model. Answers are long and slots many, so that a decode
+rank has some tens of requests: three or four of skewed lengths cannot be even wherever they go. Eight ranks share this
+machine, so times are of a machine that is full, and only their ratios say something.
 """
 
 import asyncio
