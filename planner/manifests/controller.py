@@ -32,6 +32,7 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "plan": plan.name,
         "deployment": f"{namespace}/{plan.name}",
         "image": kubernetes.controller.image or kubernetes.image,
+        "health_port": names.Ports.HEALTH,
         "api_version": names.DEPLOYMENT_API_VERSION,
         "kind": names.DEPLOYMENT_KIND,
         "group": names.DOMAIN,

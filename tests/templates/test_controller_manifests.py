@@ -64,7 +64,7 @@ def test_the_pod_holds_as_little_as_it_can(objects, tmp_path):
 
     assert pod["serviceAccountName"] == NAME
     assert pod["volumes"] == [{"name": "scratch", "emptyDir": {}}]
-    assert container["args"] == ["tidemill/demo-day"]
+    assert container["args"] == ["tidemill/demo-day", "--address=$(POD_IP)"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["securityContext"]["runAsNonRoot"]
 
