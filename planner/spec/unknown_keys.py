@@ -265,7 +265,7 @@ def _is_given(path: str, data: Mapping[str, Any]) -> bool:
 
 
 def _is_of_toleration(detail: ErrorDetails) -> bool:
-    return place_of(path_of(detail["loc"][:-1])) == "kubernetes.tolerations"
+    return place_of(path_of(detail["loc"][:-1])) in ("kubernetes.tolerations", "kubernetes.gateway.tolerations")
 
 
 def _is_only_taint(given: Mapping[str, Any]) -> bool:
