@@ -13,6 +13,7 @@ from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import close_to, removal
 from planner.spec.container_resources import rdma_said_by_key
 from planner.spec.declared import may_be_auto, place_of, section_of
+from planner.spec.engine_flags import of_the_server, overlap_said_by_flag
 from planner.spec.instead import in_our_form
 from planner.spec.key_forms import as_a_container_says, as_an_engine_says, as_kustomize_says, as_others_say
 from planner.spec.key_levels import (
@@ -26,17 +27,12 @@ from planner.spec.key_units import in_our_unit
 from planner.spec.meant import toleration
 from planner.spec.misplaced import given_elsewhere, homes_of, may_hold, turned_on
 from planner.spec.model_names import is_hub_name, named_on_hub
-from planner.spec.other_names import (
-    of_the_server,
-    overlap_said_by_flag,
-    qualifiers_of,
-    said_better,
-    what_instead_of,
-)
+from planner.spec.other_names import qualifiers_of, said_better
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 from planner.spec.unknown_key import Answer, UnknownKey, none_such, put_instead, renamed
+from planner.spec.why_not import what_instead_of
 
 __all__ = ["answer_to", "violation_of"]
 

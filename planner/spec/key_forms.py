@@ -20,8 +20,9 @@ from planner.spec.container_resources import (
     of_phase,
 )
 from planner.spec.declared import place_of
+from planner.spec.engine_flags import said_by_flag
 from planner.spec.kustomize import KUSTOMIZE_KEYS, keys_of_kustomize, said_by_kustomize
-from planner.spec.other_names import said_by_flag, unwrapped
+from planner.spec.other_names import unwrapped
 from planner.spec.unknown_key import Answer, UnknownKey, none_such, put_instead, renamed, to_write
 
 __all__ = ["as_a_container_says", "as_an_engine_says", "as_kustomize_says", "as_others_say", "is_told_elsewhere"]

@@ -5,14 +5,15 @@ from itertools import takewhile
 from typing import Any
 
 from planner.families import MODELS
+from planner.problems.fix import close_to
 from planner.spec.declared import required_in, section_of
 from planner.spec.misplaced import fields_of
-from planner.spec.other_names import KUBERNETES_KEYS, said_by_object
 from planner.spec.schema import Spec
 from planner.spec.unknown_key import Answer, UnknownKey, put_instead, to_write
 
 __all__ = ["beside_the_models_name", "not_indented", "of_an_object", "section_too_deep", "spec_too_deep"]
 
+KUBERNETES_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")  # of any object: a spec is none
 MODEL_KEYS = ("checkpoint", "config_digest", "weights_digest")
 
 
@@ -20,7 +21,7 @@ def of_an_object(key: UnknownKey) -> Answer | None:
     """Answer a Kubernetes object, which is no spec: `metadata: {name: river}` is `name: river`."""
     if key.path not in KUBERNETES_KEYS:
         return None
-    said = said_by_object(key.name, key.value)
+    said = _said_by_object(key.name, key.value)
     meant = {path: value for path, value in said.items() if path.partition(".")[0] not in key.spec}
     if any(isinstance(value, dict | list) for value in meant.values()):
         words = "write its keys at the top level"
@@ -67,6 +68,18 @@ def beside_the_models_name(key: UnknownKey) -> Answer | None:
         return None
     meant = {"model": {"catalog": model, key.name: key.value}}
     return put_instead("it belongs below model", to_write(meant), meant)
+
+
+def _said_by_object(key: str, value: Any) -> Mapping[str, Any]:
+    """Return what one of the keys of a Kubernetes object would be as fields of a spec: path -> value."""
+    if key == "apiVersion":
+        return {"version": 1}
+    section = value if isinstance(value, dict) else {}
+    if key == "metadata":
+        meant = {"name": "name", "namespace": "kubernetes.namespace"}
+        return {path: section[each] for each, path in meant.items() if each in section}
+    ours = (each for each in section if close_to(each, list(Spec.model_fields), cutoff=0.6))
+    return {each: section[each] for each in ours} if key == "spec" else {}
 
 
 def _without_others(key: UnknownKey, meant: Mapping[str, Any]) -> str:

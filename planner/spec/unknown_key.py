@@ -18,8 +18,9 @@ from planner.problems.fix import HERE, Fix, removal
 from planner.spec.declared import path_of, place_of, section_at
 from planner.spec.instead import as_yaml
 from planner.spec.misplaced import entered
-from planner.spec.other_names import as_we_say, what_instead_of, why_we_have_no
+from planner.spec.other_names import as_we_say
 from planner.spec.section import UNION_TAGS
+from planner.spec.why_not import what_instead_of, why_we_have_no
 
 __all__ = ["Answer", "UnknownKey", "none_such", "put_instead", "renamed", "to_write"]
 

@@ -24,9 +24,10 @@ from planner.spec.key_answers import answer_to, violation_of
 from planner.spec.key_forms import is_told_elsewhere
 from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, truth, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
-from planner.spec.other_names import OTHER_ENGINES, is_not_planned_yet, value_as_we_say, why_not_so
+from planner.spec.other_names import OTHER_ENGINES, value_as_we_say
 from planner.spec.undecided import AUTO
 from planner.spec.unknown_key import UnknownKey
+from planner.spec.why_not import is_not_planned_yet
 from planner.spec.with_units import MORE_THAN_ALL
 from planner.spec.yaml import INTEGER
 
@@ -230,7 +231,7 @@ def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
         return _left_out(path, value, rule, field)
     found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
     fix = _as_variables(path, value) if may_be_secret(path) else instead_of(path, value)
-    return Violation(path, value, rule, why_not_so(path, value) or found, fix)
+    return Violation(path, value, rule, found, fix)
 
 
 def _as_variables(path: str, value: Any) -> Fix | str:
