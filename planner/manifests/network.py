@@ -31,7 +31,10 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 def edges_of_all() -> Edges:
     """Return what every pod of a plan may do; what nothing else allows is refused, both ways."""
-    return {"ingress": [], "egress": [{"ports": [_port(port, protocol=each) for port in DNS_PORTS for each in ("UDP", "TCP")]}]}
+    return {
+        "ingress": [],
+        "egress": [{"ports": [_port(port, protocol=each) for port in DNS_PORTS for each in ("UDP", "TCP")]}],
+    }
 
 
 def gateway_edges(plan: Deployable) -> Edges:

@@ -38,9 +38,10 @@ from planner.spec.meant import (
     whole_number,
     windows,
 )
-from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
+from planner.spec.other_names import unwrapped, value_as_we_say
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
+from planner.spec.why_not import is_not_planned_yet
 from planner.spec.with_units import number_with_unit, words_of
 
 __all__ = [

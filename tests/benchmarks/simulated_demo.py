@@ -68,7 +68,9 @@ def measured_speed():
     single = [prompt_seconds(each, PROMPTS[0]) for each in PROMPTS]
     pairs = [prompt_seconds(each, each) for each in PROMPTS]
     show("streams", (1, *STREAMS), [alone, *even], "ms between tokens with contexts of 32 and 1,024")
-    show("prompt", PROMPTS, zip(single, pairs, strict=True), "ms to the first token, beside a short prompt and in pairs")
+    show(
+        "prompt", PROMPTS, zip(single, pairs, strict=True), "ms to the first token, beside a short prompt and in pairs"
+    )
     loads = tuple(streams / RANKS for streams in STREAMS)
     computed = [value for both in zip(single, pairs, strict=True) for _ in (0, 1) for value in both]
     return PhaseSpeed(
