@@ -12,7 +12,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 
 if TYPE_CHECKING:
-    from planner.plan.loaded import Rows
+    from planner.plan.shapes import Rows
 
 __all__ = ["PreviousPlan", "read_previous"]
 

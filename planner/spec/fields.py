@@ -4,7 +4,7 @@ Also hands the valid rest on (`CheckedFields.values`), so that the rules between
 everything that is right, and a user sees all mistakes of a file in one go.
 
 It knows the spec's fields but no rule between two of them: those are in `layout_rules.py`. Keys that are no fields are
-`unknown_keys.py`'s, and what to write for a wrong value `instead.py`'s.
+`key_answers.py`'s, and what to write for a wrong value `instead.py`'s.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

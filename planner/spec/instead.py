@@ -38,9 +38,10 @@ from planner.spec.meant import (
     whole_number,
     windows,
 )
-from planner.spec.other_names import is_not_planned_yet, unwrapped, value_as_we_say
+from planner.spec.other_names import unwrapped, value_as_we_say
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
+from planner.spec.why_not import is_not_planned_yet
 from planner.spec.with_units import number_with_unit, words_of
 
 __all__ = [
@@ -62,9 +63,11 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
     "schedule.other_days.windows.at": time_of_day,
     "kubernetes.image": image,
     "kubernetes.stage.image": image,
+    "kubernetes.gateway.image": image,
     "kubernetes.env": variables,
     "kubernetes.annotations": pairs,
     "kubernetes.node_selector": pairs,
+    "kubernetes.gateway.node_selector": pairs,
     **dict.fromkeys((f"cluster.nodes.{key}" for key in ("name", "rack", "leaf", "power")), numeral),
 }
 
@@ -74,6 +77,7 @@ KEYED: Mapping[str, Callable[[Any], Any]] = {
     "schedule.windows": windows,
     "schedule.other_days.windows": windows,
     "kubernetes.tolerations": tolerations,
+    "kubernetes.gateway.tolerations": tolerations,
 }
 
 

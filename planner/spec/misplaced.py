@@ -1,6 +1,6 @@
 """Say where a field belongs that stands in the wrong section.
 
-It knows the spec's fields and what is given: what a key means that is no field is `unknown_keys.py`'s.
+It knows the spec's fields and what is given: what a key means that is no field is `key_answers.py`'s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from planner.spec.declared import field_at, path_of, required_in, section_of
 from planner.spec.places import in_full
 from planner.spec.schema import Spec
 
-__all__ = ["entered", "given_elsewhere", "homes_of", "may_hold", "turned_on"]
+__all__ = ["entered", "fields_of", "given_elsewhere", "homes_of", "may_hold", "turned_on"]
 
 
 def homes_of(name: str, data: Mapping[str, Any]) -> list[str]:
@@ -54,7 +54,13 @@ def given_elsewhere(name: str, data: Mapping[str, Any]) -> list[str]:
     """Return where the field `name` of other sections is given already."""
     sections = {home: in_full(data, [f"{home}.{name}"]).get(home) for home, field in Spec.model_fields.items()}
     found = {home: there for home, there in sections.items() if isinstance(there, dict) and there.get(name) is not None}
-    return [f"{home}.{name}" for home in found if name in _fields_of(home)]
+    return [f"{home}.{name}" for home in found if name in fields_of(home)]
+
+
+def fields_of(home: str) -> Sequence[str]:
+    """Return the names of the fields of the section `home`; none where it is no section."""
+    section = section_of(Spec.model_fields[home])
+    return list(section.model_fields) if section else []
 
 
 def may_hold(path: str, value: Any) -> bool:
@@ -81,8 +87,3 @@ def _phases_that_stay(data: Mapping[str, Any]) -> Sequence[str]:
     if "mixed" not in given:
         return given
     return ["mixed"] if len(given) < len(PHASES) else [phase for phase in PHASES if phase != "mixed"]
-
-
-def _fields_of(home: str) -> Sequence[str]:
-    section = section_of(Spec.model_fields[home])
-    return list(section.model_fields) if section else []

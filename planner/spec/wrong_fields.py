@@ -1,9 +1,10 @@
 """Pydantic's verdict on single fields in our words: the rule that each breaks, why, and the nearest fix.
 
-Keys that are no fields are `unknown_keys.py`'s, and what to write for a wrong value `instead.py`'s.
+Keys that are no fields are `key_answers.py`'s, and what to write for a wrong value `instead.py`'s.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -19,11 +20,14 @@ from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest, 
 from planner.spec.cluster import MAX_NODES
 from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, sentence_of
 from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
+from planner.spec.key_answers import answer_to, violation_of
+from planner.spec.key_forms import is_told_elsewhere
 from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, truth, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
-from planner.spec.other_names import OTHER_ENGINES, is_not_planned_yet, value_as_we_say, why_not_so
+from planner.spec.other_names import OTHER_ENGINES, value_as_we_say
 from planner.spec.undecided import AUTO
-from planner.spec.unknown_keys import fields_meant, is_told_elsewhere, unknown_key
+from planner.spec.unknown_key import UnknownKey
+from planner.spec.why_not import is_not_planned_yet
 from planner.spec.with_units import MORE_THAN_ALL
 from planner.spec.yaml import INTEGER
 
@@ -51,17 +55,21 @@ def in_our_words(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tu
     A misspelt key is one mistake: the field that was meant is not missing too.
     """
     told = details[:MAX_TOLD]
-    unknown = (detail for detail in told if detail["type"] == "extra_forbidden")
-    misspelt = frozenset(path for detail in unknown for path in fields_meant(detail, data))
-    violations = [_violation(detail, data) for detail in told if not _is_said(detail, data, misspelt)]
+    unknown = {detail["loc"]: UnknownKey.of(detail, data) for detail in told if detail["type"] == "extra_forbidden"}
+    answers = {location: answer_to(key) for location, key in unknown.items()}
+    misspelt = frozenset(chain.from_iterable(answer.meant for answer in answers.values()))
+    violations = []
+    for detail in told:
+        if (key := unknown.get(detail["loc"])) is not None:
+            violations += [] if is_told_elsewhere(key) else [violation_of(key, answers[detail["loc"]])]
+        elif not _is_said(detail, misspelt):
+            violations.append(_violation(detail, data))
     return violations + _not_told(len(details) - len(told)), misspelt
 
 
-def _is_said(detail: ErrorDetails, data: Mapping[str, Any], misspelt: frozenset[str]) -> bool:
+def _is_said(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
     """Whether a mistake is another one's: of a field that is there under another key, or at another indentation."""
     path = path_of(detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return is_told_elsewhere(detail, data)
     if path in misspelt:
         return True
     return detail["input"] is None and any(each.startswith(f"{path}.") for each in misspelt)
@@ -82,8 +90,6 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         return _missing(path, data)
     if (known := _another_notion(path, kind, value, data)) is not None:
         return known
-    if kind == "extra_forbidden":
-        return unknown_key(detail, data)
     if kind in WANTED:
         return _of_another_type(path, value, WANTED[kind])
     if kind == "string_pattern_mismatch":
@@ -225,7 +231,7 @@ def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
         return _left_out(path, value, rule, field)
     found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
     fix = _as_variables(path, value) if may_be_secret(path) else instead_of(path, value)
-    return Violation(path, value, rule, why_not_so(path, value) or found, fix)
+    return Violation(path, value, rule, found, fix)
 
 
 def _as_variables(path: str, value: Any) -> Fix | str:

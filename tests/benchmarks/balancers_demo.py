@@ -137,7 +137,7 @@ class Demo:
     @contextmanager
     def gateway(self, policy):
         """A gateway that chooses so, from when all units are ready."""
-        process = self._start([*self._layout.gateway.command, "--balancer", policy.value])
+        process = self._start([*self._layout.gateways[0].process.command, "--balancer", policy.value])
         try:
             deadline = time.monotonic() + STARTING_S
             while not self._all_ready():
@@ -165,7 +165,7 @@ class Demo:
 
     def _all_ready(self):
         with suppress(OSError):
-            units = get_json(f"{self._layout.endpoint}/readyz")["units"]
+            units = get_json(f"{self._layout.gateways[0].endpoint}/readyz")["units"]
             states = [rank["state"] for unit in units for rank in unit["ranks"]]
             return states == ["ready"] * 8
         return False

@@ -1,7 +1,7 @@
 """A file with more mistakes than anybody reads is answered soon, and nothing is wrong that is not told or counted."""
 
 from planner.problems.errors import MAX_TOLD
-from planner.spec import unknown_keys
+from planner.spec import key_answers
 from planner.spec.fields import check_fields
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
@@ -37,7 +37,7 @@ def test_wrong_nodes_beyond_what_is_told_reach_no_rule(problems_of):
 def test_what_was_meant_is_asked_only_of_what_is_told(monkeypatch):
     """Comparing each of half a million unknown keys with ours took most of a minute."""
     asked = []
-    monkeypatch.setattr(unknown_keys, "close_to", lambda key, *_, **__: asked.append(key))
+    monkeypatch.setattr(key_answers, "close_to", lambda key, *_, **__: asked.append(key))
     check_fields(data_of(SPEC) | {f"key_{number}": 1 for number in range(10_000)})
 
     assert 0 < len(set(asked)) <= MAX_TOLD

@@ -9,8 +9,9 @@ import pytest
 
 from planner.problems.fix import applied
 from planner.spec.fields import check_fields
-from planner.spec.other_names import INSTEAD, NOT_YET, OTHER_NAMES, WHY_NOT
+from planner.spec.other_names import OTHER_NAMES
 from planner.spec.schema import Spec
+from planner.spec.why_not import INSTEAD, NOT_YET, WHY_NOT
 from tests.planner.conftest import CONFIG, SPEC
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.spec.spec_schema import SCHEMA, options, property_schemas

@@ -1,0 +1,156 @@
+"""Why tidemill has no such key or value, where that takes more than a list of what there is; and what to do instead.
+
+What has no counterpart here, such as `gpu_memory_utilization`, or follows from our fields, such as
+`data_parallel_size`, stays an unknown key with its reason in `WHY_NOT`.
+"""
+
+import re
+from typing import Any
+
+from planner.spec.container_resources import GPU_COUNTS, GPU_RESOURCES
+from planner.spec.declared import place_of
+from planner.spec.other_names import plain_name
+
+__all__ = ["is_not_planned_yet", "what_instead_of", "why_we_have_no"]
+
+OTHER_CURRENCY = re.compile(r"cost\.(?!usd_)[a-z]{3}_per_(gpu|node)_hour")
+
+
+def why_we_have_no(path: str) -> str | None:
+    """Say why nothing here is called so, where that takes more than a list of what there is."""
+    if OTHER_CURRENCY.fullmatch(path):
+        return "GPUs cost US dollars here, and currency is that of prices alone"
+    return NOT_YET.get(place_of(path)) or WHY_NOT.get(plain_name(path.rpartition(".")[2]))
+
+
+def what_instead_of(path: str) -> str | None:
+    """Say what to do instead of writing this key, where to leave it out would lose what was meant."""
+    return "write usd_per_gpu_hour, in US dollars" if OTHER_CURRENCY.fullmatch(path) else INSTEAD.get(place_of(path))
+
+
+def is_not_planned_yet(path: str, value: Any) -> bool:
+    """Return whether the field at `path` will take `value` one day, so that no other value is what was meant."""
+    return plain_name(str(value)).casefold() in NOT_YET_VALUES.get(path.rpartition(".")[2], ())
+
+
+LENGTHS = ("input_len", "output_len", "input_length", "output_length", "prompt_len", "isl", "osl")
+NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
+
+_WINDOW = "a window lasts until the next one starts"
+_DRAFTS = "draft_tokens of decode says how many tokens the model's MTP module drafts in a step"
+_PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
+_SCALED = "units are not scaled with load; a schedule sets their number by time of day, from traffic with windows: auto"
+_LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
+_NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
+_GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
+_MOUNTED = "pods mount folders of their nodes, and claims"
+
+_PATCHED = "rendered objects are changed by patches"
+_LENGTHS = "traffic counts the tokens of a day, and operating_point says how long requests are"
+
+# Place of a key -> why there is none.
+NOT_YET = {
+    "throughput": "it is predicted at operating_point, and not written",
+    "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
+    "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
+    **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _NICS),
+    "PHASE.resources": _GPUS,
+    **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), _GPUS),
+    **dict.fromkeys((f"kubernetes.resources.{key}" for key in GPU_RESOURCES), _GPUS),
+    **dict.fromkeys((f"kubernetes.resources.unit.{key}" for key in GPU_RESOURCES), _GPUS),
+    "kubernetes.volumes.name": "a volume is known by its mount_path",
+    "kubernetes.volumes.nfs": _MOUNTED,
+    "kubernetes.volumes.csi": _MOUNTED,
+    "cluster.gpu.fp4_tflops": "an own gpu has rates for FP8 and BF16, and its FP4 is planned at that of FP8",
+    **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
+    "kubernetes.service": _PATCHED,
+    "kubernetes.labels": _PATCHED,
+    "cluster.nodes.zone": "a zone is none of the domains in which nodes fail together here",
+    "cost.usd_per_node_hour": "a GPU's hour is what counts: a node's, divided by its GPUs",
+    "schedule.windows.end": _WINDOW,
+    "schedule.windows.to": _WINDOW,
+    "schedule.windows.until": _WINDOW,
+    "schedule.windows.duration": _WINDOW,
+}
+
+_SHARED = "write gpus_per_nic, which is gpus_per_node / NICs of a node, below an own gpu"
+_MOUNT = "write the claim that has it, or the host_path of its mount"
+INSTEAD = {
+    "kubernetes.service": "write a patch, for example patches: [{kind: Service, patch: {spec: {type: NodePort}}}]",
+    "kubernetes.labels": "write a patch of each kind, "
+    "for example patches: [{kind: Deployment, patch: {metadata: {labels: {team: chat}}}}]",
+    "cluster.nodes.zone": "write rack, leaf or power, if the nodes of a zone share one",
+    "cost.usd_per_node_hour": "write usd_per_gpu_hour, which is usd_per_node_hour / gpus_per_node",
+    "schedule.windows.units": "write how many units of each phase, as prefill_units: ... and decode_units: ...",
+    "cluster.rdma": "write kubernetes.rdma, for example {resource: rdma/hca, count: 8}",
+    "kubernetes.volumes.nfs": _MOUNT,
+    "kubernetes.volumes.csi": _MOUNT,
+    **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _SHARED),
+    "kubernetes.patches.path": "write what is in the file as a mapping below patch",
+}
+
+NOT_YET_VALUES = {
+    "precision": (
+        "int4",
+        "awq",
+        "gptq",
+        "int8",
+        "w8a8",
+        "w8a8_int8",
+    )
+}
+
+_DP = "dp_size is ep_size / attention_tp, since each rank or attention group serves its own requests"
+_EP = "experts are always spread over all GPUs of a unit (ep_size)"
+_MEMORY = "the plan computes each part of memory and gives the rest to KV"
+_OVERLAP = "overlap says it: dual_batch in prefill, five_stage in decode"
+_DISPATCH = "how tokens reach experts follows from the phase and its GPUs"
+_LAYERS = "layers are not split over GPUs"
+_EPLB = "expert maps are always balanced, over redundant_experts"
+
+WHY_NOT = {
+    # vLLM
+    "data_parallel_size": _DP,
+    "enable_expert_parallel": _EP,
+    "gpu_memory_utilization": _MEMORY,
+    "pipeline_parallel_size": _LAYERS,
+    "enable_eplb": _EPLB,
+    "enable_dbo": "overlap says it: dual_batch is what this flag turns on",
+    "speculative_config": _DRAFTS,
+    # SGLang
+    "dp": _DP,
+    "dp_size": _DP,
+    "enable_dp_attention": _DP,
+    "mem_fraction_static": _MEMORY,
+    "pp_size": _LAYERS,
+    "enable_two_batch_overlap": _OVERLAP,
+    "two_batch_overlap": _OVERLAP,
+    "tbo": _OVERLAP,
+    "moe_a2a_backend": _DISPATCH,
+    "deepep_mode": _DISPATCH,
+    "disaggregation_mode": "the section says the phase: prefill, decode or mixed",
+    "speculative_algorithm": _DRAFTS,
+    "num_nextn_predict_layers": _DRAFTS,
+    "enable_mtp": _DRAFTS,
+    "mtp": _DRAFTS,
+    # TensorRT-LLM
+    "free_gpu_memory_fraction": _MEMORY,
+    # What a service promises
+    "ttft": _LATENCY,
+    "ttft_ms": _LATENCY,
+    "tpot": _LATENCY,
+    "tpot_ms": _LATENCY,
+    "itl": _LATENCY,
+    # Kubernetes
+    "min_units": _SCALED,
+    "max_units": _SCALED,
+    "min_replicas": _SCALED,
+    "max_replicas": _SCALED,
+    "minReplicas": _SCALED,
+    "maxReplicas": _SCALED,
+    "autoscaling": _SCALED,
+    "affinity": "the plan names the nodes of each unit, and takes them from a list under cluster.nodes",
+    "imagePullPolicy": _PULLED,
+    "image_pull_policy": _PULLED,
+    "volumeMounts": "each of volumes has a mount_path, and all pods mount all of them",
+}
