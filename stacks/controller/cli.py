@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner.cli import add_command
+from planner.command.options import add_command
 from planner.facts.names import DEPLOYMENT_KIND, controller_name
 from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable

@@ -7,7 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.cli import add_command, add_format, print_json, read_spec, warn
+from planner.command.options import add_command, add_format
+from planner.command.printed import print_json, warn
+from planner.plan.given import read_spec
 from planner.problems.errors import InfeasibleError
 
 __all__ = ["add_simulate"]
