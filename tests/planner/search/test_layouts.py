@@ -91,7 +91,7 @@ def test_sixteen_nodes_get_the_best_of_all_layouts():
 
 @pytest.mark.parametrize(("ep_size", "redundant", "tpot"), [(32, 32, 80), (72, 32, 45), (144, 176, 50)])
 def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redundant, tpot):
-    """Of all numbers of requests, the one with most tokens/s: trying every one finds no better."""
+    """Trying every number of requests finds none with more tokens/s."""
     fixed = {"ep_size": ep_size, "redundant_experts": redundant, "max_requests": "auto", "max_request_tokens": 8192}
     spec = spec_of(60, {"tpot_ms": tpot}, fixed, {"ep_size": 32, "max_request_tokens": 8192}, operating_point=None)
     trials, rates = trials_of(spec), {}

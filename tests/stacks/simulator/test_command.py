@@ -90,7 +90,7 @@ def test_mistakes_are_said_all_at_once(small_spec, capsys, words, rules, status)
 
 @pytest.mark.parametrize("change", ["mixed.ep_size=12", "mixed.redundant_experts=256"])
 def test_what_is_wrong_with_a_column_names_it(small_spec, capsys, change):
-    """Of several columns, people must see which one is wrong or cannot be planned."""
+    """People see which one of several columns is wrong or cannot be planned."""
     cli.main(["simulate", str(small_spec), "--set", "traffic.scale=2", "--set", change])
 
     assert f"(with --set {change})" in capsys.readouterr().err
