@@ -7,7 +7,7 @@ from typing import Any
 from planner.facts.digest import pretty_json
 from planner.problems.errors import Problem
 
-__all__ = ["print_json", "warn"]
+__all__ = ["errors_json", "print_json", "warn"]
 
 
 def warn(warnings: Sequence[Problem]) -> None:
@@ -19,3 +19,8 @@ def warn(warnings: Sequence[Problem]) -> None:
 def print_json(document: Any) -> None:
     """Print the one document of `--format json`."""
     print(pretty_json(document), end="")
+
+
+def errors_json(problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return what `--format json` has of mistakes, whatever the command."""
+    return {"valid": False, "errors": [problem.as_json() for problem in problems]}

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from planner.command.options import EXIT_STATUSES
-from planner.command.printed import print_json
+from planner.command.printed import errors_json, print_json
 from planner.problems.calls import Parser
 from planner.problems.errors import Problem, TidemillError
 
@@ -86,7 +86,7 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
     if as_json:
-        print_json({"valid": False, "errors": [problem.as_json() for problem in problems]})
+        print_json(errors_json(problems))
     else:
         for problem in problems:
             print(problem, file=sys.stderr)
