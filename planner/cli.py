@@ -1,38 +1,26 @@
 """The planner's commands: validate, schema, plan, experts, render.
 
-`stacks/cli.py` adds the one that is called, or one of its own, and runs it through `run`, so that every command
-keeps the contract: results on stdout, everything else on stderr, one JSON document with `--format json`, exit status
-0, 1, 2 or 3, never a traceback for what a user can cause. Commands print, or raise TidemillError; one whose result is
-itself bad news returns its exit status.
+`stacks/cli.py` adds the one that is called, or one of its own. What every command keeps is in `planner/command`.
 
 This file prints and decides nothing. What one command alone needs is imported there, so that the others do not wait for
 it. It alone looks at a clock, to say how long a map took: no result depends on it.
 """
 
 import argparse
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
+from planner.command.options import add_command, add_format, add_given, add_previous
+from planner.command.printed import print_json, warn
+from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
 from planner.plan.fit import Fit, check_fit
-from planner.plan.given import read_given
-from planner.problems.calls import Parser
-from planner.problems.errors import (
-    CallError,
-    InfeasibleError,
-    Problem,
-    SpecError,
-    TidemillError,
-    Violation,
-)
+from planner.plan.given import read_spec
+from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
 from planner.problems.output import require_writable, write_result
-from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
 if TYPE_CHECKING:
@@ -41,47 +29,7 @@ if TYPE_CHECKING:
     from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
-__all__ = [
-    "add_command",
-    "add_experts",
-    "add_format",
-    "add_given",
-    "add_plan",
-    "add_previous",
-    "add_render",
-    "add_schema",
-    "add_validate",
-    "main",
-    "new_parser",
-    "print_json",
-    "read_spec",
-    "reported",
-    "run",
-    "wants_json",
-    "warn",
-]
-
-EXIT_STATUSES = (
-    "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
-)
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
-
-
-class _SayVersion(argparse.Action):
-    """Prints the installed version, which is looked up only for who asks."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from importlib import metadata
-
-        print(f"tidemill {metadata.version('tidemill')}")
-        parser.exit()
-
-
-def new_parser(description: str) -> Parser:
-    """The parser of the `tidemill` command, before it has commands."""
-    parser = Parser(prog="tidemill", description=description, epilog=EXIT_STATUSES)
-    parser.add_argument("--version", action=_SayVersion, nargs=0, help="print the version and exit")
-    return parser
+__all__ = ["add_experts", "add_plan", "add_render", "add_schema", "add_validate", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,40 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for add in (add_validate, add_schema, add_plan, add_experts, add_render):
         add(commands)
     return run(parser, argv)
-
-
-def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
-    """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return reported(lambda: _run(parser, words), words)
-
-
-def reported(command: Callable[[], int], words: Sequence[str]) -> int:
-    """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
-    if sys.stdout is None:  # as it is where the caller closed it: the first file that is opened would be stdout
-        print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)
-        return 1
-    status = 0
-    try:
-        status = _told(command, words)
-        sys.stdout.flush()
-    except OSError as error:  # of stdout: commands report those of their files
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
-            print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
-            return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return status
-
-
-def _told(command: Callable[[], int], words: Sequence[str]) -> int:
-    try:
-        return command()
-    except TidemillError as error:
-        with suppress(BrokenPipeError):  # a mistake is one, whoever reads of it
-            _report(error.problems, as_json=wants_json(words))
-        return error.exit_status
 
 
 def add_validate(commands: Any) -> None:
@@ -213,49 +127,6 @@ def add_render(commands: Any) -> None:
     render.set_defaults(command=_render)
 
 
-def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    """A command with a line in the list of all, and a description of its own."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
-    return parser
-
-
-def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
-    """The file that a command carries out; `default` says what it does without one, where it may be left out."""
-    told_apart = "a spec in YAML, or a plan in JSON, recognised by its content"
-    parser.add_argument(
-        "given",
-        nargs="?" if default else None,
-        type=Path,
-        metavar=metavar,
-        help=f"{told_apart}; default: {default}" if default else told_apart,
-    )
-
-
-def add_previous(parser: argparse.ArgumentParser) -> None:
-    """The option of commands that plan."""
-    parser.add_argument(
-        "--previous",
-        type=Path,
-        metavar="PLAN.json",
-        help="an earlier plan: move its units and change its maps as little as possible",
-    )
-
-
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """The option that every command has."""
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="output for people or for programs")
-
-
-def wants_json(words: Sequence[str]) -> bool:
-    """Known even where the rest of the command line cannot be parsed."""
-    return "--format=json" in words or ("--format", "json") in pairwise(words)
-
-
-def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    arguments = parser.parse_args(words)
-    return int(arguments.command(arguments) or 0)
-
-
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
     fits: dict[Path, Fit] = {}
@@ -284,15 +155,6 @@ def _print_fits(fits: Mapping[Path, Fit]) -> None:
         left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
         left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
         print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
-
-
-def read_spec(path: Path) -> ResolvedSpec:
-    """Return the spec at `path`. Raises CallError for a plan, of which every key would be a mistake in a spec."""
-    given = read_given(path)
-    if isinstance(given, ResolvedSpec):
-        return given
-    rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
-    raise CallError([Violation("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def _schema(_: argparse.Namespace) -> None:
@@ -384,25 +246,6 @@ def _render(arguments: argparse.Namespace) -> None:
         print_json(told | warnings_json(plan.warnings))
     else:
         print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
-
-
-def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"valid": False, "errors": [problem.as_json() for problem in problems]})
-    else:
-        for problem in problems:
-            print(problem, file=sys.stderr)
-
-
-def warn(warnings: Sequence[Problem]) -> None:
-    """Say the warnings of a plan that is carried out, each on a line of stderr."""
-    for problem in warnings:
-        print(f"warning: {problem}", file=sys.stderr)
-
-
-def print_json(document: Any) -> None:
-    """Print the one document of `--format json`."""
-    print(pretty_json(document), end="")
 
 
 if __name__ == "__main__":

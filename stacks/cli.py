@@ -8,8 +8,8 @@
     simulate                a day of a spec's traffic over its plan
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
-No command waits for another's imports: a file is imported when one of its commands is called. `planner/cli.py` says how
-results and mistakes are reported.
+No command waits for another's imports: a file is imported when one of its commands is called. `planner/command`
+says how results and mistakes are reported.
 """
 
 import gc
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from planner.cli import new_parser, reported, run
+from planner.command.run import new_parser, reported, run
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > compiler, manifests, experts > plan > cost > search > schedule, engines > estimate > placement"
+        "cli > command, compiler, manifests, experts > plan > cost > search > schedule, engines > estimate > placement"
         " > cluster, layout > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor, controller > program > provider, live, simulator > kube, local",
@@ -256,8 +256,8 @@ def test_templates_hold_no_python():
 
 
 @pytest.mark.parametrize("package", ["planner", "stacks"])
-def test_only_cli_files_print(package):
-    """Everything else returns or raises."""
+def test_only_commands_print(package):
+    """A command is in a `cli.py`, what all share in `planner/command`; everything else returns or raises."""
     printing = {
         path.relative_to(ROOT).as_posix()
         for path in modules(package)
@@ -265,7 +265,7 @@ def test_only_cli_files_print(package):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
 
-    assert {path for path in printing if not path.endswith("cli.py")} == set()
+    assert {path for path in printing if not path.endswith("cli.py") and "planner/command/" not in path} == set()
 
 
 def test_only_the_compiler_knows_the_passes():

@@ -17,13 +17,14 @@ def cost_text(plan: Plan) -> str:
     cost = plan.cost
     if cost is None:
         return ""
-    parts = ["\n".join([table(list(_rows(cost))), *_notes(cost)])]
+    spares = len(plan.spec.cluster.spares)
+    parts = ["\n".join([table(list(_rows(cost, spares))), *_notes(cost)])]
     if len(cost.states) > 1:
         parts.append(_states(cost))
     return "\n\n".join(parts)
 
 
-def _rows(cost: DayCost) -> Iterator[tuple[str, ...]]:
+def _rows(cost: DayCost, spares: int) -> Iterator[tuple[str, ...]]:
     yield "cost", "US$ per day", "mean nodes", "US$"
     for each in cost.phases:
         unit = (
@@ -31,10 +32,11 @@ def _rows(cost: DayCost) -> Iterator[tuple[str, ...]]:
         )
         yield each.phase, f"{each.usd:,.0f}", f"{each.mean_nodes:.2f}", unit
     if cost.spares_usd:
-        yield "spares", f"{cost.spares_usd:,.0f}", "", ""
+        yield "spares", f"{cost.spares_usd:,.0f}", f"{spares:.2f}", ""
     if cost.idle_usd:
         yield "own, off", f"{cost.idle_usd:,.0f}", "", ""
-    yield "all", f"{cost.usd:,.0f}", f"{sum(each.mean_nodes for each in cost.phases):.2f}", _of_all(cost)
+    mean_nodes = sum(each.mean_nodes for each in cost.phases) + spares  # which are held all day
+    yield "all", f"{cost.usd:,.0f}", f"{mean_nodes:.2f}", _of_all(cost)
 
 
 def _of_all(cost: DayCost) -> str:

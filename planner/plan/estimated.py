@@ -10,6 +10,7 @@ from typing import Any
 from planner.cost.cost import plan_cost
 from planner.cost.overload import broken_promises
 from planner.estimate.failures import report_failures
+from planner.estimate.idle_overlap import idle_overlaps
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases
 from planner.estimate.promises import missed_promises
@@ -45,7 +46,7 @@ def with_estimates(
     traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
     outlooks = predict_phases(spec, layouts, decided.memory, maps, grounds.loads, calibration)
     missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
-    decided = replace(decided, warnings=(*decided.warnings, *missed))
+    decided = replace(decided, warnings=(*decided.warnings, *missed, *idle_overlaps(spec, outlooks)))
     plan = Plan(
         **vars(decided),
         written=_with_defaults(spec, choice.decisions),

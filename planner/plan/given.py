@@ -7,25 +7,35 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.problems.errors import CallError, Violation
 from planner.spec.check import ResolvedSpec, check_document
 from planner.spec.yaml import decode_document, read_content
 
 if TYPE_CHECKING:
     from planner.plan.loaded import LoadedPlan
 
-__all__ = ["is_plan", "read_given"]
+__all__ = ["is_plan", "read_given", "read_spec"]
 
 ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 
 
 def read_given(path: Path) -> "ResolvedSpec | LoadedPlan":
-    """The spec or the plan in the file at `path`, read once. Raises SpecError or CallError when it is neither."""
+    """Return the spec or plan in the file at `path`, read once. Raises SpecError or CallError when it is neither."""
     content = read_content(path)
     if not is_plan(content):
         return check_document(decode_document(content, path))
     from planner.plan.loaded import load_plan  # who gives a spec should not wait for a plan's checks
 
     return load_plan(content, path)
+
+
+def read_spec(path: Path) -> ResolvedSpec:
+    """Return the spec at `path`. Raises CallError for a plan, of which every key would be a mistake in a spec."""
+    given = read_given(path)
+    if isinstance(given, ResolvedSpec):
+        return given
+    rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
+    raise CallError([Violation("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def is_plan(content: bytes) -> bool:

@@ -132,7 +132,9 @@ def _decisions(plan: Plan) -> str:
     """What the spec left to the planner with reasons, and what it did not mention."""
     decided = [each for each in plan.decisions if each.why != DEFAULT]
     rows = [("decided", "value", "why")]
-    rows += [(each.path, _value(each.value), each.why) for each in decided]
+    for before, each in zip([None, *decided], decided, strict=False):
+        is_told = before is not None and before.why == each.why
+        rows.append((each.path, _value(each.value), "for the same reason" if is_told else each.why))
     return "\n\n".join([*([wrapped(rows)] if decided else []), *_defaults(plan)])
 
 

@@ -105,12 +105,12 @@ class ReplicaBalance:
         return found
 
     def _num_hot(self, num_slots: int, num_gpus: int, pairs_per_gpu: float) -> list[int]:
-        """Return how many replicas of each layer are as hot as the hottest, within half a deviation of a GPU."""
+        """Return how many replicas of each layer are as hot as the hottest, within a deviation of a GPU."""
         import numpy as np  # as above
 
         counts_LE = self.counts(num_slots)
         deviation_L = np.sqrt(np.array(self.drifts(num_slots)) * num_gpus + 1 / max(pairs_per_gpu, 1.0))
-        least_L = self._hottest_replica(num_slots) - deviation_L / 2 / num_gpus
+        least_L = self._hottest_replica(num_slots) - deviation_L / num_gpus
         found: list[int] = (counts_LE * (self._shares / counts_LE >= least_L[:, None])).sum(axis=1).tolist()
         return found
 

@@ -5,7 +5,13 @@
 
 from typing import Any
 
-from pydantic import GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    WrapSerializer,
+    WrapValidator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -23,6 +29,10 @@ def _read(written: Any, other: ValidatorFunctionWrapHandler) -> Any:
     return AUTO if written == AUTO else other(written)
 
 
+def _write(value: Any, other: SerializerFunctionWrapHandler) -> Any:
+    return AUTO if is_undecided(value) else other(value)
+
+
 class _InJsonSchema:
     """Says the word in the JSON Schema too, beside what the field takes."""
 
@@ -33,4 +43,4 @@ class _InJsonSchema:
 
 
 SAYS_AUTO = _InJsonSchema()  # metadata of a section that reads the word by itself
-OR_AUTO = (WrapValidator(_read), SAYS_AUTO)  # metadata of a field that takes the word too
+OR_AUTO = (WrapValidator(_read), WrapSerializer(_write), SAYS_AUTO)  # metadata of a field that takes the word too

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from planner.cli import add_command
+from planner.command.options import add_command
 from planner.facts.names import DEPLOYMENT_KIND, controller_name
 from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable

@@ -4,7 +4,8 @@ import argparse
 import sys
 from typing import Any
 
-from planner.cli import add_command, add_format, add_given, print_json
+from planner.command.options import add_command, add_format, add_given
+from planner.command.printed import print_json
 from planner.compiler import deployable_from
 from planner.problems.errors import InfeasibleError
 from planner.problems.printable import printable

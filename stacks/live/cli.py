@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.cli import add_command, add_format, print_json
+from planner.command.options import add_command, add_format
+from planner.command.printed import print_json
 from planner.problems.output import require_writable, write_result
 
 __all__ = ["add_recorded"]

@@ -8,7 +8,8 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
 
-from planner.cli import add_command, add_format, add_given, print_json
+from planner.command.options import add_command, add_format, add_given
+from planner.command.printed import print_json
 from planner.compiler import deployable_from
 from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from planner.cli import wants_json
+from planner.command.run import wants_json
 from planner.problems.errors import CallError, Violation
 from stacks.local.deployment import require_runtime
 from stacks.local.errors import LocalError

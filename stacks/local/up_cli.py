@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from planner.cli import add_command, add_format, add_given, add_previous, print_json, warn
+from planner.command.options import add_command, add_format, add_given, add_previous
+from planner.command.printed import print_json, warn
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
 from planner.problems.printable import printable

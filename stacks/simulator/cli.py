@@ -7,7 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.cli import add_command, add_format, print_json, read_spec, warn
+from planner.command.options import add_command, add_format
+from planner.command.printed import errors_json, print_json, warn
+from planner.plan.given import read_spec
 from planner.problems.errors import InfeasibleError
 
 __all__ = ["add_simulate"]
@@ -59,25 +61,25 @@ def add_simulate(commands: Any) -> None:
     simulate.set_defaults(command=_simulate)
 
 
-def _simulate(arguments: argparse.Namespace) -> None:
+def _simulate(arguments: argparse.Namespace) -> int:
+    """Return the exit status: columns that cannot be planned are an error, beside those that were played."""
     from stacks.simulator.call import read_call  # NumPy and the planner's passes, which no other command would wait for
 
     call = read_call(arguments)
     spec = read_spec(arguments.spec)
     with _Bar() as bar:
         played = call.play(spec, bar.show)
-    if played.failed and arguments.format == "json":
-        raise InfeasibleError(played.failed)
     warn(played.warnings)
     if arguments.plot:
         played.draw(arguments.plot)
         print(f"{arguments.plot}: drawn", file=sys.stderr)
     if arguments.format == "json":
-        print_json(played.document())
-    else:
-        print(played.text())
+        print_json(played.document() | (errors_json(played.failed) if played.failed else {}))
+        return InfeasibleError.exit_status if played.failed else 0
+    print(played.text())
     if played.failed:
         raise InfeasibleError(played.failed)
+    return 0
 
 
 class _Bar:

@@ -58,7 +58,7 @@ def doctor(control_plane, plan):
 
 
 def test_doctor_finds_nothing_where_all_is_well(fake_nodes, plan):
-    """Of 278 nodes, before the first `up`."""
+    """It is asked about 278 nodes, before the first `up`."""
     assert doctor(fake_nodes, plan) == []
 
 

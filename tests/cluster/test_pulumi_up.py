@@ -305,7 +305,7 @@ def test_a_lost_worker_restarts_its_whole_group(up):
 
 
 def test_no_private_key_is_in_state_manifests_events_or_logs(up):
-    """Of every certificate of the deployment: not a line, as it is or in base64, in anything but etcd."""
+    """No line of any certificate's key is in anything but etcd, neither as it is nor in base64."""
     core = client.CoreV1Api(up.cluster.api)
     secrets = core.list_namespaced_secret(up.namespace).items
     keys = [b64decode(each.data["tls.key"]) for each in secrets if each.type == "kubernetes.io/tls"]

@@ -49,7 +49,7 @@ def test_what_sglang_recorded_is_loads(dump):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64])
 def test_a_saved_tensor_is_the_same_array(tmp_path, dtype):
-    """Of each kind of number that counts and their means come in."""
+    """Counts and their means come in any of these kinds of number."""
     tensor = torch.arange(24, dtype=dtype).reshape(2, 3, 4)
     torch.save(tensor, tmp_path / "tensor.pt")
     array = read_torch_file(tmp_path / "tensor.pt")

@@ -10,7 +10,7 @@ from tests.docs.rooms_table import ROOT, rooms
 from tests.test_layering import FLOORS
 
 PACKAGES = ("planner", "stacks")
-READMES = ("planner/README.md", "stacks/README.md", "stacks/provider/README.md", "templates/README.md")
+READMES = [f"{folder}/README.md" for folder in ("planner", "stacks", "stacks/provider", "templates", "tests")]
 MAX_WORDS = 900
 FOLDERS = ("planner", "templates", "stacks", "runtime", "tests", "docs")
 TEXTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
@@ -36,7 +36,7 @@ def test_the_floors_are_as_imports_may_go(package):
 
 @pytest.mark.parametrize("path", READMES)
 def test_a_readme_is_a_page(path):
-    """A package's README has at most 900 words, as `wc -w` counts them."""
+    """The README of a package, and that of the tests, has at most 900 words, as `wc -w` counts them."""
     assert len((ROOT / path).read_text().split()) <= MAX_WORDS
 
 

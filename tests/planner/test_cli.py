@@ -165,7 +165,7 @@ def test_a_target_is_looked_at_before_the_search(spec_file, spec_folder, monkeyp
 
 
 def test_schema_is_json_schema(capsys):
-    """Of the draft that it names, for editors; the specs that ship are right by it."""
+    """It is right by the draft that it names, and the specs that ship are right by it."""
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     Draft202012Validator.check_schema(schema)
@@ -192,7 +192,7 @@ def test_every_field_of_the_schema_has_a_description_and_examples_that_it_accept
 
 
 def test_no_section_of_the_schema_is_left_out():
-    """Of what the test above looks at."""
+    """The test above looks at every one of them."""
     assert {section.__name__ for section in SECTIONS} == Spec.model_json_schema()["$defs"].keys() | {"Spec"}
 
 

@@ -72,7 +72,7 @@ def test_a_layout_has_a_whole_plan(name):
 
 
 def test_there_are_forty_with_their_sources():
-    """Of each it says where it was published, or that somebody would write it."""
+    """Each says where it was published, or that somebody would write it."""
     assert len({layout["what"] for layout in LAYOUTS}) == len(LAYOUTS) >= 40
     assert all(layout["source"] for layout in LAYOUTS)
     assert sum(layout["source"] == "plausible" for layout in LAYOUTS) < len(LAYOUTS) / 3

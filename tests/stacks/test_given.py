@@ -136,7 +136,7 @@ def test_status_takes_the_name_of_what_runs(capsys):
 
 
 def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):
-    """That very deployment."""
+    """It stops the deployment of that name and no other."""
     monkeypatch.setattr(up_cli, "stop", lambda folder: folder.path == river_runs.path or pytest.fail(str(folder.path)))
 
     assert cli.main(["down", "river"]) == 0

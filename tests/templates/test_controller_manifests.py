@@ -196,7 +196,7 @@ def test_who_follows_demand_may_ask_the_gateway(tmp_path):
 
 
 def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
-    """That ClusterQueue and no other; the day has what a free node adds to it."""
+    """It may write that ClusterQueue and no other; the day has what a free node adds to it."""
     quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
     keeping = rendered(tmp_path, controller={"lend_nodes": True, "kueue": quota})
 

@@ -186,7 +186,7 @@ def test_a_unit_may_move_to_spares_and_prefers_its_own_nodes(tmp_path):
 
 
 def test_no_two_pods_of_units_share_a_node(applied):
-    """Of whichever units of the plan: none of them asks for GPUs that would keep it off. The gateway's is not meant."""
+    """The rule is for any two units of the plan, whose pods ask for no GPUs here, and not for the gateway's pod."""
     units = [each["spec"]["leaderWorkerTemplate"]["workerTemplate"] for name, each in applied.items() if "set-" in name]
     gateway = applied["deployment-demo-gateway.yaml"]["spec"]["template"]
     for template in units:

@@ -151,7 +151,7 @@ def test_the_front_of_auto_ends_without_groups(loads_file, experts, capsys):
 
 
 def test_the_front_counts_with_the_gate_that_is_given(loads_file, experts):
-    """Of fewer groups a token's copies go to fewer nodes; where it may go to all, no groups are kept on nodes."""
+    """A token's copies go to fewer nodes with fewer groups; where it may go to all, none is kept on nodes."""
     words = (loads_file([list(range(1, 17))]), "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 3, "--groups", 8)
     few, usual, all_of_them = (
         experts(*words, "--groups-per-token", picked, "--experts-per-token", 8)[1] for picked in (1, 4, 8)

@@ -78,7 +78,7 @@ def test_maps_of_ours_and_of_sglang_are_read(tmp_path, key):
 
 
 def test_rows_of_dense_layers_come_before_those_of_a_map_for_sglang(tmp_path):
-    """Of 61 rows of SGLang's the first 3 are no MoE layers'; a map of ours has a row for each MoE layer."""
+    """The first 3 of SGLang's 61 rows are no MoE layers'; a map of ours has a row for each MoE layer."""
     path = tmp_path / "map.json"
     path.write_text(export_map("sglang", [[1, 0]] * 58, 2, 3))
     theirs = read_map(path, 2)

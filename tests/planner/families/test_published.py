@@ -66,7 +66,7 @@ def test_a_config_says_that_its_embeddings_are_tied(tmp_path, spec_folder):
     ids=lambda each: str(each)[:12],
 )
 def test_a_hostile_config_is_one_short_sentence(key, value, tmp_path, spec_folder):
-    """Of another type, no number, or longer than anybody reads."""
+    """It may have another type, no number, or a text that is longer than anybody reads."""
     path, config = tmp_path / "config.json", json.loads((spec_folder / "config.json").read_text())
     path.write_text(json.dumps(config | {key: value}))
     found = read_model_config(path, "config.json")

@@ -24,7 +24,7 @@ def reached():
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", shapes())
 def test_every_count_is_within_five_percent_of_its_bound(reached, shape):
-    """Of a bound that holds for all placements as good in the counts before: so for the best there is."""
+    """The bound holds for all placements as good in the counts before, and so for the best there is."""
     for objective in reached[shape]:
         assert objective.bound <= objective.value <= 1.05 * objective.bound, objective
 
@@ -69,7 +69,7 @@ def test_two_units_of_18_nodes_under_two_leaves_take_ten_racks():
     ("leaves", "kinds"), [((32,) * 313, ((4, 454), (18, 454))), ((10_000,), ((1, 3000), (2, 3000)))]
 )
 def test_tables_that_would_be_too_large_are_not_made(leaves, kinds):
-    """Of 10,000 nodes, under many leaves or one: then the plain bounds have to do."""
+    """The plain bounds have to do for 10,000 nodes, under many leaves or one."""
     (_, num_small), (_, num_big) = kinds
     table = racks_by_whole_units(tuple((size,) for size in leaves), kinds)
 

@@ -107,6 +107,25 @@ def test_spares_are_named(with_line, plan_of):
     assert "Spares" not in plan_text(plan_of(with_line(8, "  nodes: 7")))
 
 
+def test_spares_are_among_the_nodes_that_are_paid(with_line, plan_of):
+    """They are held all day, as their row says, and the last row counts them as its dollars do."""
+    spec = with_line(8, "  nodes: 7\n  spares: [node-5, node-6]") + "cost: {usd_per_gpu_hour: 2.0}\n"
+    bill = plan_text(plan_of(spec)).partition("US$ per day")[2].partition("\n\n")[0]
+    mean_nodes = {name: float(nodes) for name, _, nodes, *_ in map(str.split, bill.splitlines()[1:])}
+
+    assert mean_nodes["spares"] == 2
+    assert mean_nodes["all"] == mean_nodes["prefill"] + mean_nodes["decode"] + mean_nodes["spares"]
+
+
+def test_a_reason_of_several_decisions_is_said_once(spec_text, plan_of):
+    """The rows below the first one refer to it."""
+    day = 'schedule: {windows: [{at: "08:00", prefill_units: 1, decode_units: 1}]}\n'
+    text = " ".join(plan_text(plan_of(spec_text.replace("  units: 1\n", "") + day)).split())
+
+    assert text.count("the most that any window of the schedule has") == 1
+    assert "decode.units 1 for the same reason" in text
+
+
 @pytest.mark.parametrize(("night_units", "is_said"), [(0, True), (1, False)])
 def test_a_schedule_is_not_taken_for_one_that_is_executed(night_units, is_said, plan_of):
     """A plan that would switch units says that nothing does in a cluster, and what plays its day."""

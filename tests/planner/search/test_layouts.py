@@ -4,7 +4,7 @@ import json
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import compile_plan
@@ -92,7 +92,7 @@ def test_sixteen_nodes_get_the_best_of_all_layouts():
 
 @pytest.mark.parametrize(("ep_size", "redundant", "tpot"), [(32, 32, 80), (72, 32, 45), (144, 176, 50)])
 def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redundant, tpot):
-    """Of all numbers of requests, the one with most tokens/s: trying every one finds no better."""
+    """Trying every number of requests finds none with more tokens/s."""
     fixed = {"ep_size": ep_size, "redundant_experts": redundant, "max_requests": "auto", "max_request_tokens": 8192}
     spec = spec_of(60, {"tpot_ms": tpot}, fixed, {"ep_size": 32, "max_request_tokens": 8192}, operating_point=None)
     trials, rates = trials_of(spec), {}
@@ -295,6 +295,8 @@ def test_the_balance_is_known_before_the_map(ep_size, num_slots):
 @pytest.mark.parametrize("split", ["equal", "first_on_node", "local_first"])
 @settings(max_examples=5, deadline=None)
 @given(nodes=st.integers(1, 16), more=st.integers(0, 3), pairs=st.sampled_from([400, 131_072]), seed=st.integers(0, 9))
+@example(nodes=11, more=0, pairs=400, seed=2)  # several GPUs that are nearly as hot as the hottest
+@example(nodes=13, more=0, pairs=131_072, seed=9)  # the largest difference that is known: 2.9 %
 def test_the_plan_predicts_the_balance_that_the_search_foresaw(split, nodes, more, pairs, seed):
     """Within 3 % on every size of 16 nodes of 8, under each rule of which replica a token goes to."""
     gpus, loads = 8 * nodes, draw_loads(1.01, seed, 2, 256, 8)

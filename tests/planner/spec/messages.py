@@ -128,6 +128,7 @@ RACKS = PAIR | {
     "decode": PAIR["decode"] | {"redundant_experts": 320},
 }
 
+HALVED = PAIR | {"decode": PAIR["decode"] | {"overlap": "five_stage", "max_requests": 16}}
 ONE_WINDOW = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
 AUTO_DAY = PAIR | {"schedule": "auto"}
 AUTO_WEEK = {"windows": "auto", "other_days": [{"days": ["sunday"], "windows": [ONE_WINDOW]}]}
@@ -168,6 +169,7 @@ OTHERS = {
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
     "W126": lambda folder: compile_plan(_spec(folder, FLOODED)).warnings,
+    "W137": lambda folder: compile_plan(_spec(folder, HALVED)).warnings,
     "S753": _of_another_engine,
     "S760": _of_an_unknown_model,
     "S908": _with_other_references,

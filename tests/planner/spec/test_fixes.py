@@ -240,7 +240,7 @@ def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, pr
 
 @pytest.mark.parametrize(("num_nodes", "offered"), [(4, "nearest: 4"), (5, "nearest: 4 or 6")])
 def test_the_fix_of_an_ep_size_leaves_spares_alone(num_nodes, offered, with_line, problems_of):
-    """Of nodes of two GPUs prefill takes one and one is a spare: the others are decode's."""
+    """Prefill takes one node of two GPUs, and one is a spare: the others are decode's."""
     nodes = f"  nodes: {num_nodes}\n  spares: [node-0]\n"
     text = with_line(20, "  ep_size: 5").replace("  nodes: 3\n", nodes)
 

@@ -90,7 +90,7 @@ def test_a_flipped_bit_in_a_large_tensor_is_refused(tmp_path):
 
 
 def test_a_rank_checks_what_it_reads(folder):
-    """Of two, only the one that holds the expert can see that it is wrong."""
+    """Only that of two ranks which holds the expert can see that it is wrong."""
     path, start, _ = where(folder, EXPERT)
     flip(path, start)
 

@@ -87,7 +87,7 @@ def test_an_interrupted_copy_goes_on(source, tmp_path, monkeypatch):
 
 
 def test_another_checkpoint_takes_the_place_of_the_old_one(source, tmp_path):
-    """Of the same sizes, too: nothing of the old one stays."""
+    """Nothing of the old one stays, even where both have the same sizes."""
     stage(str(source), tmp_path / "copy", 2)
     before = versions(tmp_path / "copy")
     (source / "tokenizer.json").write_text("[]")

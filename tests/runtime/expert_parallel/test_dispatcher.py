@@ -160,7 +160,7 @@ def test_sizes_are_exchanged_once(exchange, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_says_how_many_pairs_each_rank_got(exchange, form):
-    """Of this rank's tokens: what the imbalance is reckoned from."""
+    """The imbalance is reckoned from the pairs that this rank's own tokens chose."""
     size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):

@@ -269,7 +269,7 @@ def test_a_stop_string_ends_the_answer_and_the_work(client, pair, ids):
 
 
 def test_a_stop_string_ends_its_own_prompt_only(client, pair, ids):
-    """Of two prompts, the one that met the stop string is aborted while the other still runs."""
+    """The one of two prompts that met the stop string is aborted while the other still runs."""
     pair.prefill.on_prefill = None
 
     with ThreadPoolExecutor() as pool:

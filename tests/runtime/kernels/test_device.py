@@ -72,7 +72,7 @@ def test_a_cpus_tensor_is_handed_over_as_it_is():
 
 
 def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
-    """Of the stream that computes, on which they were begun; whatever thread asks, for the rank's own GPU."""
+    """Any thread waits for the rank's own GPU, on the stream that computes and on which the copies began."""
     waited, asked, chosen, own = [], [], [], torch.device("cuda", 1)
     stream = SimpleNamespace(synchronize=lambda: waited.append(True))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(device) or stream)

@@ -30,7 +30,7 @@ class Sink:
 @pytest.mark.parametrize("overlap", ["none", "dual_batch"])
 @pytest.mark.parametrize(("dtype", "deterministic"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_a_sink_gets_what_the_cache_holds(tmp_path, dtype, deterministic, overlap):
-    """Of two prompts in chunks that steps and micro-batches cut; a third without a sink is between them."""
+    """Two prompts come in chunks that steps and micro-batches cut, with a third without a sink between them."""
     checkpoint = write_checkpoint(tmp_path, V3)
     slots = [list(range(V3["n_routed_experts"]))] * (NUM_LAYERS - V3["first_k_dense_replace"])
     engine = Engine(EngineConfig(checkpoint, slots, dtype, deterministic), SoloGroup())

@@ -158,7 +158,7 @@ def test_between_them_the_variants_vary_every_field(model_type, tmp_path):
 
 
 def test_both_ways_to_write_positions_are_among_them():
-    """Of each model type, and each of them with and without YaRN."""
+    """Each model type writes them both ways, and each way with and without YaRN."""
     written = {
         (config["model_type"], name, bool(parameters) and parameters.get("rope_type", parameters.get("type")) == "yarn")
         for config in VARIANTS.values()

@@ -258,7 +258,7 @@ def test_missing_files_are_named(copied, contiguous_map):
     ids=str,
 )
 def test_a_config_of_another_model_is_refused(copied, contiguous_map, changes, words):
-    """Of other shapes, or of what this runtime cannot compute."""
+    """The refusal names the shape that differs, or the value that this runtime cannot compute."""
     path = copied / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 

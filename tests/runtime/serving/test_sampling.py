@@ -87,7 +87,7 @@ def test_a_draw_comes_from_the_nucleus(logits, seed, position, top_p):
 
 
 def test_every_token_of_the_nucleus_is_drawn_and_no_other():
-    """Of 0.4, 0.3, 0.2, 0.1 a top_p of 0.6 keeps the first two."""
+    """A top_p of 0.6 keeps the first two of 0.4, 0.3, 0.2 and 0.1."""
     logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
 
     assert set(stream(logits, sampling(top_p=0.6))) == {1, 3}

@@ -31,7 +31,7 @@ def sample(scheduler, tmp_path):
 
 
 def test_requests_pages_and_preemptions_are_shown(scheduler, sample):
-    """Of three requests of two pages, two fit four pages; when both grow, the second leaves."""
+    """Two of three requests with two pages fit four pages; when both grow, the second leaves."""
     requests = [Request(str(n), [1] * (PAGE_TOKENS + 1), Sampling(99, 0.0, 1.0, 0, [])) for n in range(3)]
     for request in requests:
         scheduler.add(request)

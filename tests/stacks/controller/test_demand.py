@@ -43,7 +43,7 @@ def test_units_are_asked_for_by_what_is_shortest(load, room, asked):
 
 
 def test_every_sequence_of_loads_keeps_the_promises():
-    """Of four units over six looks: none starts before it was asked for so long, none goes before its stay is over."""
+    """None of four units starts before it was asked for so long, or goes before its stay is over, in six looks."""
     for asked in product(range(4), repeat=6):
         for planned in range(1, 4):
             floors = followed(asked, planned)

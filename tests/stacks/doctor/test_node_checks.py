@@ -137,7 +137,7 @@ def test_a_taint_that_only_prefers_others_is_no_fault(needs):
 
 
 def test_a_label_that_the_pods_ask_for_must_be_there(needs):
-    """Of each planned node: units are placed by name, and a selector holds besides."""
+    """Every planned node needs it: units are placed by name, and a selector holds besides."""
     picky = changed_pods(needs, lambda spec: spec.update(nodeSelector={"pool": "gpu"}), "decode")
     labelled = node("node-1", metadata={"labels": {"pool": "gpu"}})
 

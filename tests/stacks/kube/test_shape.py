@@ -107,7 +107,7 @@ def test_a_list_of_no_pods_is_no_answer(server, path):
     ],
 )
 def test_other_odd_answers_are_none_either(server, path, answer, ask):
-    """Of discovery, about rights, of one object."""
+    """Neither an answer to discovery, nor one about rights, nor one object may have another shape."""
     fake, api = server
     fake.odd[path] = (200, answer)
 

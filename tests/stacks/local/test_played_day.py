@@ -162,7 +162,7 @@ def test_a_unit_that_is_not_ready_in_time_is_late():
 
 
 def test_a_unit_that_never_gets_ready_is_drained_when_its_time_is_over():
-    """That it never served is told."""
+    """The day counts it among what did not go well."""
     day, starts, _ = advance(DayRecord(60.0, ("u0",), ACTS), 10.0, {"u1": "off"}, {})
     day, _, drains = advance(day, 50.0, {"u1": "loading"}, {})
     day, *_ = advance(day, 61.0, {"u1": "off"}, {"u1": "the node was told by SIGTERM to end at once"})

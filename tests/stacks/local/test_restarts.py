@@ -29,7 +29,7 @@ NOTICES = "import sys; sys.exit(75)"
 
 
 def test_the_wait_doubles_up_to_a_minute():
-    """Of a group that never serves for long."""
+    """A group that never serves for long waits twice as long each time."""
     backoff, waits = Backoff(), []
     for now in range(len(WAITS)):
         backoff = backoff.serves(now).ended(now + SOUND_S / 2)

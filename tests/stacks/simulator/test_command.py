@@ -90,7 +90,7 @@ def test_mistakes_are_said_all_at_once(small_spec, capsys, words, rules, status)
 
 @pytest.mark.parametrize("change", ["mixed.ep_size=12", "mixed.redundant_experts=256"])
 def test_what_is_wrong_with_a_column_names_it(small_spec, capsys, change):
-    """Of several columns, people must see which one is wrong or cannot be planned."""
+    """People see which one of several columns is wrong or cannot be planned."""
     cli.main(["simulate", str(small_spec), "--set", "traffic.scale=2", "--set", change])
 
     assert f"(with --set {change})" in capsys.readouterr().err
@@ -102,6 +102,16 @@ def test_columns_that_can_be_planned_are_shown_beside_one_that_cannot(small_spec
     assert cli.main(["simulate", str(small_spec), *words]) == 3
 
     assert "traffic.scale=2" in capsys.readouterr().out
+
+
+def test_json_has_the_columns_that_can_be_planned_beside_the_errors(small_spec, capsys):
+    """A program reads why one is missing, and the others as ever."""
+    words = ["--set", "traffic.scale=2", "--set", "mixed.redundant_experts=256", "--format", "json"]
+    assert cli.main(["simulate", str(small_spec), *words]) == 3
+
+    said = json.loads(capsys.readouterr().out)
+    assert [each["title"] for each in said["columns"]] == ["as written", "traffic.scale=2"]
+    assert (said["valid"], [each["rule"][:4] for each in said["errors"]]) == (False, ["S707"])
 
 
 def test_mistakes_of_all_options_are_said_at_once(small_spec, capsys):

@@ -89,7 +89,7 @@ def test_less_evidence_is_a_wider_range(family, scaled, low, high):
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
 def test_constants_say_whether_they_were_measured(name):
-    """Of each GPU of the catalog some are measured; of H20 and MI300X only their core attention is."""
+    """Each GPU of the catalog has some that are measured; H20 and MI300X only their core attention."""
     origins = machine_of(GPUS[name], name).origins
     measured = {constant for constant, origin in origins.items() if origin == "measured"}
 

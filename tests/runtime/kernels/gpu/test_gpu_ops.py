@@ -59,7 +59,7 @@ def experts():
 
 
 def test_a_projection_is_the_references(ops):
-    """Of whole blocks DeepGEMM computes, of others torch."""
+    """DeepGEMM computes projections of whole blocks, and torch the others."""
     for outputs, channels in ((24, 256), (20, 256), (24, 200)):
         x, w = fp8.quantise_rows(drawn(5, channels)), quantise_matrix(drawn(outputs, channels, seed=1))
         expected = TORCH_OPS.fp8_matmul(x, w, torch.bfloat16)
@@ -89,7 +89,7 @@ def test_rows_that_fill_a_tile_do_not_matter(ops):
 
 
 def test_masked_experts_are_the_references(ops):
-    """Of the rows that came; the others are not read."""
+    """Only the rows that came are read and compared."""
     counts_M, x = torch.tensor([4, 0, 2]), fp8.quantise_rows(drawn(SLOTS * 5, HIDDEN))
     x = Quantised(x.codes.unflatten(0, (SLOTS, 5)), x.scales.unflatten(0, (SLOTS, 5)))
     expected = TORCH_OPS.masked_fp8_experts(x, counts_M, experts(), 2)

@@ -1,0 +1,44 @@
+"""A command's place in `--help`, and the options that several commands have."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+__all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_previous"]
+
+EXIT_STATUSES = (
+    "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
+)
+
+
+def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    """Add a command with a line in the list of all, and a description of its own."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
+    return parser
+
+
+def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
+    """Add the file that a command carries out; `default` says what it does without one, where it may be left out."""
+    told_apart = "a spec in YAML, or a plan in JSON, recognised by its content"
+    parser.add_argument(
+        "given",
+        nargs="?" if default else None,
+        type=Path,
+        metavar=metavar,
+        help=f"{told_apart}; default: {default}" if default else told_apart,
+    )
+
+
+def add_previous(parser: argparse.ArgumentParser) -> None:
+    """Add the option of commands that plan."""
+    parser.add_argument(
+        "--previous",
+        type=Path,
+        metavar="PLAN.json",
+        help="an earlier plan: move its units and change its maps as little as possible",
+    )
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the option that every command has."""
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output for people or for programs")

@@ -1,0 +1,92 @@
+"""A command from its words to its exit status.
+
+Results go to stdout, everything else to stderr, and with `--format json` one document is printed. The exit status is 0,
+1, 2 or 3. What a user can cause is never a traceback: commands print, or raise TidemillError; one whose result is
+itself bad news returns its exit status.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from planner.command.options import EXIT_STATUSES
+from planner.command.printed import errors_json, print_json
+from planner.problems.calls import Parser
+from planner.problems.errors import Problem, TidemillError
+
+__all__ = ["new_parser", "reported", "run", "wants_json"]
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+class _SayVersion(argparse.Action):
+    """Prints the installed version, which is looked up only for who asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib import metadata
+
+        print(f"tidemill {metadata.version('tidemill')}")
+        parser.exit()
+
+
+def new_parser(description: str) -> Parser:
+    """Return the parser of the `tidemill` command, before it has commands."""
+    parser = Parser(prog="tidemill", description=description, epilog=EXIT_STATUSES)
+    parser.add_argument("--version", action=_SayVersion, nargs=0, help="print the version and exit")
+    return parser
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return reported(lambda: _run(parser, words), words)
+
+
+def reported(command: Callable[[], int], words: Sequence[str]) -> int:
+    """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
+    if sys.stdout is None:  # as it is where the caller closed it: the first file that is opened would be stdout
+        print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)
+        return 1
+    status = 0
+    try:
+        status = _told(command, words)
+        sys.stdout.flush()
+    except OSError as error:  # of stdout: commands report those of their files
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
+            print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
+            return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def _told(command: Callable[[], int], words: Sequence[str]) -> int:
+    try:
+        return command()
+    except TidemillError as error:
+        with suppress(BrokenPipeError):  # a mistake is one, whoever reads of it
+            _report(error.problems, as_json=wants_json(words))
+        return error.exit_status
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """Return whether JSON is asked for, known even where the rest of the command line cannot be parsed."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)
+
+
+def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    arguments = parser.parse_args(words)
+    return int(arguments.command(arguments) or 0)
+
+
+def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
+    if as_json:
+        print_json(errors_json(problems))
+    else:
+        for problem in problems:
+            print(problem, file=sys.stderr)
