@@ -124,7 +124,7 @@ class Door:
             await self._app(scope, receive, send)
 
     def _account(self, request: Request) -> Account:
-        if self._keys is None or request.url.path in NEED_NO_KEY:
+        if self._keys is None or request.scope["path"] in NEED_NO_KEY:  # its URL begins with whatever Host says
             return Account()
         return self._keys.account_of(request.headers.get("authorization"), peer_of(request))
 
@@ -253,7 +253,7 @@ def _idempotent(request: Request, raw: bytes) -> IdempotentCall:
     """Return what is known of the call by its key. Raise ApiError."""
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
-    return gateway.idempotency.call(key, request.state.account.name, request.url.path, raw)
+    return gateway.idempotency.call(key, request.state.account.name, request.scope["path"], raw)
 
 
 def _close(generation: Generation, spending: Spending, idempotent: IdempotentCall, begun: Begun) -> None:
@@ -265,7 +265,7 @@ def _close(generation: Generation, spending: Spending, idempotent: IdempotentCal
     if gateway.traces is not None:
         request, all_of_it = begun.request, (generation.num_prompt_tokens, generation.num_generated_tokens)
         told = begun.request_id, begun.began, generation.phases, all_of_it
-        gateway.traces.ended(request.url.path, request.headers, *told, is_answered=generation.is_answered)
+        gateway.traces.ended(request.scope["path"], request.headers, *told, is_answered=generation.is_answered)
 
 
 async def _worked_out(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
@@ -373,7 +373,7 @@ def _api_error(request: Request, error: ApiError) -> Response:
 
 def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer Starlette's own errors: a path or a method that does not exist."""
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return JSONResponse(
         ApiError(error.status_code, message, code=code).body(), status_code=error.status_code, headers=error.headers

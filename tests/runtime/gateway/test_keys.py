@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from runtime.errors import RuntimeFailure
 from runtime.gateway import keys
+from runtime.gateway.app import Door
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.keys import Account, KeyRing, Limits, read_keys
 from runtime.protocol.messages import State
@@ -150,6 +154,18 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, said, complaint):
     with pytest.raises(RuntimeFailure, match=complaint) as error:
         read_keys(path)
     assert str(path) in str(error.value)
+
+
+def test_a_host_header_opens_no_door(file, monkeypatch):
+    """Whether a key is needed follows from the path asked for, not from the URL, which is made of the header."""
+    monkeypatch.setattr(Request, "url", URL("http://x/health?/v1/completions"))  # old Starlettes make this one of it
+    door = Door(None, SimpleNamespace(keys=KeyRing(file(entry()))))
+
+    def ask(path):
+        return door._account(Request({"type": "http", "path": path, "headers": [(b"host", b"x/health?")]}))
+
+    assert refused(lambda: ask("/v1/completions")).status == 401
+    assert ask("/health").name is None
 
 
 def test_a_gateway_with_keys_lets_nobody_else_in(start_gateway, join, tokenizer, until):
