@@ -158,6 +158,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
         log_level="error",  # of warnings there may be a flood; connections complain themselves
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whoever connects may write anything in X-Forwarded-For
         timeout_graceful_shutdown=ceil(drain_s) + UNREAD_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
