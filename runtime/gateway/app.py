@@ -155,10 +155,9 @@ async def embeddings(request: Request) -> Response:
         call = EmbeddingCall(asked.prompts, caller_of(request), gateway.admission, gateway.metrics)
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
-        used = idempotent.count(asked.num_tokens, 0)
-        spending.num_used = sum(used)
+        spending.num_used = asked.num_tokens
         gateway.metrics.prompt_tokens.inc(asked.num_tokens)
-        gateway.log.ended(begun, call.units, *used, is_answered=True)
+        gateway.log.ended(begun, call.units, *idempotent.count(asked.num_tokens, 0), is_answered=True)
         answer = embeddings_json(asked, found, gateway.model.name)
         return JSONResponse(answer, headers={REQUEST_ID: begun.request_id})
 
@@ -258,13 +257,13 @@ def _idempotent(request: Request, raw: bytes) -> IdempotentCall:
 
 def _close(generation: Generation, spending: Spending, idempotent: IdempotentCall, begun: Begun) -> None:
     generation.close()
-    used = idempotent.count(generation.num_prompt_tokens, generation.num_generated_tokens)
-    spending.num_used = sum(used)
+    computed = generation.num_prompt_tokens, generation.num_generated_tokens
+    spending.num_used = sum(computed)
     gateway: Gateway = begun.request.app.state.gateway
-    gateway.log.ended(begun, generation.units, *used, is_answered=generation.is_answered)
+    gateway.log.ended(begun, generation.units, *idempotent.count(*computed), is_answered=generation.is_answered)
     if gateway.traces is not None:
-        request, all_of_it = begun.request, (generation.num_prompt_tokens, generation.num_generated_tokens)
-        told = begun.request_id, begun.began, generation.phases, all_of_it
+        request = begun.request
+        told = begun.request_id, begun.began, generation.phases, computed
         gateway.traces.ended(request.scope["path"], request.headers, *told, is_answered=generation.is_answered)
 
 
