@@ -1,8 +1,9 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with sixteen ways to make it; each message is a sentence that the caller can act on.
+One exception with seventeen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
+    400 two_lengths()         its head says the body's length in two ways
     400 unsupported(...)      it asks for what this server, or its model, does not do
     401 no_such_key()         no key, or one that is not known
     404 unknown_model(...)    another model's name
@@ -37,6 +38,7 @@ __all__ = [
     "too_many_connections",
     "too_many_values",
     "too_slow",
+    "two_lengths",
     "unavailable",
     "unknown_model",
     "unsupported",
@@ -84,6 +86,12 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 def unsupported(message: str, param: str) -> ApiError:
     """Return the error for a wish that this server, or its model, does not grant."""
     return invalid(message, param, "unsupported_parameter")
+
+
+def two_lengths() -> ApiError:
+    """Return the error for a head with Content-Length and Transfer-Encoding. What follows may be no next request."""
+    message = "the request has Content-Length and Transfer-Encoding; send one of them"
+    return ApiError(400, message, code="invalid_http", ends_connection=True)
 
 
 def unknown_model(asked: str, served: str) -> ApiError:
