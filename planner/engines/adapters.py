@@ -35,7 +35,8 @@ def unit_container(spec: Spec, unit: Unit, known: Phased) -> Container:
 
 def gateway_container(spec: Spec) -> Container:
     """Return what takes the requests for such units."""
-    return ADAPTERS[spec.engine_name].router(spec, _image(spec, ENGINES[spec.engine_name].router_image))
+    image = spec.kubernetes.gateway.image or _image(spec, ENGINES[spec.engine_name].router_image)
+    return ADAPTERS[spec.engine_name].router(spec, image)
 
 
 def _image(spec: Spec, published: str | None) -> str:

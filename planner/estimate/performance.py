@@ -11,9 +11,10 @@ from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalan
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.predict import Case, Prediction, predict
+from planner.estimate.throughput.predict import Case, Prediction, predict, saturated_rate
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown
+from planner.estimate.utilisation import as_full_as_promised
 from planner.expert_map import ExpertMap
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.loads import Loads
@@ -81,6 +82,7 @@ def _outlook(
     correction = None
     if calibration is not None:
         case, evidence, correction = calibrated(case, evidence, calibration)
+    case = as_full_as_promised(spec, case, saturated_rate(case))
     prediction = predict(case, evidence, worst, with_spans=True)
     return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction, case)
 

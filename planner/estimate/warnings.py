@@ -57,6 +57,7 @@ def warnings_of(
         _split_racks(spec, nodes),
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
+        _folder_of_any_node(spec.written) if is_runnable else (),
         _image_for_cpus(spec.written) if is_runnable else (),
         _image_of_another(spec.written),
         _no_rdma(spec),
@@ -234,6 +235,23 @@ def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
         rule = "W106 is in none of kubernetes.volumes"
         reason = "pods see only the volumes they mount, and images rarely contain weights"
         yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
+
+
+def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
+    """Yield a folder of nodes that the gateway mounts as units do, where nothing says that it runs on such nodes."""
+    kubernetes, path = spec.kubernetes, spec.checkpoint
+    if not _is_on_gpus(spec) or path is None or spec.engine_name != "tidemill":
+        return
+    read = kubernetes.stage.source if kubernetes.stage else path
+    index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
+    is_told = kubernetes.gateway.volumes is not None or kubernetes.gateway.node_selector
+    if index is not None and (folder := kubernetes.volumes[index].host_path) and not is_told:
+        rule = "W133 is a folder of nodes that the gateway mounts too, on whatever node it gets"
+        reason = "on a node without the folder its pod does not start"
+        fix = (
+            "name such nodes in kubernetes.gateway.node_selector, or what it is to mount in kubernetes.gateway.volumes"
+        )
+        yield Violation(f"kubernetes.volumes.{index}.host_path", folder, rule, reason, fix)
 
 
 def _image_for_cpus(spec: Spec) -> Iterator[Violation]:

@@ -114,6 +114,7 @@ class Ports:
     KV = 29600
     REGISTRY = 29400  # the gateway, for ranks
     METRICS = 9400
+    HEALTH = 8081  # of the controller; where controller-runtime has its probes by default
 
 
 def unit_name(plan: str, phase: Phase, index: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.facts import names
-from planner.manifests.pod_parts import requests_of
+from planner.manifests.pod_parts import place_without_gpu, requests_of
 from planner.manifests.pods import Variables
 from planner.plan.deployable import Deployable
 from planner.schedule.schedule import Step
@@ -31,7 +31,8 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "selector": names.controller_selector(plan.name),
         "plan": plan.name,
         "deployment": f"{namespace}/{plan.name}",
-        "image": kubernetes.controller.image or kubernetes.image,
+        "image": kubernetes.controller.image or kubernetes.gateway.image or kubernetes.image,
+        "health_port": names.Ports.HEALTH,
         "api_version": names.DEPLOYMENT_API_VERSION,
         "kind": names.DEPLOYMENT_KIND,
         "group": names.DOMAIN,
@@ -42,7 +43,7 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "units": _units(plan),
         "steps": _steps(day.steps),
     }
-    more = {"resources": resources} if resources else {}
+    more = place_without_gpu(kubernetes) | ({"resources": resources} if resources else {})
     return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
 

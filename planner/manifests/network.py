@@ -22,14 +22,19 @@ __all__ = ["controller_edges", "edges_of_all", "gateway_edges", "unit_edges"]
 
 Edges = dict[str, Any]  # `ingress` and `egress`: lists of rules of a NetworkPolicy
 
-API_SERVER_PORTS = (443, 6443)  # its Service's, and what it listens on by default: kube-apiserver --secure-port
-DNS_PORT = 53
+# Most networks judge a connection to a Service by the port of the pod or server behind it, some by the Service's own.
+# API servers: the Service's and managed clusters', kube-apiserver --secure-port, minikube's, MicroK8s'.
+API_SERVER_PORTS = (443, 6443, 8443, 16443)
+DNS_PORTS = (53, 5353)  # the Service's and CoreDNS', and OpenShift's pods'
 EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def edges_of_all() -> Edges:
     """Return what every pod of a plan may do; what nothing else allows is refused, both ways."""
-    return {"ingress": [], "egress": [{"ports": [_port(DNS_PORT, protocol=each) for each in ("UDP", "TCP")]}]}
+    return {
+        "ingress": [],
+        "egress": [{"ports": [_port(port, protocol=each) for port in DNS_PORTS for each in ("UDP", "TCP")]}],
+    }
 
 
 def gateway_edges(plan: Deployable) -> Edges:

@@ -1,11 +1,12 @@
-"""What the pods of units, gateway and controller have in common: the user's volumes, CPUs and memory."""
+"""What the pods of units, gateway and controller have in common: volumes, CPUs and memory, and where they may run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.spec.kubernetes import KubernetesSpec, PodResources
+from planner.spec.pods import TolerationSpec, VolumeSpec
 
-__all__ = ["memory", "mounts_of", "requests_of", "volumes_of"]
+__all__ = ["memory", "mounts_of", "place_without_gpu", "requests_of", "tolerations_of", "volumes_of"]
 
 Variables = dict[str, Any]
 
@@ -19,19 +20,40 @@ def requests_of(resources: PodResources | None, devices: Mapping[str, str] | Non
     return {"requests": requests, "limits": limits} if requests else {}
 
 
-def volumes_of(kubernetes: KubernetesSpec) -> list[Variables]:
-    """Return the spec's volumes, as a pod has them."""
+def place_without_gpu(kubernetes: KubernetesSpec) -> Variables:
+    """Return where the gateway and the controller may run, and before whom; what the spec says nothing of is left out.
+
+    Not where units may: these pods need none of their nodes, and would take CPUs there that units ask for.
+    """
+    place = {
+        "node_selector": kubernetes.gateway.node_selector,
+        "tolerations": tolerations_of(kubernetes.gateway.tolerations),
+        "priority_class": kubernetes.priority_class,
+    }
+    return {name: value for name, value in place.items() if value}
+
+
+def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:
+    """Return tolerations as Kubernetes writes them."""
     return [
-        {"name": f"volume-{index}"} | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
-        for index, volume in enumerate(kubernetes.volumes)
+        {{"seconds": "tolerationSeconds"}.get(key, key): value for key, value in each}
+        for each in (toleration.model_dump(exclude_none=True).items() for toleration in tolerations)
     ]
 
 
-def mounts_of(kubernetes: KubernetesSpec) -> list[Variables]:
+def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
+    """Return the spec's volumes, as a pod has them."""
+    return [
+        {"name": f"volume-{index}"} | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
+        for index, volume in enumerate(volumes)
+    ]
+
+
+def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
     """Return where a container sees them."""
     return [
         {"name": f"volume-{index}", "mount_path": volume.mount_path, "read_only": True}
-        for index, volume in enumerate(kubernetes.volumes)
+        for index, volume in enumerate(volumes)
     ]
 
 

@@ -15,10 +15,17 @@ from planner.facts.engines import OURS
 from planner.layout.unit import Unit
 from planner.manifests.container import Container, Probe
 from planner.manifests.nics import nic_variables
-from planner.manifests.pod_parts import memory, mounts_of, requests_of, volumes_of
+from planner.manifests.pod_parts import (
+    memory,
+    mounts_of,
+    place_without_gpu,
+    requests_of,
+    tolerations_of,
+    volumes_of,
+)
 from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec
-from planner.spec.pods import HugepagesSpec, TolerationSpec
+from planner.spec.pods import HugepagesSpec
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "security_needs", "unit_pod"]
@@ -62,26 +69,29 @@ def router_pod(plan: Deployable, container: Container) -> Variables:
         "ready": _said(container.ready),
         "volumes": [],
         "mounts": [],
+        **place_without_gpu(plan.kubernetes),
     }
     return variables | ({"resources": resources} if resources else {})
 
 
 def gateway_pod(plan: Deployable) -> Variables:
     """Return what the gateway's pod is made of."""
-    kubernetes, stage = plan.kubernetes, plan.kubernetes.stage
-    mounts = mounts_of(kubernetes)
-    if stage is not None:  # the original, shown where ranks have the copy
+    kubernetes, own, stage = plan.kubernetes, plan.kubernetes.gateway, plan.kubernetes.stage
+    volumes = kubernetes.volumes if own.volumes is None else own.volumes
+    mounts = mounts_of(volumes)
+    if stage is not None and own.volumes is None:  # the original, shown where ranks have the copy
         index = volume_of(stage.source, [volume.model_dump() for volume in kubernetes.volumes])
         assert index is not None  # a rule
         sub_path = posixpath.relpath(stage.source, kubernetes.volumes[index].mount_path)
         mount = {"name": f"volume-{index}", "mount_path": _checkpoint_path(plan), "read_only": True}
         mounts.append(mount if sub_path == "." else mount | {"sub_path": sub_path})
     variables: Variables = {
-        "image": kubernetes.image,
+        "image": own.image or kubernetes.image,
         "drain_s": f"{plan.drain_s:g}",
         "grace_s": _grace_s(plan),
-        "volumes": volumes_of(kubernetes),
+        "volumes": volumes_of(volumes),
         "mounts": mounts,
+        **place_without_gpu(kubernetes),
     }
     resources = requests_of(kubernetes.resources.gateway)
     return variables | ({"resources": resources} if resources else {})
@@ -90,7 +100,7 @@ def gateway_pod(plan: Deployable) -> Variables:
 def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
     """Return what each pod of `unit` is made of, around `container`."""
     kubernetes = plan.kubernetes
-    volumes, mounts = volumes_of(kubernetes), mounts_of(kubernetes)
+    volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
     for folder in _memory_folders(plan, unit):
         volumes.append({"name": folder["name"], "memory": {key: folder[key] for key in ("medium", "size")}})
         mounts.append({"name": folder["name"], "mount_path": folder["mount_path"]})
@@ -139,7 +149,8 @@ def security_needs(plan: Deployable) -> list[str]:
     """
     kubernetes = plan.kubernetes
     needs = [f"{PINNED_MEMORY} for RDMA"] if kubernetes.rdma else []
-    if kubernetes.stage or kubernetes.kernel_cache or any(volume.host_path for volume in kubernetes.volumes):
+    volumes = [*kubernetes.volumes, *(kubernetes.gateway.volumes or ())]
+    if kubernetes.stage or kubernetes.kernel_cache or any(volume.host_path for volume in volumes):
         needs.append("folders of the nodes")
     return needs + (["the network of the nodes"] if kubernetes.host_network else [])
 
@@ -242,7 +253,7 @@ def _stage(plan: Deployable) -> Variables | None:
     if stage is None:
         return None
     destination = _checkpoint_path(plan)
-    mounts = [*mounts_of(plan.kubernetes), {"name": "staged", "mount_path": destination}]
+    mounts = [*mounts_of(plan.kubernetes.volumes), {"name": "staged", "mount_path": destination}]
     image = stage.image or plan.kubernetes.image
     return {"image": image, "source": stage.source, "destination": destination, "mounts": mounts}
 
@@ -259,20 +270,13 @@ def _scheduling(plan: Deployable) -> Variables:
     kubernetes = plan.kubernetes
     return {
         "host_network": kubernetes.host_network,
-        "tolerations": [*map(_toleration, kubernetes.tolerations), *_of_own_taint(kubernetes)],
+        "tolerations": [*tolerations_of(kubernetes.tolerations), *_of_own_taint(kubernetes)],
         "node_selector": kubernetes.node_selector,
         "priority_class": kubernetes.priority_class,
         "scheduler": kubernetes.scheduler_name,
         "runtime_class": kubernetes.runtime_class,
         "grace_s": _grace_s(plan),
     }
-
-
-def _toleration(toleration: TolerationSpec) -> Variables:
-    """Return the toleration as Kubernetes writes it."""
-    fields = toleration.model_dump(exclude_none=True)
-    seconds = fields.pop("seconds", None)
-    return fields | ({"tolerationSeconds": seconds} if seconds is not None else {})
 
 
 def _of_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:

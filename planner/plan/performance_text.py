@@ -11,6 +11,7 @@ from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.overlap import LayerTimeline
 from planner.estimate.throughput.predict import Prediction
+from planner.estimate.utilisation import follows_from_promise
 from planner.plan.columns import WIDTH, filled, table
 from planner.plan.plan import Plan
 
@@ -73,7 +74,7 @@ def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Ite
         f"answers of {point.output_tokens:,}",
     }[found.phase]
     origin = " The spec has no operating_point, so these are the phase's limits." if point.is_derived else ""
-    used = f" at utilisation {point.utilisation:g}" if point.utilisation < 1 else ""
+    used = f" at utilisation {point.utilisation:.3g}" if point.utilisation < 1 else ""
     users = f" and {1 / found.tpot_seconds.mid:,.1f} per user" if found.tpot_seconds else ""
     unit = f"{found.tokens_per_s_per_gpu.mid * found.num_gpus:,.0f} tokens/s per unit"
     yield from filled(f"{found.phase.capitalize()} on {found.engine} makes {unit}{users}{used}, with {at}.{origin}")
@@ -149,8 +150,18 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         if promised is not None and each is not None:
             kept = "keeps" if each.mid * 1e3 <= promised else "misses"
             yield from filled(f"{found.phase.capitalize()} {kept} the {name} of {promised:g} ms that slo promises.")
-            if name == "TTFT" and kept == "keeps" and found.point.utilisation >= 1:
-                yield from filled("That is without the wait for its turn, which tidemill simulate counts.")
+            if name == "TTFT":
+                yield from _wait(plan, found, kept)
+
+
+def _wait(plan: Plan, found: Prediction, kept: str) -> Iterator[str]:
+    """Say what a TTFT has of waiting."""
+    if kept == "keeps" and found.point.utilisation >= 1:
+        yield from filled("That is without the wait for its turn, which tidemill simulate counts.")
+    elif follows_from_promise(plan.spec, found.phase):
+        waited = f"prompts wait {found.point.queued_steps:.2g} steps for their turn on average"
+        full = "as full as that leaves time for" if kept == "keeps" else "half full, and no less"
+        yield from filled(f"It counts on units that are kept {full}: {waited}.")
 
 
 def _load(load: PhaseLoad) -> Iterator[str]:

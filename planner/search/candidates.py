@@ -24,6 +24,7 @@ from functools import cache
 from math import inf
 from typing import Any, Literal
 
+from planner.estimate.utilisation import KEPT
 from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
@@ -35,9 +36,8 @@ from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["KEPT", "Candidate", "Lost", "Why", "candidates_of"]
+__all__ = ["Candidate", "Lost", "Why", "candidates_of"]
 
-KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 

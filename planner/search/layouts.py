@@ -16,11 +16,12 @@ from math import ceil
 
 from planner.cluster.inventory import nodes_for
 from planner.estimate.expert_loads import expert_loads
+from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
 from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
-from planner.search.candidates import KEPT, Candidate, Lost, Why, candidates_of
+from planner.search.candidates import Candidate, Lost, Why, candidates_of
 from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.in_words import fix_of

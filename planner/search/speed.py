@@ -14,6 +14,7 @@ from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.predict import Case, prompt_reading, saturated_rate
 from planner.estimate.throughput.work import why_unknown
+from planner.estimate.utilisation import as_full_as_promised
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout
@@ -91,6 +92,7 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
     slots = trial.layout.num_physical_experts
     case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
     rate = saturated_rate(case)
+    case = as_full_as_promised(trial.spec, case, rate)
     tpot = None if case.phase == "prefill" else case.point.requests / unit.attention_tp / rate * MS_PER_S
     fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
     return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)

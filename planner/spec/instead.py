@@ -63,9 +63,11 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
     "schedule.other_days.windows.at": time_of_day,
     "kubernetes.image": image,
     "kubernetes.stage.image": image,
+    "kubernetes.gateway.image": image,
     "kubernetes.env": variables,
     "kubernetes.annotations": pairs,
     "kubernetes.node_selector": pairs,
+    "kubernetes.gateway.node_selector": pairs,
     **dict.fromkeys((f"cluster.nodes.{key}" for key in ("name", "rack", "leaf", "power")), numeral),
 }
 
@@ -75,6 +77,7 @@ KEYED: Mapping[str, Callable[[Any], Any]] = {
     "schedule.windows": windows,
     "schedule.other_days.windows": windows,
     "kubernetes.tolerations": tolerations,
+    "kubernetes.gateway.tolerations": tolerations,
 }
 
 

@@ -240,7 +240,7 @@ def _may_be_rdma(key: UnknownKey) -> bool:
 
 
 def _is_in_toleration(key: UnknownKey) -> bool:
-    return key.section == "kubernetes.tolerations"
+    return key.section in ("kubernetes.tolerations", "kubernetes.gateway.tolerations")
 
 
 def _is_only_taint(key: UnknownKey) -> bool:

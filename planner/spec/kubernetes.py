@@ -10,6 +10,7 @@ from pydantic import Field
 
 from planner.facts.quantities import quantity
 from planner.spec.pods import (
+    GatewayPodSpec,
     HugepagesSpec,
     NicsSpec,
     PatchSpec,
@@ -19,27 +20,13 @@ from planner.spec.pods import (
     TlsSpec,
     TolerationSpec,
     Variables,
+    VolumeSpec,
 )
 from planner.spec.section import Section
 
-__all__ = ["DEFAULT_IMAGE", "KubernetesSpec", "PodResources", "ResourcesSpec", "VolumeSpec"]
+__all__ = ["DEFAULT_IMAGE", "KubernetesSpec", "PodResources", "ResourcesSpec"]
 
 DEFAULT_IMAGE = "tidemill-runtime:0.1.0"
-
-
-class VolumeSpec(Section):
-    """Something of the cluster that every pod can read, never write."""
-
-    mount_path: str = Field(description="Where pods find it.", examples=["/models"])
-    host_path: str | None = Field(
-        default=None, description="A folder that is on every node, such as a local disk.", examples=["/mnt/models"]
-    )
-    claim: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Instead of a folder, a PersistentVolumeClaim that many nodes can mount.",
-        examples=["models"],
-    )
 
 
 class PodResources(Section):
@@ -134,7 +121,7 @@ class ControllerSpec(Section):
     image: str | None = Field(
         default=None,
         min_length=1,
-        description="The image with Tidemill; kubernetes.image unless given, which other engines have for themselves.",
+        description="The image with Tidemill; unless given the gateway's, which other engines have for themselves.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     resources: PodResources | None = Field(
@@ -198,8 +185,13 @@ class KubernetesSpec(Section):
     )
     volumes: list[VolumeSpec] = Field(
         default=[],
-        description="What all pods mount read-only, such as the folder of the checkpoint.",
+        description="What units and the gateway mount read-only, such as the folder of the checkpoint.",
         examples=[[{"host_path": "/mnt/models", "mount_path": "/models"}]],
+    )
+    gateway: GatewayPodSpec = Field(
+        default=GatewayPodSpec(),
+        description="The pods that need no GPU, where they are to be otherwise than the units'.",
+        examples=[{"image": "registry.example.com/tidemill-runtime:0.1.0", "node_selector": {"pool": "cpu"}}],
     )
     resources: ResourcesSpec = Field(
         default=ResourcesSpec(),
@@ -274,7 +266,10 @@ class KubernetesSpec(Section):
         examples=[{"pool": "inference"}],
     )
     priority_class: str | None = Field(
-        default=None, min_length=1, description="PriorityClass of a unit's pods.", examples=["inference"]
+        default=None,
+        min_length=1,
+        description="PriorityClass of all pods: without the gateway no unit serves.",
+        examples=["inference"],
     )
     scheduler_name: str | None = Field(
         default=None, min_length=1, description="Scheduler of a unit's pods.", examples=["gpu-scheduler"]

@@ -8,7 +8,8 @@ from planner.facts.engines import OURS
 from planner.facts.terms import EngineName
 from planner.problems.fix import Fix, for_example, nearest, removal
 from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
-from planner.spec.rule import Broken, Rule, declare_in
+from planner.spec.rule import Broken, Rule, declare_at, declare_in
+from planner.spec.volume_rules import VOLUMES
 
 __all__ = ["RULES"]
 
@@ -18,6 +19,8 @@ _COMPONENT = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _SUFFIX = r"(:\w[\w.-]{0,127})?(@[A-Za-z][A-Za-z0-9]*([-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 REFERENCE = re.compile(rf"({_DOMAIN}/)?{_COMPONENT}(/{_COMPONENT})*{_SUFFIX}", re.ASCII)
 SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+IMAGES = tuple(f"kubernetes.{place}image" for place in ("", "gateway.", "stage.", "controller."))
 
 # Source: k8s.io/apimachinery metav1.Condition, the pattern of `type`.
 CONDITION = re.compile(
@@ -37,26 +40,10 @@ def namespace_is_a_dns_label(namespace: str) -> Broken | None:
     return Broken(rule, "Kubernetes accepts no other namespace name", nearest(slug(namespace)))
 
 
-@_reads("kubernetes.image")
-def image_is_a_reference(image: str) -> Broken | None:
+@declare_at(RULES, *IMAGES)
+def images_are_references(_: str, image: str | None) -> Broken | None:
     """Refuse what a kubelet calls InvalidImageName; whether the image exists only the cluster knows."""
-    return _no_reference(image)
-
-
-@_reads("kubernetes.stage.image")
-def staging_image_is_a_reference(image: str | None) -> Broken | None:
-    """The same of the image that copies."""
-    return None if image is None else _no_reference(image)
-
-
-@_reads("kubernetes.controller.image")
-def controllers_image_is_a_reference(image: str | None) -> Broken | None:
-    """The same of the image that switches units."""
-    return None if image is None else _no_reference(image)
-
-
-def _no_reference(image: str) -> Broken | None:
-    if REFERENCE.fullmatch(image):
+    if image is None or REFERENCE.fullmatch(image):
         return None
     rule = "S404 must be an image reference, as registry.example.com/chat/runtime:0.1.0"
     reason = "it has no spaces and no https://, its repository is in lower case, and a tag follows each colon"
@@ -129,6 +116,17 @@ def controllers_of_other_engines_have_an_image(
     return Broken(rule, f"the image of {used} does not hold tidemill controller", fix, "kubernetes.controller.image")
 
 
+@_reads("kubernetes.gateway.volumes", "engine?", "engine.name?")
+def only_our_gateway_reads_a_checkpoint(
+    volumes: Sequence[Mapping[str, Any]] | None, engine: EngineName | None, name: EngineName | None
+) -> Broken | None:
+    """Another engine's router mounts nothing."""
+    used = name or engine
+    if volumes is None or used in (None, OURS):
+        return None
+    return Broken(f"S477 must not stand beside engine {used}", "its router mounts no volumes", removal())
+
+
 @_reads("kubernetes.controller.kueue.cluster_queue", "kubernetes.controller.kueue.flavor")
 def quotas_are_of_objects(queue: str, flavor: str) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""
@@ -188,10 +186,10 @@ def stragglers_are_measured_here(last: bool, engine: EngineName | None, name: En
     return Broken(rule, reason, removal(field), field)
 
 
-@_reads("kubernetes.volumes")
-def claims_are_names(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+@declare_at(RULES, *VOLUMES)
+def claims_are_names(where: str, volumes: Sequence[Mapping[str, Any]] | None) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""
-    for index, volume in enumerate(volumes):
+    for index, volume in enumerate(volumes or ()):
         claim = volume.get("claim")
         if claim is not None and not is_object_name(claim):
-            yield no_object_name(f"kubernetes.volumes.{index}.claim", claim)
+            yield no_object_name(f"{where}.{index}.claim", claim)

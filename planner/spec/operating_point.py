@@ -74,11 +74,12 @@ class PrefillPointSpec(Section):
         "DeepSeek's 3FS gave one.",
         examples=["12GB/s"],
     )
-    utilisation: float = Field(
-        default=1.0,
+    utilisation: float | None = Field(
+        default=None,
         ge=0.01,
         le=1,
-        description="Share of the saturated rate that the service uses, where 1 keeps every GPU busy all the time.",
+        description="Share of the saturated rate that the service uses; the most that keeps slo.ttft_ms unless given, "
+        "or 1 without that promise.",
         examples=[0.57],
     )
 

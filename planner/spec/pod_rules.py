@@ -22,7 +22,7 @@ from planner.spec.object_names import (
     qualified_part,
     slug,
 )
-from planner.spec.rule import Broken, Partial, Rule, declare_in
+from planner.spec.rule import Broken, Partial, Rule, declare_at, declare_in
 
 __all__ = ["RULES"]
 
@@ -31,6 +31,9 @@ RESOURCE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 MAX_RESOURCE_NAME = 63
 NAME_FORM = "letters and digits, with hyphens, dots and _ between them"
 REFERENCE = {"secret": "tokens", "key": "token"}
+
+SELECTORS = ("kubernetes.node_selector", "kubernetes.gateway.node_selector")
+TOLERATIONS = ("kubernetes.tolerations", "kubernetes.gateway.tolerations")
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -90,11 +93,11 @@ def annotations_are_text(annotations: Mapping[str, Any]) -> Iterator[Broken]:
             )
 
 
-@_reads("kubernetes.node_selector")
-def labels_are_text(labels: Mapping[str, Any]) -> Iterator[Broken]:
+@declare_at(RULES, *SELECTORS)
+def labels_are_text(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""
     for name, value in labels.items():
-        yield from _text(f"kubernetes.node_selector.{name}", value)
+        yield from _text(f"{where}.{name}", value)
 
 
 @_reads("kubernetes.annotations")
@@ -103,23 +106,21 @@ def annotations_have_names(annotations: Mapping[str, Any]) -> Iterator[Broken]:
     return _qualified("kubernetes.annotations", annotations, "annotation")
 
 
-@_reads("kubernetes.node_selector")
-def labels_have_names(labels: Mapping[str, Any]) -> Iterator[Broken]:
+@declare_at(RULES, *SELECTORS)
+def labels_have_names(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""
-    return _qualified("kubernetes.node_selector", labels, "label")
+    return _qualified(where, labels, "label")
 
 
-@_reads("kubernetes.node_selector")
-def labels_have_values(labels: Mapping[str, Any]) -> Iterator[Broken]:
+@declare_at(RULES, *SELECTORS)
+def labels_have_values(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
     """A pod that asks for another value is refused."""
     for name, value in labels.items():
         if isinstance(value, str) and not is_label_value(value):
             right = qualified_part(value)
             rule = f"S465 must be at most {MAX_NAME_PART} {NAME_FORM}"
             fix = nearest(right) if right else removal()
-            yield Broken(
-                rule, "Kubernetes accepts no other label value", fix, f"kubernetes.node_selector.{name}", value
-            )
+            yield Broken(rule, "Kubernetes accepts no other label value", fix, f"{where}.{name}", value)
 
 
 def _qualified(section: str, values: Mapping[str, Any], what: str) -> Iterator[Broken]:
@@ -303,11 +304,11 @@ def huge_pages_are_whole(size: str, page: str) -> Broken | None:
 # Where pods may run
 
 
-@_reads("kubernetes.tolerations")
-def tolerations_are_kubernetes(tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+@declare_at(RULES, *TOLERATIONS)
+def tolerations_are_kubernetes(where: str, tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
     """Refuse what the API server would refuse: a value goes with Equal and a key."""
     for index, each in enumerate(tolerations):
-        path, exists = f"kubernetes.tolerations.{index}", each.get("operator") == "Exists"
+        path, exists = f"{where}.{index}", each.get("operator") == "Exists"
         if isinstance(each, Partial):
             continue
         if exists and each.get("value") is not None:

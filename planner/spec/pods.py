@@ -13,6 +13,7 @@ from planner.spec.section import Section
 
 __all__ = [
     "PATCHED_KINDS",
+    "GatewayPodSpec",
     "HugepagesSpec",
     "Mapped",
     "NicsSpec",
@@ -23,6 +24,7 @@ __all__ = [
     "TlsSpec",
     "TolerationSpec",
     "Variables",
+    "VolumeSpec",
 ]
 
 _TEXT = {"type": "string"}
@@ -106,6 +108,46 @@ class TolerationSpec(Section):
         le=2**31 - 1,
         description="How long a pod stays under NoExecute, for ever unless given.",
         examples=[300],
+    )
+
+
+class VolumeSpec(Section):
+    """Something of the cluster that every pod can read, never write."""
+
+    mount_path: str = Field(description="Where pods find it.", examples=["/models"])
+    host_path: str | None = Field(
+        default=None, description="A folder that is on every node, such as a local disk.", examples=["/mnt/models"]
+    )
+    claim: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of a folder, a PersistentVolumeClaim that many nodes can mount.",
+        examples=["models"],
+    )
+
+
+class GatewayPodSpec(Section):
+    """The gateway's pod, and the controller's, which runs in the same image and the same place. Both need no GPU."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The gateway's image, kubernetes.image unless given. Our own gateway needs no GPU kernels.",
+        examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+    volumes: list[VolumeSpec] | None = Field(
+        default=None,
+        description="What the gateway mounts instead of kubernetes.volumes. Of the checkpoint it reads config.json and"
+        " the tokenizer's files, which may be a small claim, or with [] in its image.",
+        examples=[[{"claim": "tokenizer", "mount_path": "/models/deepseek-r1"}]],
+    )
+    tolerations: list[TolerationSpec] = Field(
+        default=[],
+        description="Taints that do not keep these pods away; those of kubernetes.tolerations do.",
+        examples=[[{"key": "dedicated", "value": "inference", "effect": "NoSchedule"}]],
+    )
+    node_selector: Texts = Field(
+        default={}, description="Labels that the nodes of these pods must have.", examples=[{"pool": "cpu"}]
     )
 
 

@@ -7,11 +7,12 @@ not there, and finds less good a fix.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from planner.problems.fix import Fix
 
-__all__ = ["Broken", "Partial", "Rule", "Verdict", "declare_in"]
+__all__ = ["Broken", "Partial", "Rule", "Verdict", "declare_at", "declare_in"]
 
 
 class Partial(dict[str, Any]):
@@ -59,3 +60,13 @@ def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:
         return declare
 
     return reads
+
+
+def declare_at(rules: list[Rule], *places: str) -> Callable[[Check], Check]:
+    """A decorator for a check of what may stand at each of `places`; it is asked with the place and the value."""
+
+    def declare(check: Check) -> Check:
+        rules.extend(Rule(partial(check, place), (place,)) for place in places)
+        return check
+
+    return declare

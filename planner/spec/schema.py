@@ -84,8 +84,8 @@ class GatewaySpec(Section):
         default=1,
         ge=1,
         le=100,
-        description="Gateways side by side in a cluster, each with a line to every rank; a key's limits are divided by "
-        "this number. `tidemill up` runs one.",
+        description="Gateways side by side, each with a line to every rank; a key's limits are divided by this number. "
+        "`tidemill up` gives each an address of its own.",
         examples=[2],
     )
     max_queued_requests: int = Field(

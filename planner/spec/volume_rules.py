@@ -1,4 +1,4 @@
-"""The rules about `kubernetes.volumes`: what pods mount, and where. `layout_rules.py` asks them with the others."""
+"""The rules about volumes: what pods mount, or the gateway alone, and where. `layout_rules.py` asks them too."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,10 +7,11 @@ from typing import Any, TypeGuard
 
 from planner.facts import names
 from planner.problems.fix import Fix, for_example, nearest
-from planner.spec.rule import Broken, Partial, Rule, declare_in
+from planner.spec.rule import Broken, Partial, Rule, declare_at, declare_in
 
-__all__ = ["RULES", "volume_of"]
+__all__ = ["RULES", "VOLUMES", "volume_of"]
 
+VOLUMES = ("kubernetes.volumes", "kubernetes.gateway.volumes")
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
 OF_PODS = "the pod keeps its own files there"
 
@@ -22,11 +23,11 @@ EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # one path is never in both
 Volumes = Sequence[Mapping[str, Any]]  # as written
 
 
-@_reads("kubernetes.volumes")
-def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
+@declare_at(RULES, *VOLUMES)
+def volumes_have_one_source(where: str, volumes: Volumes | None) -> Iterator[Broken]:
     """A folder of the nodes or a claim."""
-    for index, volume in enumerate(volumes):
-        path = f"kubernetes.volumes.{index}"
+    for index, volume in enumerate(volumes or ()):
+        path = f"{where}.{index}"
         given = [key for key in ("host_path", "claim") if volume.get(key) is not None]
         if len(given) == 2:
             fix = Fix("remove host_path or claim", tuple({f"{path}.{key}": None} for key in given))
@@ -37,38 +38,38 @@ def volumes_have_one_source(volumes: Volumes) -> Iterator[Broken]:
             yield Broken(rule, f"it has {found}", fix, f"{path}.mount_path", volume["mount_path"])
 
 
-@_reads("kubernetes.volumes")
-def volume_paths_are_absolute(volumes: Volumes) -> Iterator[Broken]:
+@declare_at(RULES, *VOLUMES)
+def volume_paths_are_absolute(where: str, volumes: Volumes | None) -> Iterator[Broken]:
     """Neither a pod nor a node has a current folder."""
-    for index, volume in enumerate(volumes):
+    for index, volume in enumerate(volumes or ()):
         for key in ("mount_path", "host_path"):
             path = volume.get(key)
             if path is not None and not _is_absolute(path):
                 right = _absolute(path)
                 if key == "mount_path" and _is_taken_by_pods(right):
-                    right = _free_path("/models", volumes)
-                yield _not_absolute(f"kubernetes.volumes.{index}.{key}", path, right)
+                    right = _free_path("/models", volumes or ())
+                yield _not_absolute(f"{where}.{index}.{key}", path, right)
 
 
-@_reads("kubernetes.volumes")
-def mount_paths_are_free(volumes: Volumes) -> Iterator[Broken]:
+@declare_at(RULES, *VOLUMES)
+def mount_paths_are_free(where: str, volumes: Volumes | None) -> Iterator[Broken]:
     """Not over what the pods have already."""
-    for index, volume in enumerate(volumes):
+    for index, volume in enumerate(volumes or ()):
         path = volume.get("mount_path")
         if path is not None and _is_absolute(path) and _is_taken_by_pods(path):
-            where = f"kubernetes.volumes.{index}.mount_path"
-            yield Broken(NOT_FREE, OF_PODS, nearest(_free_path("/models", volumes)), where, path)
+            place = f"{where}.{index}.mount_path"
+            yield Broken(NOT_FREE, OF_PODS, nearest(_free_path("/models", volumes or ())), place, path)
 
 
-@_reads("kubernetes.volumes")
-def mount_paths_differ(volumes: Volumes) -> Iterator[Broken]:
+@declare_at(RULES, *VOLUMES)
+def mount_paths_differ(where: str, volumes: Volumes | None) -> Iterator[Broken]:
     """One path shows one volume."""
-    paths = [volume.get("mount_path") for volume in volumes]
+    paths = [volume.get("mount_path") for volume in volumes or ()]
     for index, path in enumerate(paths):
         if path is not None and path in paths[:index]:
-            rule = f"S414 must differ from kubernetes.volumes.{paths.index(path)}.mount_path"
-            where = f"kubernetes.volumes.{index}.mount_path"
-            yield Broken(rule, "one path can hold only one volume", nearest(_free_path(path, volumes)), where, path)
+            rule = f"S414 must differ from {where}.{paths.index(path)}.mount_path"
+            fix = nearest(_free_path(path, volumes or ()))
+            yield Broken(rule, "one path can hold only one volume", fix, f"{where}.{index}.mount_path", path)
 
 
 # A copy on the nodes' disks

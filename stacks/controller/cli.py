@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ def add_controller(commands: Any) -> None:
     controller.add_argument(
         "--context", metavar="NAME", help="a context of the kubeconfig; default: this pod's account"
     )
+    controller.add_argument(
+        "--address", metavar="ADDRESS", help="this pod's address, to answer a kubelet's probes there; default: nowhere"
+    )
     controller.add_argument("--dry-run", action="store_true", help="write nothing, and say what would be done")
     controller.add_argument("--once", action="store_true", help="look once instead of until it is told to end")
     controller.add_argument(
@@ -46,7 +50,7 @@ def _controller(arguments: argparse.Namespace) -> None:
         print(DEFINITION.read_text(encoding="utf-8"), end="")
         return
     namespace, name = read_deployment(arguments.deployment)
-    _follow(namespace, name, arguments.context, dry_run=arguments.dry_run, once=arguments.once)
+    _follow(namespace, name, arguments)
 
 
 def read_deployment(written: str | None) -> tuple[str, str]:
@@ -59,29 +63,32 @@ def read_deployment(written: str | None) -> tuple[str, str]:
     raise CallError([Violation("DEPLOYMENT", written, rule, reason, fix).at("tidemill controller")])
 
 
-def _follow(namespace: str, name: str, context: str | None, *, dry_run: bool, once: bool) -> None:
+def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
     from stacks.controller.act import FIELD_MANAGER  # loads the Kubernetes client, which nothing else here needs
     from stacks.controller.following import Following
+    from stacks.controller.health import Health, answering
     from stacks.controller.lease import Lease
     from stacks.controller.loop import follow, one_round
     from stacks.kube.api import connect, connect_inside
     from stacks.kube.errors import ProviderError
     from stacks.live.status import ClusterError
 
-    holder = f"{socket.gethostname()}_{os.getpid()}"
-    lease = None if dry_run else Lease.of(namespace, controller_name(name), holder, FIELD_MANAGER)
-    try:
-        api = connect(context) if context else connect_inside()
-        following = Following(api, namespace, name, lease, _say)
-        if once:
-            _say(one_round(following, time.time()))
-            return
-    except ProviderError as error:
-        raise ClusterError(error) from None
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    follow(following, ending.is_set, ending.wait)
+    holder = f"{socket.gethostname()}_{os.getpid()}"
+    lease = None if arguments.dry_run else Lease.of(namespace, controller_name(name), holder, FIELD_MANAGER)
+    health = Health()
+    try:
+        api = connect(arguments.context) if arguments.context else connect_inside()
+        following = Following(api, namespace, name, lease, _say)
+        if arguments.once:
+            _say(one_round(following, time.time()))
+            return
+        with answering(health, arguments.address) if arguments.address else nullcontext():
+            follow(following, ending.is_set, ending.wait, health)
+    except ProviderError as error:
+        raise ClusterError(error) from None
 
 
 def _say(sentence: str) -> None:

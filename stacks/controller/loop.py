@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from stacks.controller.act import mark_nodes, tell, write_status
 from stacks.controller.decide import Decision, decide
 from stacks.controller.following import Following, change
+from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, lent, marks_at
 from stacks.controller.measure import Measured, measure, suspects_before
@@ -28,14 +29,19 @@ LOOK_AT_NODES_S = 300.0  # assumed: nodes of hundreds are much to read, and few 
 PERIOD_S = 5.0  # assumed: of warm-ups that take minutes; three of them renew a lease in time
 
 
-def follow(following: Following, is_over: Callable[[], bool], wait: Callable[[float], object]) -> None:
-    """Follow the day until `is_over`; `wait` some seconds between two rounds. Errors are said and survived."""
+def follow(following: Following, is_over: Callable[[], bool], wait: Callable[[float], object], health: Health) -> None:
+    """Follow the day until `is_over`; `wait` some seconds between two rounds. Errors are said and survived.
+
+    `health` hears how each round ends.
+    """
     said = ""
     while not is_over():
         try:
             news = one_round(following, time.time())
+            health.ended(well=True)
         except ProviderError as error:
             news = str(error)
+            health.ended(well=False)
         if news and news != said:
             following.say(news)
         said = news or said

@@ -22,6 +22,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     cluster_checks.unseen,
     cluster_checks.rights,
     cluster_checks.kinds,
+    cluster_checks.definition,
     cluster_checks.objects,
     namespace_checks.namespace,
     namespace_checks.named_objects,

@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 
+from planner.facts.names import DEPLOYMENT_KIND
+from stacks.doctor.definition import DEFINITION, lacking
 from stacks.doctor.facts import ClusterFacts, Refused
 from stacks.doctor.findings import Finding, plural, split_sentence
 from stacks.doctor.needs import Needs
 from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedError
 
-__all__ = ["kinds", "objects", "rights", "unseen"]
+__all__ = ["definition", "kinds", "objects", "rights", "unseen"]
+
+MAX_FIELDS = 4  # that a sentence names
+UNDECLARED = "field not declared in schema"  # as an API server says it of a field that is applied
 
 
 def unseen(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
@@ -42,9 +47,24 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding("kind", kind, reason, fix)
 
 
+def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Check that the definition of our own kind has all fields that this version writes.
+
+    `up` fails where the plan's object has one that is not there. Otherwise the controller forgets what it writes.
+    """
+    fields = _lacking(facts)
+    if fields:
+        more = f" and {len(fields) - MAX_FIELDS} more" if len(fields) > MAX_FIELDS else ""
+        reason = f"it is older than this version: it lacks {', '.join(fields[:MAX_FIELDS])}{more}, which are not stored"
+        blocks = any(_is_undeclared(each) for each in facts.refused)
+        yield Finding("kind", str(DEFINITION), reason, f"upgrade it: {INSTALL[DEPLOYMENT_KIND]}", blocks=blocks)
+
+
 def objects(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that neither the server nor our own rules about ownership object to any object of the plan."""
     for each in facts.refused:
+        if _is_undeclared(each) and _lacking(facts):
+            continue  # which `definition` says
         if isinstance(each.error, (ForeignError, OtherPlanError)):
             reason, fix = split_sentence(str(each.error).removeprefix(f"{each.object} "))
             yield Finding("owner", each.object, f"it {reason}", fix)
@@ -58,3 +78,13 @@ def _refused(refused: Refused, error: RefusedError, facts: ClusterFacts) -> Iter
         yield Finding("webhook", error.silent_webhook, reason, fix)
     elif not (error.is_about_rights and facts.denied):  # which `rights` says, for all objects of the kind
         yield Finding("object", refused.object, reason, fix)
+
+
+def _lacking(facts: ClusterFacts) -> list[str]:
+    return [] if facts.definition is None else lacking(facts.definition)
+
+
+def _is_undeclared(refused: Refused) -> bool:
+    """Return whether the server knows no such field of an object of our own kind."""
+    is_ours = refused.object.startswith(f"{DEPLOYMENT_KIND} ")
+    return is_ours and isinstance(refused.error, RefusedError) and UNDECLARED in refused.error.server_message

@@ -48,6 +48,7 @@ class ClusterFacts:
     pods: tuple[Manifest, ...] | None = ()  # of all namespaces, those that have not ended
     quotas: tuple[Manifest, ...] | None = ()  # of the plan's namespace
     storage_classes: tuple[Manifest, ...] | None = ()
+    definition: Manifest | None = None  # of our own kind; None where the plan has no such object, or none was seen
     named: Mapping[Named, Manifest | None] = field(default_factory=dict)  # those that could be looked for
     unserved: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)  # kind -> versions of its group
     denied: tuple[Denied, ...] = ()

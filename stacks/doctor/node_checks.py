@@ -76,9 +76,23 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         if not pod_set.nodes and not any(
             _has_room(node, pod_set, taken.get(node["metadata"]["name"], []), needs, facts) for node in facts.nodes
         ):
-            wanted = ", ".join(f"{amount_text(amount)} {name}" for name, amount in pod_set.requests.items())
-            reason = f"none of {len(facts.nodes)} nodes is ready, admits it and has {wanted or 'room'} left"
-            yield Finding("gateway", f"pods of {pod_set.owner}", reason, "add a node, or ask for less of it")
+            yield Finding("gateway", f"pods of {pod_set.owner}", *_nowhere(pod_set, facts.nodes))
+
+
+def _nowhere(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
+    """Return why no node takes a pod that may go anywhere, and what to do."""
+    closed = [node for node in nodes if _taints_in_the_way(node, pod_set) or _labels_lacking(node, pod_set)]
+    if closed and len(closed) == len(nodes):
+        lacking = dict.fromkeys(label for node in nodes for label in _labels_lacking(node, pod_set))
+        taints = dict.fromkeys(taint for node in nodes for taint in _taints_in_the_way(node, pod_set))
+        parts = [f"{what} {', '.join([*each][:3])}" for what, each in (("labels", lacking), ("taints", taints)) if each]
+        reason = f"each of {len(nodes)} nodes lacks a label that they ask for or has a taint: {'; '.join(parts)}"
+        return reason, "correct kubernetes.gateway.node_selector, or add to kubernetes.gateway.tolerations"
+    wanted = ", ".join(f"{amount_text(amount)} {name}" for name, amount in pod_set.requests.items())
+    return (
+        f"none of {len(nodes)} nodes is ready, admits it and has {wanted or 'room'} left",
+        "add a node, or ask for less",
+    )
 
 
 def _closed(place: Place, node: Manifest) -> Iterator[Finding]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from planner.facts.names import DEPLOYMENT_KIND
+from stacks.doctor.definition import DEFINITION
 from stacks.doctor.facts import ClusterFacts, Denied, Refused, Unseen, is_ending
 from stacks.doctor.needs import Named, Needs, PodSet
 from stacks.kube.api import Api
@@ -47,6 +49,7 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
         pods=_listed(api, unseen, "pods", "v1", "Pod", "", fieldSelector=RUNNING),
         quotas=_listed(api, unseen, "quotas", "v1", "ResourceQuota", needs.namespace),
         storage_classes=_listed(api, unseen, "storage classes", "storage.k8s.io/v1", "StorageClass", ""),
+        definition=_definition(api, unseen, served),
         named=dict(_named(api, unseen, needs.named)),
         unserved=unserved,
         denied=tuple(_denied(api, served, needs.namespace)),
@@ -70,6 +73,13 @@ def _listed(
 ) -> tuple[Manifest, ...] | None:
     found = _seen(unseen, what, lambda: api.list_all(api_version, kind, namespace, **selectors))
     return None if found is None else tuple(found)
+
+
+def _definition(api: Api, unseen: list[Unseen], served: Iterable[Kind]) -> Manifest | None:
+    """Look at the definition of our own kind, where the plan has an object of it."""
+    if all(kind != DEPLOYMENT_KIND for _, kind in served):
+        return None
+    return _seen(unseen, str(DEFINITION), lambda: api.get(DEFINITION))
 
 
 def _named(api: Api, unseen: list[Unseen], named: Iterable[Named]) -> Iterator[tuple[Named, Manifest | None]]:

@@ -69,11 +69,13 @@ def _status_now(arguments: argparse.Namespace) -> int:
     elif record is None:
         print(nothing_runs())
     else:
-        print(f"{record.name}: {record.endpoint}, plan {record.plan_digest}")
+        where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
+        print(f"{record.name}: {where}, plan {record.plan_digest}")
         if record.day is not None:
             print(f"  {day_line(record.day)}")
-        if record.gateway_failure is not None:
-            print("  gateway  failed" + _because(record.gateway_failure))
+        for gateway in record.gateways:
+            if len(record.gateways) > 1 or gateway.state != "ready":
+                print(f"  {gateway.name}  {gateway.endpoint}  {gateway.state}" + _because(gateway.reason))
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
     if record is not None and record.switches_units:

@@ -11,7 +11,7 @@ from planner.problems.printable import printable
 from planner.schedule.runs import Kind
 from stacks.local.deployment import follow
 from stacks.local.played_day import DayRecord, DueAct
-from stacks.local.record import Record, RunFolder
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 
 __all__ = ["day_line", "play_day", "record_json", "say_day", "stay"]
 
@@ -28,8 +28,7 @@ class Failures:
 
     def say(self, record: Record) -> None:
         """Say on stderr what has failed since the last record."""
-        down = {unit.name: f"{unit.state}: {unit.reason}" if unit.reason else None for unit in record.units}
-        down["gateway"] = f"failed: {record.gateway_failure}" if record.gateway_failure else None
+        down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
         for name, why in down.items():
             if why is not None and self._said.get(name) != why:
                 _say(f"{name} {why}")
@@ -86,22 +85,21 @@ def day_line(day: DayRecord) -> str:
 def record_json(record: Record) -> dict[str, Any]:
     """Return the document of `status`."""
     units = [
-        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
-        | ({"reason": unit.reason} if unit.reason else {})
-        | ({"restarts": unit.restarts} if unit.restarts else {})
+        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks} | _troubles(unit)
         for unit in record.units
     ]
-    head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units}
-    return head | _gateway_json(record) | _day_json(record)
+    gateways = [
+        {"name": gateway.name, "endpoint": gateway.endpoint, "state": gateway.state} | _troubles(gateway)
+        for gateway in record.gateways
+    ]
+    head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units, "gateways": gateways}
+    return head | _day_json(record)
 
 
-def _gateway_json(record: Record) -> dict[str, Any]:
-    """Return what is to be said of the gateway; nothing of one that has always answered."""
-    if record.gateway_failure is None and not record.gateway_restarts:
-        return {}
-    state = {"state": "ready"} if record.gateway_failure is None else {"state": "failed"}
-    reason = {"reason": record.gateway_failure} if record.gateway_failure else {}
-    return {"gateway": state | reason | {"restarts": record.gateway_restarts}}
+def _troubles(part: UnitRecord | GatewayRecord) -> dict[str, Any]:
+    """Return what went wrong with a part, and how often; nothing of one that has always served."""
+    reason = {"reason": part.reason} if part.reason else {}
+    return reason | ({"restarts": part.restarts} if part.restarts else {})
 
 
 def _day_json(record: Record) -> dict[str, Any]:

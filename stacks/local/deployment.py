@@ -19,7 +19,7 @@ from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
-from stacks.local.record import Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
     "find_running",
@@ -122,7 +122,7 @@ def start(
     record = Record(
         plan.name,
         plan.digest,
-        layout.endpoint,
+        tuple(GatewayRecord(gateway.name, gateway.endpoint) for gateway in layout.gateways),
         _model_name(plan),
         units,
         switches_units=plan.switches_units and day is None,

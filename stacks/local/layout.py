@@ -1,12 +1,15 @@
 """The processes that a plan becomes on this machine, and their addresses.
 
-Every node gets a loopback address of its own: the gateway HOST, node 0 the next, node 1 the one after. So each port of
-the launch files is used as it stands, and what the runtime is told here differs from a pod's in addresses alone.
+Every gateway and node gets a loopback address of its own: the gateway HOST, node 0 the next, node 1 the one after.
+Several gateways come first, then the nodes. So each port of the launch files is used as it stands, and what the runtime
+is told here differs from a pod's in addresses alone.
 """
 
 import ipaddress
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -14,14 +17,14 @@ from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, Violation
 
-__all__ = ["Identity", "Layout", "NodeProcess", "lay_out_locally"]
+__all__ = ["GatewayProcess", "Identity", "Layout", "NodeProcess", "lay_out_locally"]
 
-GATEWAY = "gateway"  # no unit is called so
+GATEWAY = "gateway"  # no unit is called so, nor with a number behind
 
 
 @dataclass(frozen=True)
 class NodeProcess:
-    """One process to start: a node of a unit, or the gateway (`unit` is None)."""
+    """One process to start: a node of a unit, or a gateway (`unit` is None)."""
 
     name: str
     unit: str | None
@@ -29,8 +32,27 @@ class NodeProcess:
 
 
 @dataclass(frozen=True)
+class GatewayProcess:
+    """One of the gateways side by side, and where it answers."""
+
+    process: NodeProcess
+    host: str
+    http_port: int
+
+    @property
+    def name(self) -> str:
+        """The name of its process."""
+        return self.process.name
+
+    @property
+    def endpoint(self) -> str:
+        """Its address, without `/v1`."""
+        return f"http://{self.host}:{self.http_port}"
+
+
+@dataclass(frozen=True)
 class Identity:
-    """The URI that the gateway, or a unit's ranks, prove to each other, and the folder of the certificate for it."""
+    """The URI that a gateway, or a unit's ranks, prove to each other, and the folder of the certificate for it."""
 
     uri: str
     side: Literal["server", "client"]
@@ -39,62 +61,69 @@ class Identity:
 
 @dataclass(frozen=True)
 class Layout:
-    """The processes of a plan, and where it will answer."""
+    """The processes of a plan."""
 
-    gateway_host: str
-    http_port: int
-    gateway: NodeProcess
+    gateways: tuple[GatewayProcess, ...]
     nodes: tuple[NodeProcess, ...]
     identities: tuple[Identity, ...]
     drain_s: float  # for answers that run when their process is told to end
-
-    @property
-    def endpoint(self) -> str:
-        """The gateway's address, without `/v1`."""
-        return f"http://{self.gateway_host}:{self.http_port}"
 
 
 def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
     """Return the processes of `plan`, whose launch files lie in `folder`, and a folder for each one's certificate.
 
-    `keys` is the gateway's file of keys.
+    `keys` is the gateways' file of keys.
 
     Raise CallError when `host` is not loopback.
     """
-    addresses, drain = _node_addresses(plan, host), ("--drain", f"{plan.drain_s:g}")
-    gateway_launch = folder / names.GATEWAY_LAUNCH_FILE
+    hosts, drain = _addresses_from(host), ("--drain", f"{plan.drain_s:g}")
+    gateways = tuple(
+        GatewayProcess(
+            NodeProcess(name, None, _gateway_command(plan, folder, certificates / name, keys, address)),
+            address,
+            plan.gateway.port,
+        )
+        for name, address in zip(_gateway_names(plan.gateway.replicas), hosts, strict=False)
+    )
+    addresses = dict(zip(dict.fromkeys(node for unit in plan.units for node in unit.nodes), hosts, strict=False))
+    called = ",".join(gateway.host for gateway in gateways)
     nodes = []
     for unit in plan.units:
         for node in unit.nodes:
             place = ("--node", node, "--address", addresses[node], "--leader", addresses[unit.nodes[0]])
             launch = ("--launch", str(folder / names.launch_file(unit.name)))
             tls = ("--tls", str(certificates / unit.name))
-            command = _runtime("node", *launch, *place, "--gateway", host, *drain, *tls)
+            command = _runtime("node", *launch, *place, "--gateway", called, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
-    gateway = ["gateway", "--launch", str(gateway_launch), "--address", host, *drain]
-    gateway += ["--tls", str(certificates / GATEWAY)]
-    gateway += ["--keys", str(keys.absolute())] if keys is not None else []
-    return Layout(
-        gateway_host=host,
-        http_port=plan.gateway.port,
-        gateway=NodeProcess(GATEWAY, None, _runtime(*gateway)),
-        nodes=tuple(nodes),
-        identities=_identities(plan, certificates),
-        drain_s=plan.drain_s,
+    return Layout(gateways, tuple(nodes), _identities(plan, gateways, certificates), plan.drain_s)
+
+
+def _gateway_names(number: int) -> list[str]:
+    return [GATEWAY] if number == 1 else [f"{GATEWAY}-{index}" for index in range(number)]
+
+
+def _gateway_command(
+    plan: Deployable, folder: Path, certificate: Path, keys: Path | None, address: str
+) -> tuple[str, ...]:
+    place = ("--launch", str(folder / names.GATEWAY_LAUNCH_FILE), "--address", address, "--tls", str(certificate))
+    asked = () if keys is None else ("--keys", str(keys.absolute()))
+    return _runtime("gateway", *place, *asked, "--gateways", str(plan.gateway.replicas), "--drain", f"{plan.drain_s:g}")
+
+
+def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
+    """Return those of all processes. Gateways prove the same one, each with a key of its own."""
+    namespace = plan.kubernetes.namespace
+    of_gateways, units = names.gateway_identity(namespace, plan.name), names.unit_identities(namespace, plan.name)
+    return (
+        *(Identity(of_gateways, "server", folder / gateway.name) for gateway in gateways),
+        *(Identity(units + unit.name, "client", folder / unit.name) for unit in plan.units),
     )
 
 
-def _identities(plan: Deployable, folder: Path) -> tuple[Identity, ...]:
-    namespace = plan.kubernetes.namespace
-    gateway = Identity(names.gateway_identity(namespace, plan.name), "server", folder / GATEWAY)
-    units = names.unit_identities(namespace, plan.name)
-    return (gateway, *(Identity(units + unit.name, "client", folder / unit.name) for unit in plan.units))
-
-
-def _node_addresses(plan: Deployable, host: str) -> dict[str, str]:
-    first = _loopback(host)
-    node_names = dict.fromkeys(node for unit in plan.units for node in unit.nodes)
-    return {node: str(_loopback(str(first + 1 + index))) for index, node in enumerate(node_names)}
+def _addresses_from(host: str) -> Iterator[str]:
+    """Yield `host` and the addresses after it. Raise CallError at one that is not loopback."""
+    for number in count(int(_loopback(host))):
+        yield str(_loopback(str(ipaddress.IPv4Address(number))))
 
 
 def _loopback(host: str) -> ipaddress.IPv4Address:

@@ -22,7 +22,16 @@ from typing import Any, TextIO
 from stacks.local.errors import LocalError
 from stacks.local.played_day import DayRecord, DueAct
 
-__all__ = ["ORDER", "Record", "RunFolder", "UnitRecord", "running_deployments", "state_root", "unusable"]
+__all__ = [
+    "ORDER",
+    "GatewayRecord",
+    "Record",
+    "RunFolder",
+    "UnitRecord",
+    "running_deployments",
+    "state_root",
+    "unusable",
+]
 
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
@@ -47,32 +56,61 @@ class UnitRecord:
 
 
 @dataclass(frozen=True)
+class GatewayRecord:
+    """One of the gateways side by side. It is starting until it has ranks of every phase; `reason` says why it is down.
+
+    `endpoint` is its address, without `/v1`.
+    """
+
+    name: str
+    endpoint: str
+    state: str = "starting"  # starting | ready | failed
+    reason: str | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
 class Record:
     """One deployment. `stages` says for each stage how many seconds after the supervisor's start it was reached."""
 
     name: str
     plan_digest: str
-    endpoint: str
+    gateways: tuple[GatewayRecord, ...]
     model: str
     units: tuple[UnitRecord, ...]
     supervisor: int = 0  # its process; 0 before there is one
     stages: dict[str, float] = field(default_factory=dict)
     failure: str | None = None  # why the whole deployment ended, once it has
-    gateway_failure: str | None = None  # why the gateway is down, while it is
-    gateway_restarts: int = 0
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
 
     @property
+    def endpoint(self) -> str:
+        """The first gateway's address, without `/v1`."""
+        return self.gateways[0].endpoint
+
+    @property
+    def parts(self) -> tuple[GatewayRecord | UnitRecord, ...]:
+        """Whatever is started again when it ends."""
+        return (*self.gateways, *self.units)
+
+    @property
     def is_ready(self) -> bool:
-        """True if every unit answers that is not off."""
-        return all(unit.state in ("ready", "off") for unit in self.units)
+        """True if every gateway has ranks, and every unit answers that is not off."""
+        return all(gateway.state == "ready" for gateway in self.gateways) and all(
+            unit.state in ("ready", "off") for unit in self.units
+        )
 
     @property
     def has_failed(self) -> bool:
-        """Whether the gateway, or a unit that nobody told to end, is down."""
-        return self.gateway_failure is not None or any(unit.state == "failed" for unit in self.units)
+        """Whether a gateway, or a unit that nobody told to end, is down."""
+        return any(part.state == "failed" for part in self.parts)
+
+    def with_gateway(self, gateway: GatewayRecord) -> "Record":
+        """Return the record with one gateway replaced."""
+        gateways = tuple(gateway if known.name == gateway.name else known for known in self.gateways)
+        return replace(self, gateways=gateways)
 
     def with_unit(self, unit: UnitRecord) -> "Record":
         """Return the record with one unit replaced."""
@@ -164,9 +202,10 @@ def unusable(path: Path, error: OSError) -> LocalError:
 
 
 def _record(document: dict[str, Any]) -> Record:
+    gateways = tuple(GatewayRecord(**gateway) for gateway in document.pop("gateways"))
     units = tuple(UnitRecord(**unit) for unit in document.pop("units"))
     day = document.pop("day")
-    return Record(units=units, day=_day(day) if day is not None else None, **document)
+    return Record(gateways=gateways, units=units, day=_day(day) if day is not None else None, **document)
 
 
 def _day(document: dict[str, Any]) -> DayRecord:

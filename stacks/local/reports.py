@@ -1,4 +1,4 @@
-"""What the gateway says of its ranks, and what that makes of a unit."""
+"""What gateways say of their ranks, and what that makes of a unit."""
 
 import http.client
 import json
@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stacks.local.layout import Layout
+from stacks.local.layout import GatewayProcess
 from stacks.local.processes import GONE, state_of
 from stacks.local.record import ORDER, UnitRecord
 
-__all__ = ["RankReport", "as_reported", "ask_gateway", "has_living_lost"]
+__all__ = ["GatewayReport", "RankReport", "as_reported", "ask_gateway", "has_living_lost", "ranks_of_all"]
 
 ASK_S = 2
+STATES = ("lost", *ORDER, "draining")  # of a rank, from what was to what is
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank as the gateway knows it. `loaded` is the part of its tensors, of 1.
+    """One rank as a gateway knows it. `loaded` is the part of its tensors, of 1.
 
     `slow` is a sentence about a rank that holds up its unit.
     """
@@ -28,12 +29,20 @@ class RankReport:
     slow: str | None = None
 
 
-def ask_gateway(layout: Layout, pids: Sequence[int]) -> dict[str, list[RankReport]] | None:
-    """Return the ranks of each known unit; None while our gateway, one of `pids`, does not answer.
+@dataclass(frozen=True)
+class GatewayReport:
+    """What one gateway says: whether it has ranks of every phase, and unit -> number of a rank -> that rank."""
+
+    is_ready: bool
+    units: Mapping[str, Mapping[int, RankReport]]
+
+
+def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport | None:
+    """Return what our gateway says, whose process is one of `pids`; None while it does not answer.
 
     An answer on its port from any other program does not count.
     """
-    connection = http.client.HTTPConnection(layout.gateway_host, layout.http_port, timeout=ASK_S)
+    connection = http.client.HTTPConnection(gateway.host, gateway.http_port, timeout=ASK_S)
     try:
         connection.request("GET", "/readyz")
         report: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -43,7 +52,23 @@ def ask_gateway(layout: Layout, pids: Sequence[int]) -> dict[str, list[RankRepor
         connection.close()
     if report.get("pid") not in pids:
         return None
-    return {unit["unit"]: _rank_reports(unit) for unit in report["units"]}
+    return GatewayReport(report["ready"], {unit["unit"]: _rank_reports(unit) for unit in report["units"]})
+
+
+def ranks_of_all(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
+    """Return the ranks of each unit that some gateway knows, each as the gateway sees it that has most of it.
+
+    A gateway that has just started knows few ranks, and one that has lost its line to a rank is not the rank's end.
+    """
+    seen: dict[tuple[str, int], list[RankReport]] = {}
+    for report in reports:
+        for unit, ranks in report.units.items():
+            for number, rank in ranks.items():
+                seen.setdefault((unit, number), []).append(rank)
+    found: dict[str, list[RankReport]] = {}
+    for (unit, _), views in sorted(seen.items(), key=lambda each: each[0]):
+        found.setdefault(unit, []).append(max(views, key=lambda rank: (STATES.index(rank.state), rank.slow or "")))
+    return found
 
 
 def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
@@ -69,16 +94,18 @@ def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
 
 
 def has_living_lost(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
-    """Return whether the gateway has lost a rank of the unit whose process is still there: it is stopped, or hangs."""
+    """Return whether the gateways lost a rank of the unit whose process is still there: it is stopped, or hangs."""
     return any(rank.state == "lost" and state_of(rank.pid) != GONE for rank in report.get(unit, ()))
 
 
-def _rank_reports(unit: Mapping[str, Any]) -> list[RankReport]:
+def _rank_reports(unit: Mapping[str, Any]) -> dict[int, RankReport]:
     slow = unit.get("straggler", {"pid": None})
-    return [
-        RankReport(rank["state"], rank["loaded"], rank["pid"], _slowness(slow) if rank["pid"] == slow["pid"] else None)
+    return {
+        rank["rank"]: RankReport(
+            rank["state"], rank["loaded"], rank["pid"], _slowness(slow) if rank["pid"] == slow["pid"] else None
+        )
         for rank in unit["ranks"]
-    ]
+    }
 
 
 def _slowness(rank: Mapping[str, Any]) -> str:

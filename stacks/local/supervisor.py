@@ -1,7 +1,7 @@
 """Owns a deployment's processes: starts them, watches them, keeps the record true, and ends them all.
 
 A unit that fails before everything was ready ends the whole start, with the reason. One that ends or hangs later is
-recorded so, and started again as a whole (`restarts.py`), like the gateway; the rest goes on.
+recorded so, and started again as a whole (`restarts.py`), like a gateway; the rest goes on.
 
 When a day is played (`played_day.py`), units come and go: one that goes is told to drain, as in a cluster, and is off
 when its processes have ended. The play's last act ends the deployment.
@@ -20,8 +20,15 @@ from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Layout
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup
-from stacks.local.record import ORDER, Record, RunFolder, UnitRecord
-from stacks.local.reports import RankReport, as_reported, ask_gateway, has_living_lost
+from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.reports import (
+    GatewayReport,
+    RankReport,
+    as_reported,
+    ask_gateway,
+    has_living_lost,
+    ranks_of_all,
+)
 from stacks.local.restarts import Backoff
 
 __all__ = ["end_with", "supervise"]
@@ -55,6 +62,7 @@ def end_with(parent: int) -> None:
 class _Watched:
     """A group, and when it is started again: `due` is None while it runs. Times are of time.monotonic.
 
+    `answered_at` is when a gateway last answered since its start.
     A group that nobody wants is off. Before, it leaves: `leaves_by` is when it is ended, if it has not ended by itself.
     """
 
@@ -62,6 +70,7 @@ class _Watched:
     backoff: Backoff = field(default_factory=Backoff)
     due: float | None = None
     hangs_since: float | None = None
+    answered_at: float | None = None
     num_restarts: int = 0
     is_off: bool = False
     leaves_by: float | None = None
@@ -107,7 +116,7 @@ class _Watched:
         """End what is left of the group, and plan its next start."""
         now = time.monotonic()
         self.group.kill()
-        self.hangs_since = None
+        self.hangs_since = self.answered_at = None
         self.backoff = self.backoff.ended(now)
         self.due = now + self.backoff.wait_s
 
@@ -125,8 +134,10 @@ class _Supervisor:
         self._began = time.monotonic()
         shutil.rmtree(folder.certificates, ignore_errors=True)
         self._certificates = Certificates(layout.identities, now())
-        self._answered_at: float | None = None  # when the gateway last did, since its start
-        self._gateway = _Watched(ProcessGroup("gateway", [layout.gateway], folder.path))
+        self._gateways = {
+            gateway.name: _Watched(ProcessGroup(gateway.name, [gateway.process], folder.path))
+            for gateway in layout.gateways
+        }
         self._units = {
             unit.name: _Watched(
                 ProcessGroup(unit.name, [node for node in layout.nodes if node.unit == unit.name], folder.path)
@@ -144,7 +155,7 @@ class _Supervisor:
 
     def run(self) -> None:
         try:
-            for watched in (self._gateway, *self._units.values()):
+            for watched in (*self._gateways.values(), *self._units.values()):
                 if watched.is_wanted:
                     watched.group.start()
             while not self._num_stops and not self._is_over():
@@ -161,15 +172,15 @@ class _Supervisor:
         self._num_stops += 1
 
     def _stop(self) -> None:
-        """End the gateway once its answers have, then the units, which have nothing left to do.
+        """End the gateways once their answers have, then the units, which have nothing left to do.
 
         A second request ends everything at once.
         """
-        units = [watched.group for watched in self._units.values()]
+        gateways = [watched.group for watched in self._gateways.values()]
         if self._record.failure is None:
             self._say_draining()
-            self._end([self._gateway.group], self._layout.drain_s + STOP_GRACE_S)
-        self._end([self._gateway.group, *units], STOP_GRACE_S)
+            self._end(gateways, self._layout.drain_s + STOP_GRACE_S)
+        self._end([*gateways, *(watched.group for watched in self._units.values())], STOP_GRACE_S)
 
     def _say_draining(self) -> None:
         """Record that every unit which is up only finishes what it has: answers may take a while yet."""
@@ -192,19 +203,27 @@ class _Supervisor:
         with suppress(OSError):  # a full disk: the old ones are good for hours, and this is tried at every look
             self._certificates.renew_if_due(now())
         record = self._record
-        report = ask_gateway(self._layout, self._gateway.group.pids)
-        if report is not None:
-            self._answered_at = time.monotonic()
-            record = self._with_states(self._with_stage(record, "gateway"), report)
-        record = self._with_gateway(record, answers=report is not None)
+        reports = self._reports()
+        ranks = ranks_of_all(list(reports.values()))
+        if reports:
+            record = self._with_states(self._with_stage(record, "gateway"), ranks)
+        for gateway in record.gateways:
+            record = self._with_gateway(record, gateway, reports.get(gateway.name))
         for unit in record.units:
-            record = self._with_end(record, unit.name, report or {})
-        for reached in ORDER[1:]:
+            record = self._with_end(record, unit.name, ranks)
+        for reached in ("loading", "joining"):
             if all(_has_reached(unit, reached) for unit in record.units):
                 record = self._with_stage(record, reached)
+        if record.is_ready:
+            record = self._with_stage(record, "ready")
         record = self._with_day(record)
         self._record = record
         self._write_if_changed()
+
+    def _reports(self) -> dict[str, GatewayReport]:
+        """Return what each gateway says that answers."""
+        asked = {each.name: ask_gateway(each, self._gateways[each.name].group.pids) for each in self._layout.gateways}
+        return {name: report for name, report in asked.items() if report is not None}
 
     def _write_if_changed(self) -> None:
         """Keep the file true. What a full disk does not take is written when there is room: answers go on meanwhile."""
@@ -219,7 +238,7 @@ class _Supervisor:
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
     def _with_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Record what the gateway says of the units that run."""
+        """Record what the gateways say of the units that run."""
         for unit in record.units:
             watched = self._units[unit.name]
             if watched.due is None and watched.is_wanted:
@@ -229,23 +248,24 @@ class _Supervisor:
                 watched.backoff = watched.backoff.serves(time.monotonic())
         return record
 
-    def _with_gateway(self, record: Record, *, answers: bool) -> Record:
-        """Record whether the gateway is down. Before everything was ready, that ends the deployment."""
-        now = time.monotonic()
-        self._gateway.start_if_due()
-        if self._gateway.due is not None:
+    def _with_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
+        """Record whether a gateway is down. Before everything was ready, that ends the deployment."""
+        watched, now = self._gateways[gateway.name], time.monotonic()
+        watched.start_if_due()
+        if watched.due is not None:
             return record
-        ended = self._gateway.why_ended(hangs=self._answered_at is not None and now - self._answered_at > UNANSWERED_S)
+        watched.answered_at = now if report is not None else watched.answered_at
+        ended = watched.why_ended(hangs=watched.answered_at is not None and now - watched.answered_at > UNANSWERED_S)
         if ended is not None and "ready" not in record.stages:
             return replace(record, failure=ended[1])
         if ended is not None:
-            self._gateway.end()
-            self._answered_at = None
-            return replace(record, gateway_failure=ended[1])
-        if answers:
-            self._gateway.backoff = self._gateway.backoff.serves(now)
-            record = replace(record, gateway_failure=None)
-        return replace(record, gateway_restarts=self._gateway.num_restarts)
+            watched.end()
+            return record.with_gateway(replace(gateway, state="failed", reason=ended[1]))
+        if report is not None:
+            watched.backoff = watched.backoff.serves(now)
+            state = "ready" if report.is_ready or gateway.state == "ready" else "starting"
+            gateway = replace(gateway, state=state, reason=None)
+        return record.with_gateway(replace(gateway, restarts=watched.num_restarts))
 
     def _with_end(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
         """Record whether a unit is down. One that never became ready ends the deployment."""

@@ -157,7 +157,10 @@ def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> 
     if arguments.format == "json":
         print_json(record_json(record) | warnings_json(plan.warnings))
         return
-    print(f"endpoint: {record.endpoint}")
+    if len(record.gateways) > 1:
+        _say("each gateway takes any call; when one is gone, ask another again with the same Idempotency-Key")
+    for gateway in record.gateways:
+        print(f"endpoint: {gateway.endpoint}")
     print(f"plan: {record.plan_digest}")
     print(f"try: {_curl(record, with_key=arguments.keys is not None)}", flush=True)
 

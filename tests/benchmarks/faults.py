@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.faults --faults 100 [--drains 20] [--seed 0]
 
-Half of the faults hit the demo's prefill and decode units, half two mixed units. Each kills (SIGKILL) or freezes
-(SIGSTOP) a rank, a node or the gateway while answers are streamed, and waits until everything is ready again. A drain
-asks one to end (SIGTERM), as a rolling restart does. Callers ask without a pause, greedy and drawn, and every answer
-must be the text of a day without faults. A call is made again under the same `Idempotency-Key`, as clients do, when it
-finds no gateway or no unit ready, or when its stream breaks off and it was the gateway that was killed or frozen. A
-stream that breaks off for any other reason is wrong.
+Half of the faults hit the demo's prefill and decode units, half two mixed units behind two gateways. Each kills
+(SIGKILL) or freezes (SIGSTOP) a rank, a node or a gateway while answers are streamed, and waits until everything is
+ready again. A drain asks one to end (SIGTERM), as a rolling restart does. Callers ask without a pause, greedy and
+drawn, each at a gateway of its own, and every answer must be the text of a day without faults. A call is made again
+under the same `Idempotency-Key`, at the next gateway if there is one, as clients do, when it finds no gateway or no
+unit ready, or when its stream breaks off and it was its gateway that was killed or frozen. A stream that breaks off for
+any other reason, such as the end of another gateway, is wrong.
 
 Exits with 1 when an answer was wrong, or when a deployment did not recover. It prints times, and holds none to a limit.
 """
@@ -26,15 +27,17 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.progress import Progress
 
 from tests.stacks.deployments import HOSTS, Tidemill, get_json
 
-__all__ = ["Load", "expected_texts", "kinds_of", "restarts", "strike"]
+__all__ = ["Load", "expected_texts", "hosts_of", "kinds_of", "restarts", "strike"]
 
 SPEC = Path(__file__).with_name("faults.yaml")
 CALLS = [
@@ -59,12 +62,15 @@ class Findings:
 
 
 class Load:
-    """Callers that ask one after another from `with` to its end, and compare every text with the expected one."""
+    """Callers that ask one after another from `with` to its end, and compare every text with the expected one.
 
-    def __init__(self, host: str, expected: list[str]) -> None:
+    Each has a gateway of `hosts` that it asks first. `cut_host` is the one whose streams may break off.
+    """
+
+    def __init__(self, hosts: Sequence[str], expected: list[str]) -> None:
         self.findings = Findings()
-        self.may_be_cut = False
-        self._host, self._expected = host, expected
+        self.cut_host: str | None = None
+        self._hosts, self._expected = hosts, expected
         self._is_over = threading.Event()
         self._said = threading.Semaphore(0)
         self._callers = [threading.Thread(target=self._ask_on, args=(number,)) for number in range(len(expected))]
@@ -101,22 +107,25 @@ class Load:
     def _answer(self, number: int) -> str:
         """The text of one call, made again while there is no gateway or no unit. Raise ValueError if it is cut."""
         until = time.monotonic() + RECOVERED_S
+        own = number % len(self._hosts)
+        hosts = cycle([*self._hosts[own:], *self._hosts[:own]])
         while True:
             pieces: list[str] = []
+            host = next(hosts)
             try:
-                pieces.extend(self._pieces(number))  # as they come: what was read before it is cut stays
+                pieces.extend(self._pieces(host, number))  # as they come: what was read before it is cut stays
                 return "".join(pieces)
             except (OSError, http.client.HTTPException, _NotReadyError) as error:
-                if pieces and not self.may_be_cut:
+                if pieces and host != self.cut_host:
                     raise ValueError(f"cut after {''.join(pieces)!r}: {error!r}") from None
             self.findings.num_asked_again += 1
             if time.monotonic() > until:
                 raise TimeoutError("no answer, however often it was asked for")
             time.sleep(PAUSE_S)
 
-    def _pieces(self, number: int) -> Iterator[str]:
+    def _pieces(self, host: str, number: int) -> Iterator[str]:
         body = json.dumps({"model": "tidemill-demo", "stream": True, **CALLS[number]})
-        with contextlib.closing(http.client.HTTPConnection(self._host, 8000, timeout=RECOVERED_S)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(host, 8000, timeout=RECOVERED_S)) as connection:
             connection.request("POST", "/v1/completions", body, _headers(number))
             response = connection.getresponse()
             if response.status == 503:
@@ -160,15 +169,20 @@ def _whole_text(host: str, number: int) -> str:
 
 
 def restarts(status: dict) -> int:
-    """How often units and the gateway were started again."""
-    return sum(part.get("restarts", 0) for part in (*status["units"], status.get("gateway") or {}))
+    """How often units and gateways were started again."""
+    return sum(part.get("restarts", 0) for part in (*status["units"], *status["gateways"]))
+
+
+def hosts_of(tidemill: Tidemill) -> list[str]:
+    """The address of each gateway."""
+    return [str(urlsplit(gateway["endpoint"]).hostname) for gateway in tidemill.status()["gateways"]]
 
 
 def kinds_of(tidemill: Tidemill) -> dict[str, list[int]]:
-    """Kind of process -> the process ids that are of it, as the gateway knows them."""
-    report = get_json(f"http://{tidemill.host}:8000/readyz")
-    kinds = {"gateway": [report["pid"]]}
-    for unit in report["units"]:
+    """Kind of process -> the process ids that are of it, as the gateways know them, which come in order."""
+    reports = [get_json(f"http://{host}:8000/readyz") for host in hosts_of(tidemill)]
+    kinds = {"gateway": [report["pid"] for report in reports]}
+    for unit in reports[0]["units"]:
         pids = [rank["pid"] for rank in unit["ranks"] if rank["state"] != "lost"]
         kinds.setdefault(f"{unit['phase']} rank", []).extend(pids)
         kinds.setdefault(f"{unit['phase']} node", []).extend(sorted({_parent(pid) for pid in pids}))
@@ -178,9 +192,11 @@ def kinds_of(tidemill: Tidemill) -> dict[str, list[int]]:
 def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, draw: random.Random) -> float:
     """Send the signal to a process of this kind while answers are under way. Return the seconds until all is ready."""
     before = restarts(tidemill.status())
-    victim = draw.choice(kinds_of(tidemill)[kind])
+    kinds, hosts = kinds_of(tidemill), hosts_of(tidemill)
+    victim = draw.choice(kinds[kind])
     load.wait_for_tokens(draw.randrange(1, 100))
-    load.may_be_cut = kind == "gateway" and number != signal.SIGTERM
+    if kind == "gateway" and number != signal.SIGTERM:
+        load.cut_host = hosts[kinds[kind].index(victim)]
     struck = time.monotonic()
     os.kill(victim, number)
     while not _is_as_before(tidemill.status(), before):
@@ -189,13 +205,13 @@ def strike(tidemill: Tidemill, load: Load, kind: str, number: signal.Signals, dr
         time.sleep(PAUSE_S)
     recovered = time.monotonic() - struck
     load.wait_for_tokens(50)
-    load.may_be_cut = False
+    load.cut_host = None
     return recovered
 
 
 def _is_as_before(status: dict, restarts_before: int) -> bool:
-    is_ready = all(unit["state"] == "ready" for unit in status["units"])
-    return is_ready and "reason" not in (status.get("gateway") or {}) and restarts(status) > restarts_before
+    is_ready = all(part["state"] == "ready" for part in (*status["units"], *status["gateways"]))
+    return is_ready and restarts(status) > restarts_before
 
 
 def _parent(pid: int) -> int:
@@ -224,7 +240,7 @@ def _struck(
         try:
             bar = progress.add_task(spec[0].stem if spec else "demo", total=sum(shares))
             kinds = sorted(kinds_of(tidemill))
-            with Load(tidemill.host, expected_texts(tidemill.host)) as load:
+            with Load(hosts_of(tidemill), expected_texts(tidemill.host)) as load:
                 for index, number in enumerate(_signals(*shares, len(kinds))):
                     kind = kinds[index % len(kinds)]
                     times[kind, number].append(strike(tidemill, load, kind, number, draw))
@@ -247,7 +263,7 @@ def main() -> int:
     mixed = arguments.faults // 2, arguments.drains // 2
     pair = arguments.faults - mixed[0], arguments.drains - mixed[1]
     with Progress() as progress:
-        for name, spec, shares in (("demo", [], pair), ("two mixed units", [SPEC], mixed)):
+        for name, spec, shares in (("demo", [], pair), ("two mixed units and gateways", [SPEC], mixed)):
             found, times = _struck(spec, shares, draw, progress)
             num_wrong += len(found.wrong)
             print(f"{name}, {shares[0]} faults and {shares[1]} drains: {found.num_answers} answers,", end=" ")

@@ -16,6 +16,7 @@ from kubernetes import client
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.act import FIELD_MANAGER
 from stacks.controller.following import Following
+from stacks.controller.health import Health
 from stacks.controller.lease import LASTS_S, Lease
 from stacks.controller.loop import follow, one_round
 from stacks.kube.api import Api
@@ -568,7 +569,7 @@ def test_a_controller_that_ends_lets_go_at_once(custom, account):
     said, ending = [], threading.Event()
     ended = following_as("one", account, said)
 
-    follow(ended, ending.is_set, lambda _: ending.set())
+    follow(ended, ending.is_set, lambda _: ending.set(), Health())
 
     assert one_round(following_as("two", account), time.time()).startswith("state ")
     assert said
@@ -580,7 +581,7 @@ def test_a_controller_goes_on_after_what_went_wrong(account, custom):
     lost = following_as("one", account, said)
     lost = Following(lost.api, "nowhere", NAME, None, said.append)
 
-    follow(lost, lambda: next(rounds) == 3, lambda _: None)
+    follow(lost, lambda: next(rounds) == 3, lambda _: None, Health())
 
     (reason,) = said
     assert "may not get deployments" in reason or "forbidden" in reason

@@ -26,6 +26,7 @@ from stacks.doctor.reading import read_facts
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from tests.cluster.deployed import DEMO, listing, write_spec
+from tests.stacks.controller.day_spec import day_plan
 from tests.stacks.deployments import wait_until
 
 NAMESPACE = "doctor"
@@ -356,3 +357,29 @@ def without_namespace(needs):
     """The same in a namespace that somebody else made."""
     objects = tuple(each for each in needs.objects if each["kind"] != "Namespace")
     return replace(needs, creates_namespace=False, objects=objects)
+
+
+def test_a_field_that_the_definition_lacks_is_told_by_the_servers_words(api_server, tmp_path):
+    """The definition that is served is this version's; of an older one, the server's refusal says nothing more."""
+    needs = needs_of(day_plan(tmp_path, namespace="newer"))
+    newer = [each for each in needs.objects if each["kind"] == "TidemillDeployment"]
+    newer[0]["spec"]["tides"] = 2  # as a later version may write
+    core = client.CoreV1Api(api_server.api)
+    core.create_namespace({"metadata": {"name": "newer", "labels": {"tidemill.dev/plan": "demo-day"}}})
+    try:
+        facts = read_facts(Api(Connection(api_server.api)), needs)
+    finally:
+        core.delete_namespace("newer")
+    schema = facts.definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    same = of_our_kind(needs, facts)
+    del schema["status"]["properties"]["demand"]
+    older = of_our_kind(needs, facts)
+
+    assert same == [("object", "TidemillDeployment newer/demo-day", True)]
+    assert older == [("kind", "CustomResourceDefinition deployments.tidemill.dev", True)]
+
+
+def of_our_kind(needs, facts):
+    """Findings about our own kind, and whether they block."""
+    found = findings(needs, facts)
+    return [(each.check, each.object, each.blocks) for each in found if each.check in ("kind", "object")]

@@ -48,7 +48,7 @@ def found(document, path):
 
 def test_the_page_has_its_rows():
     """So that the test below looks at all of them."""
-    assert len(ROWS) == PAGE.count("\n| ") - 8  # two heads, and the six rows of what is not in this layout
+    assert len(ROWS) == PAGE.count("\n| ") - 9  # two heads, and the seven rows of what is not in this layout
     assert {row["object"] for row in ROWS} >= {"container", "pod", "unit", "gateway", "Namespace"}
 
 
@@ -60,6 +60,7 @@ def test_each_row_is_as_rendered(objects, row):
         "pod": lambda: pod_of(objects, DECODE),
         "unit": lambda: unit_of(objects, DECODE),
         "gateway": lambda: container_of(objects, "deepseek-r1-gateway"),
+        "gateway_pod": lambda: pod_of(objects, "deepseek-r1-gateway"),
         "PodDisruptionBudget": lambda: of_kind(objects, "PodDisruptionBudget")["deepseek-r1-decode"],
         "PodMonitor": lambda: of_kind(objects, "PodMonitor")["deepseek-r1-runtime"],
     }

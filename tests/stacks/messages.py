@@ -21,7 +21,7 @@ from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
 from stacks.local import deployment, layout, record, runtime_cli, up_cli
 from stacks.local.played_day import DayRecord, plan_play, read_length
-from stacks.local.record import Record, RunFolder
+from stacks.local.record import GatewayRecord, Record, RunFolder
 from stacks.program.config import configured_plan
 from stacks.simulator import plot
 from stacks.simulator.call import read_call
@@ -37,7 +37,9 @@ LOCAL_MESSAGES = Path(__file__).parent / "messages.txt"
 HEAD = "Every message of what runs, asks or deploys, by rule. Written by `python -m tests.docs`."
 DIGEST = re.compile(r"sha256:[0-9a-f]+")
 GONE = "demo-decode-0 ended: its rank 1 was killed"
-DEMO = Record("demo", f"sha256:{'0' * 64}", "http://127.0.0.1:8000", "demo", (), supervisor=4711)
+DEMO = Record(
+    "demo", f"sha256:{'0' * 64}", (GatewayRecord("gateway", "http://127.0.0.1:8000"),), "demo", (), supervisor=4711
+)
 
 
 class Folder(SimpleNamespace):

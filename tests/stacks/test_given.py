@@ -8,7 +8,7 @@ from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
 from stacks.local import up_cli
-from stacks.local.record import Record, RunFolder, UnitRecord
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 from tests.stacks.deployments import DEMO_SPEC
 
 
@@ -89,7 +89,9 @@ def river_runs(tmp_path):
     folder = RunFolder(tmp_path / "state" / "tidemill" / "river")
     folder.path.mkdir(parents=True)
     unit = UnitRecord("river-decode-0", "decode", "failed", 4, "no\x1b[2J memory")
-    folder.write(Record("river", "sha256:0", "http://127.0.0.1:8000", "river", (unit,)))
+    folder.write(
+        Record("river", "sha256:0", (GatewayRecord("gateway", "http://127.0.0.1:8000", "ready"),), "river", (unit,))
+    )
     with folder.locked():
         yield folder
 

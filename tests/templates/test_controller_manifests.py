@@ -64,7 +64,7 @@ def test_the_pod_holds_as_little_as_it_can(objects, tmp_path):
 
     assert pod["serviceAccountName"] == NAME
     assert pod["volumes"] == [{"name": "scratch", "emptyDir": {}}]
-    assert container["args"] == ["tidemill/demo-day"]
+    assert container["args"] == ["tidemill/demo-day", "--address=$(POD_IP)"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["securityContext"]["runAsNonRoot"]
 
@@ -124,6 +124,20 @@ def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
 
     assert container["image"] == "registry.example.com/tidemill:1"
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}}
+
+
+def test_the_controller_runs_where_the_gateway_does(tmp_path):
+    """In the same image, unless it has one of its own."""
+    gateway = {"image": "tidemill:1", "node_selector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}]}
+    objects = rendered(tmp_path, gateway=gateway, priority_class="inference")
+    pods = [objects["Deployment", f"demo-day-{of}"]["spec"]["template"]["spec"] for of in ("gateway", "controller")]
+
+    for pod in pods:
+        assert pod["containers"][0]["image"] == "tidemill:1"
+        assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "cpu"}, [{"operator": "Exists"}])
+        assert pod["priorityClassName"] == "inference"
+    unit = objects["LeaderWorkerSet", "demo-day-decode-0"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    assert not {"nodeSelector", "tolerations"} & unit.keys()
 
 
 def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):

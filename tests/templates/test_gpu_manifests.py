@@ -25,6 +25,11 @@ EVERYTHING = {
     "hugepages": {"page": "2MiB", "size": "16GiB"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "a", "effect": "NoExecute", "seconds": 9}],
     "node_selector": {"pool": "inference"},
+    "gateway": {
+        "image": "registry.example.com/tidemill-runtime:0.1.0",
+        "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "inference", "effect": "NoSchedule"}],
+        "node_selector": {"pool": "cpu"},
+    },
     "priority_class": "inference",
     "scheduler_name": "gpu-scheduler",
     "runtime_class": "nvidia",
@@ -233,7 +238,7 @@ def test_pods_run_where_and_before_whom_the_spec_says(full):
     assert (pod["schedulerName"], pod["terminationGracePeriodSeconds"]) == ("gpu-scheduler", 130)
     assert unit_of(full)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "inference"
     assert "kueue.x-k8s.io/queue-name" not in pod_of(full)["metadata"]["labels"]
-    assert pod_of(full, "river-gateway")["spec"].keys().isdisjoint({"tolerations", "nodeSelector", "schedulerName"})
+    assert "schedulerName" not in pod_of(full, "river-gateway")["spec"]
 
 
 def test_an_image_is_named_by_its_digest(full):
@@ -412,3 +417,31 @@ def test_a_unit_may_be_a_stateful_set(plan):
     assert [each for each in objects if each["kind"] == "ConfigMap"] == [
         each for each in usual if each["kind"] == "ConfigMap"
     ]
+
+
+def test_the_gateway_runs_where_it_is_told_and_not_where_units_do(plan, full):
+    """In an image without GPU kernels, on nodes of its own; with the priority of units, which need it."""
+    pod = pod_of(full, "river-gateway")["spec"]
+    (container,) = pod["containers"]
+    plain = pod_of(rendered(plan, image="mine:1"), "river-gateway")["spec"]
+
+    assert container["image"] == EVERYTHING["gateway"]["image"]
+    assert pod["nodeSelector"] == {"pool": "cpu"}
+    assert pod["tolerations"] == EVERYTHING["gateway"]["tolerations"]
+    assert pod["priorityClassName"] == "inference"
+    assert plain["containers"][0]["image"] == "mine:1"
+    assert not {"nodeSelector", "tolerations", "priorityClassName"} & plain.keys()
+
+
+@pytest.mark.parametrize("stage", [None, EVERYTHING["stage"]], ids=["read in place", "staged"])
+@pytest.mark.parametrize("own", [[{"claim": "tokenizer", "mount_path": "/checkpoint"}], []], ids=["a claim", "nothing"])
+def test_the_gateway_may_mount_other_volumes_than_units(plan, stage, own):
+    """A small one, or none where its image has the tokenizer; the weights are the units' alone."""
+    objects = rendered(plan, volumes=[VOLUME], gateway={"volumes": own}, stage=stage)
+    pod = pod_of(objects, "river-gateway")["spec"]
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    paths = {each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+
+    assert claims == [each["claim"] for each in own]
+    assert paths == {"/etc/tidemill", "/tmp", *(each["mount_path"] for each in own)}
+    assert "/models" in {each["mountPath"] for each in container_of(objects)["volumeMounts"]}

@@ -35,7 +35,7 @@ def test_what_no_policy_allows_is_refused_both_ways(demo):
 
     assert everybody["podSelector"] == {"matchLabels": {"tidemill.dev/plan": "demo"}}
     assert "ingress" not in everybody
-    assert ports(everybody["egress"]) == [(53, 53), (53, 53)]
+    assert ports(everybody["egress"]) == [(53, 53), (53, 53), (5353, 5353), (5353, 5353)]
     assert all(each["policyTypes"] == ["Ingress", "Egress"] for each in demo[0].values())
 
 

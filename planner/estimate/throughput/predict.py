@@ -4,7 +4,8 @@
     prefill    tokens/s a GPU = step tokens / attention TP / step         computed tokens: hits are counted besides
     mixed      both take turns: a request costs its output's share of decode steps, and its prompt's of prefill steps
 
-`utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden.
+`utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden. Where it follows
+from a TTFT that is promised, `estimate/utilisation.py` says so.
 
 Waiting is that of a queue whose server takes one step at a time (M/D/1): at utilisation u, u / (2 (1 - u)) steps on
 average (Pollaczek and Khinchine), and ln(100 u) times that for one request in a hundred: of the u that wait at all, the
@@ -267,7 +268,7 @@ def _decode_latencies(case: Case, step: Estimate, rates: Estimate) -> tuple[Esti
 def _prompt_latencies(case: Case, rates: Estimate, rate: float) -> tuple[Estimate, Estimate, float | None]:
     """Return TTFT's mean and 99th percentile, and the time in which a prompt's KV travels."""
     point, group = case.point, case.unit.attention_tp
-    step = max(_prompts(case).seconds, _step_reading(case))
+    step = max(_prompts(case).seconds, _step_reading(case)) / case.engine.factor.get(case.phase, 1.0)
     computing, wait = point.prompt_steps * step, point.queued_steps * step
     slower, read = rates.inverse(rate), prompt_reading(case)
     transfer = None

@@ -1,8 +1,10 @@
 """What the user may not do, what the cluster does not serve, and what it says to objects: each fault is one finding."""
 
 import pytest
+import yaml
 
 from stacks.doctor.checks import findings
+from stacks.doctor.definition import SHIPPED
 from stacks.doctor.facts import Denied, Refused, Unseen
 from stacks.kube.errors import ForeignError, OtherPlanError, RefusedError
 from stacks.kube.manifest import Reference
@@ -97,3 +99,54 @@ def test_what_else_the_server_has_against_an_object_is_quoted(needs):
 
     assert (finding.check, finding.object) == ("object", str(ACCOUNT))
     assert finding.fix == "correct the manifest"
+
+
+def definition(*absent):
+    """The definition of our own kind, without those fields: a path each."""
+    found = yaml.safe_load(SHIPPED.read_text())
+    for path in absent:
+        *outer, last = path
+        schema = found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for key in outer:
+            schema = schema[key] if key in schema else schema["properties"][key]
+        del schema["properties"][last]
+    return found
+
+
+def test_the_definition_of_this_version_is_no_finding(needs):
+    """Nor is one that has more, as a newer version's."""
+    newer = definition()
+    newer["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["more"] = {}
+
+    assert found(needs, good_cluster(needs, definition=definition())) == []
+    assert found(needs, good_cluster(needs, definition=newer)) == []
+
+
+def test_an_older_definition_is_found_by_the_fields_that_it_lacks(needs):
+    """`up` goes on where only the controller's own words are lost; each field is named by its outermost."""
+    older = definition(("spec", "demand"), ("spec", "units", "items", "spares"), ("status", "stragglers"))
+
+    (finding,) = findings(needs, good_cluster(needs, definition=older))
+
+    assert (finding.check, finding.blocks) == ("kind", False)
+    assert finding.object == "CustomResourceDefinition deployments.tidemill.dev"
+    assert finding.reason == (
+        "it is older than this version: it lacks spec.demand, spec.units[].spares, status.stragglers, which are not"
+        " stored"
+    )
+    assert finding.fix.endswith("tidemill controller --definition | kubectl apply --server-side -f -")
+
+
+def test_a_field_that_the_definition_lacks_blocks_where_the_plan_has_it(needs):
+    """The server refuses the object, and that is said once."""
+    message = (
+        "failed to create typed patch object (tidemill/demo-day; tidemill.dev/v1alpha1, Kind=TidemillDeployment): "
+        ".spec.heal: field not declared in schema"
+    )
+    day = refused(message, 500, "TidemillDeployment tidemill/demo-day")
+
+    (finding,) = findings(needs, good_cluster(needs, definition=definition(("spec", "heal")), refused=(day,)))
+    (unknown,) = findings(needs, good_cluster(needs, definition=definition(), refused=(day,)))
+
+    assert (finding.object, finding.blocks) == ("CustomResourceDefinition deployments.tidemill.dev", True)
+    assert (unknown.check, unknown.object) == ("object", "TidemillDeployment tidemill/demo-day")

@@ -286,6 +286,22 @@ def test_the_gateway_needs_a_node_too(needs):
     assert finding.reason == "none of 4 nodes is ready, admits it and has 100 cpu left"
 
 
+def test_nodes_that_are_all_closed_to_the_gateway_say_why(needs):
+    """Units stand their nodes' taints, and the gateway has tolerations of its own."""
+    tolerant = changed_pods(needs, lambda spec: spec.update(tolerations=[{"operator": "Exists"}]), "prefill")
+    tolerant = changed_pods(tolerant, lambda spec: spec.update(tolerations=[{"operator": "Exists"}]), "decode")
+    facts = replace(good_cluster(needs), nodes=tuple(node(f"node-{index}", taints=[TAINT]) for index in range(4)))
+    elsewhere = changed_pods(needs, lambda spec: spec.update(nodeSelector={"pool": "cpu"}), "gateway")
+
+    (tainted,) = findings(tolerant, facts)
+    (unlabelled,) = findings(elsewhere, good_cluster(needs))
+
+    assert (tainted.check, tainted.object) == ("gateway", "pods of demo-gateway")
+    assert tainted.reason.startswith("each of 4 nodes lacks a label that they ask for or has a taint: taints ")
+    assert tainted.fix == "correct kubernetes.gateway.node_selector, or add to kubernetes.gateway.tolerations"
+    assert unlabelled.reason.endswith("has a taint: labels pool=cpu")
+
+
 def test_nodes_that_nobody_may_list_are_not_judged(needs):
     """Nothing is known of them."""
     assert found(needs, ClusterFacts(nodes=None, pods=None, namespace={"metadata": {"name": "tidemill"}})) == []

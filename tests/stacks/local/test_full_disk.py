@@ -7,7 +7,7 @@ import pytest
 
 from stacks.local import supervisor as module
 from stacks.local.certificates import RENEWED_AFTER, now
-from stacks.local.layout import Identity, Layout, NodeProcess
+from stacks.local.layout import GatewayProcess, Identity, Layout, NodeProcess
 from stacks.local.record import Record, RunFolder
 
 IDENTITY = "spiffe://tidemill.dev/ns/tidemill/deployment/demo/gateway"
@@ -19,8 +19,8 @@ def deployment(tmp_path, monkeypatch):
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     folder = RunFolder(tmp_path)
     identity = Identity(IDENTITY, "server", folder.certificates / "gateway")
-    layout = Layout("127.0.0.1", 1, NodeProcess("gateway", None, ("true",)), (), (identity,), 1.0)
-    return module._Supervisor(folder, layout, Record("demo", "sha256:0", "http://127.0.0.1:1", "demo", ())), folder
+    layout = Layout((GatewayProcess(NodeProcess("gateway", None, ("true",)), "127.0.0.1", 1),), (), (identity,), 1.0)
+    return module._Supervisor(folder, layout, Record("demo", "sha256:0", (), "demo", ())), folder
 
 
 def full(*_):
@@ -37,7 +37,7 @@ def test_a_record_that_cannot_be_written_is_written_later(deployment, monkeypatc
         assert folder.read().stages == {}
     supervisor._watch()
 
-    assert folder.read().stages.keys() == {"loading", "joining", "ready"}  # as of no units at all
+    assert folder.read().stages.keys() == {"loading", "joining", "ready"}  # as of no units or gateways at all
 
 
 def test_certificates_that_cannot_be_renewed_are_renewed_later(deployment, monkeypatch):

@@ -13,9 +13,10 @@ from planner.problems.errors import CallError, InfeasibleError
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from stacks.local import supervisor
+from stacks.local.layout import GatewayProcess, Layout, NodeProcess
 from stacks.local.played_day import DayRecord, DueAct, advance, plan_play, read_length, room_here
-from stacks.local.record import Record, RunFolder, UnitRecord
-from stacks.local.reports import RankReport
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.reports import GatewayReport, RankReport
 from tests.stacks.deployments import DEMO_SPEC
 
 DAY_SPEC = DEMO_SPEC.with_name("demo-day.yaml")
@@ -239,16 +240,19 @@ def played(monkeypatch, tmp_path):
 
     def run(day, names):
         seen = []
+        gateway = GatewayProcess(NodeProcess("gateway", None, ()), "127.0.0.1", 8000)
         units = tuple(UnitRecord(name, "mixed", "starting" if name in day.first_units else "off", 1) for name in names)
-        layout = SimpleNamespace(gateway=None, nodes=(), identities=(), drain_s=30.0)
-        plays = supervisor._Supervisor(RunFolder(tmp_path), layout, Record("demo", "", "", "", units, day=day))
+        layout = Layout((gateway,), (), (), drain_s=30.0)
+        gateways = (GatewayRecord(gateway.name, gateway.endpoint),)
+        plays = supervisor._Supervisor(RunFolder(tmp_path), layout, Record("demo", "", gateways, "", units, day=day))
         groups = {name: plays._units[name].group for name in names}
 
         def ask(*_):
             assert CLOCK.now < 3000, "it does not end"
             seen.append((CLOCK.now, {unit.name: unit.state for unit in plays._record.units}))
             known = {name: group for name, group in groups.items() if group.log}
-            return {name: [RankReport(group.state(), 1.0, 999_999_999)] for name, group in known.items()}
+            ranks = {name: {0: RankReport(group.state(), 1.0, 999_999_999)} for name, group in known.items()}
+            return GatewayReport(any(rank[0].state == "ready" for rank in ranks.values()), ranks)
 
         monkeypatch.setattr(supervisor, "ask_gateway", ask)
         plays.run()

@@ -17,7 +17,7 @@ def shown(*units, is_terminal):
     written = io.StringIO()
     with UpProgress(Console(file=written, force_terminal=is_terminal, width=120)) as progress:
         for unit in units:
-            progress.show(Record("demo", "", "", "", (unit,)))
+            progress.show(Record("demo", "", (), "", (unit,)))
             progress._bars.refresh()
     return written.getvalue()
 

@@ -8,7 +8,9 @@ import pytest
 from stacks import cli
 from stacks.live import status_cli
 from stacks.local.errors import LocalError
-from stacks.local.record import Record, RunFolder, UnitRecord
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+
+GATEWAY = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
     monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
     said = []
     for switches_units in (True, False):
-        folder.write(Record("demo", "sha256:0", "http://127.0.0.1:8000", "m", (), switches_units=switches_units))
+        folder.write(Record("demo", "sha256:0", (GATEWAY,), "m", (), switches_units=switches_units))
         assert cli.main(["status"]) == 0
         said.append(capsys.readouterr().err)
 
@@ -69,7 +71,7 @@ def test_status_exits_with_1_when_a_unit_has_failed(folder, monkeypatch, capsys,
     """So that a script sees it. A unit that was told to end has not failed."""
     monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
     units = (UnitRecord("demo-decode-0", "decode", state, 4),)
-    folder.write(Record("demo", "sha256:0", "http://127.0.0.1:8000", "m", units))
+    folder.write(Record("demo", "sha256:0", (GATEWAY,), "m", units))
 
     assert cli.main(["status"]) == status
     assert cli.main(["status", "--format", "json"]) == status

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from stacks.local import supervisor as module
-from stacks.local.layout import Layout, NodeProcess
+from stacks.local.layout import GatewayProcess, Layout, NodeProcess
 from stacks.local.record import Record, RunFolder, UnitRecord
 
 
@@ -11,8 +11,8 @@ def test_units_drain_until_the_gateways_answers_have_ended(tmp_path, monkeypatch
     """`status` calls no unit ready that is told to end: answers may take as long as the drain. Off stays off."""
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     units = tuple(UnitRecord(f"demo-{index}", "mixed", state, 1) for index, state in enumerate(("ready", "off")))
-    layout = Layout("127.0.0.1", 1, NodeProcess("gateway", None, ("true",)), (), (), 1.0)
-    record = Record("demo", "sha256:0", "http://127.0.0.1:1", "demo", units)
+    layout = Layout((GatewayProcess(NodeProcess("gateway", None, ("true",)), "127.0.0.1", 1),), (), (), 1.0)
+    record = Record("demo", "sha256:0", (), "demo", units)
     supervisor, told = module._Supervisor(RunFolder(tmp_path), layout, replace(record, drain_s=1.0)), []
     monkeypatch.setattr(module._Supervisor, "_end", lambda self, *_: told.append(self._folder.read()))
 

@@ -48,7 +48,7 @@ def test_a_slow_rank_is_named_while_it_is_slow(demo: Tidemill):
         assert unit["state"] == "ready"
         return unit.get("reason", "")
 
-    with Load(demo.host, expected_texts(demo.host, 2)) as load:
+    with Load([demo.host], expected_texts(demo.host, 2)) as load:
         with slowed(rank["pid"]):
             wait_until(lambda: reason().startswith(f"rank 2 on {rank['node']} takes "), timeout_s=60)
         wait_until(lambda: not reason(), timeout_s=60)

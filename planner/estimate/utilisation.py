@@ -1,0 +1,45 @@
+"""How full prefill is kept where `slo` promises a TTFT and the spec writes no `utilisation`.
+
+A prompt's mean TTFT is its own steps, the steps that it waits for its turn, and the read of what a cache has:
+
+    TTFT = (steps + u / (2 (1 - u))) x step + read          the queue of `throughput/predict.py`
+
+The highest utilisation u that keeps the promise follows, in closed form. What prefill is worth at it is what a layout
+is chosen by and what a day is planned with: the rate of a saturated phase would keep the promise for nobody who waits.
+"""
+
+from dataclasses import replace
+from math import floor
+
+from planner.estimate.throughput.predict import Case, prompt_reading
+from planner.facts.terms import Phase
+from planner.spec.check import ResolvedSpec
+from planner.spec.schema import Spec
+
+__all__ = ["KEPT", "as_full_as_promised", "follows_from_promise"]
+
+KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
+LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
+STEPS = 1000  # of a utilisation, which is rounded down
+
+
+def as_full_as_promised(spec: ResolvedSpec, case: Case, rate: float) -> Case:
+    """Return the case at the highest utilisation at which its mean TTFT is within what `slo` promises.
+
+    `rate` is the case's saturated rate, in computed tokens/s of one GPU. The case is unchanged where its utilisation
+    does not follow from the promise. Below half, it is half: the promise is broken then.
+    """
+    promised, point = spec.written.slo.ttft_ms, case.point
+    if promised is None or not follows_from_promise(spec.written, case.phase):
+        return case
+    step = point.step_tokens / case.unit.attention_tp / rate
+    wait = (KEPT * promised / 1e3 - prompt_reading(case)) / step - point.prompt_steps
+    used = max(floor(STEPS * 2 * wait / (1 + 2 * wait)) / STEPS, LEAST) if wait > 0 else LEAST
+    return replace(case, point=replace(point, utilisation=used))
+
+
+def follows_from_promise(spec: Spec, phase: Phase) -> bool:
+    """Whether a phase's utilisation follows from the TTFT that `slo` promises."""
+    point = spec.operating_point.prefill
+    is_written = point is not None and point.utilisation is not None
+    return phase == "prefill" and spec.slo.ttft_ms is not None and not is_written

@@ -1,0 +1,85 @@
+"""Whether the controller still moves, and whether its last look at the cluster went well: what a kubelet asks it.
+
+    /healthz   200 if a look has ended in the last five minutes, well or not: a new process would do no better
+    /readyz    200 if the last look went well, even if another controller follows the deployment
+
+It listens on the pod's own address, where NetworkPolicies let nobody in but the kubelet of the node.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from planner.facts.names import Ports
+from stacks.kube.errors import ProviderError
+
+__all__ = ["STALLED_S", "Health", "answering"]
+
+STALLED_S = 300.0  # assumed: three times what the first look takes where it marks 2,000 nodes at 50 ms each
+LONGEST_S = 5.0  # assumed, of a connection
+
+
+class Health:
+    """How the last look ended, and when. `clock` counts seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended_at = clock()
+        self._went_well = False
+
+    def ended(self, *, well: bool) -> None:
+        """Note that a look has ended now."""
+        self._ended_at, self._went_well = self._clock(), well
+
+    def answer(self, path: str) -> HTTPStatus:
+        """Return the status that a kubelet is answered."""
+        moves = self._clock() - self._ended_at < STALLED_S
+        said = {"/healthz": moves, "/readyz": moves and self._went_well}.get(path)
+        if said is None:
+            return HTTPStatus.NOT_FOUND
+        return HTTPStatus.OK if said else HTTPStatus.SERVICE_UNAVAILABLE
+
+
+@contextmanager
+def answering(health: Health, address: str, port: int = Ports.HEALTH) -> Iterator[int]:
+    """Answer on a thread of its own; yield the port, which 0 leaves to the kernel. Raise ProviderError."""
+    try:
+        server = (_Server6 if ":" in address else _Server)((address, port), _handler(health))
+    except OSError as error:
+        raise ProviderError(f"cannot listen on {address}, port {port}: {error}; give the pod's own address") from None
+    thread = threading.Thread(target=server.serve_forever, name="health", daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
+    """Return what answers one connection from `health`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = LONGEST_S
+
+        def do_GET(self) -> None:
+            self.send_response(health.answer(self.path))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing: a kubelet asks every few seconds."""
+
+    return Handler

@@ -1,0 +1,61 @@
+"""The definition of our own kind in the cluster, beside the one that comes with this version. Pure.
+
+An API server keeps of an object what the kind's schema has. What it is sent otherwise it refuses or, in a status,
+drops without a word: a controller of this version would then forget what it has written.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.facts.names import DOMAIN
+from stacks.kube.manifest import Manifest, Reference
+
+__all__ = ["DEFINITION", "lacking"]
+
+DEFINITION = Reference("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", f"deployments.{DOMAIN}")
+SHIPPED = Path(__file__).parents[1] / "controller" / "definition.yaml"
+
+
+def lacking(live: Manifest) -> list[str]:
+    """Return the fields of this version's schema that the cluster's lacks, the outermost of each.
+
+    `spec.demand`, `spec.units[].spares`. A version that the cluster does not serve at all is another check's.
+    """
+    found = []
+    for version, schema in _schemas(_shipped()).items():
+        there = _schemas(live).get(version)
+        if there is not None:
+            found += list(_lacking(schema, there, ""))
+    return found
+
+
+def _lacking(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of `ours` below `path` that `theirs` does not have."""
+    if theirs.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    known = theirs.get("properties") or {}
+    for name, schema in (ours.get("properties") or {}).items():
+        place = f"{path}.{name}" if path else name
+        if name in known:
+            yield from _lacking(schema, known[name], place)
+        else:
+            yield place
+    for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
+        if key in ours and isinstance(theirs.get(key), Mapping):
+            yield from _lacking(ours[key], theirs[key], f"{path}{mark}")
+
+
+def _schemas(definition: Manifest) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of each version."""
+    versions = definition["spec"]["versions"]
+    return {each["name"]: (each.get("schema") or {}).get("openAPIV3Schema") or {} for each in versions}
+
+
+@cache
+def _shipped() -> Manifest:
+    definition: Manifest = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+    return definition

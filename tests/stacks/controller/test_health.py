@@ -1,0 +1,77 @@
+"""What a kubelet is answered by the controller."""
+
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+
+import pytest
+
+from stacks.controller.health import STALLED_S, Health, answering
+from stacks.kube.errors import ProviderError
+
+HERE = "127.0.0.1"
+
+
+class Clock:
+    """Seconds, as a test sets them."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.mark.parametrize(
+    ("looks", "after_s", "healthy", "ready"),
+    [
+        ([], 0, 200, 503),
+        ([True], 1, 200, 200),
+        ([True, False], 1, 200, 503),
+        ([False, True], 1, 200, 200),
+        ([True], STALLED_S, 503, 503),
+        ([], STALLED_S, 503, 503),
+    ],
+)
+def test_a_controller_lives_while_looks_end_and_is_ready_while_they_go_well(looks, after_s, healthy, ready, clock):
+    """An API server that does not answer is no reason to start it again; a look that never ends is."""
+    health = Health(clock)
+    for well in looks:
+        health.ended(well=well)
+    clock.now = after_s
+
+    assert (health.answer("/healthz"), health.answer("/readyz")) == (healthy, ready)
+
+
+def test_kubelets_are_answered_by_http(clock):
+    """With the status alone; there is nothing else to see."""
+    health = Health(clock)
+
+    with answering(health, HERE, 0) as port:
+        before = [status_of(port, path) for path in ("/healthz", "/readyz", "/metrics")]
+        health.ended(well=True)
+
+        assert before == [200, 503, 404]
+        assert status_of(port, "/readyz") == 200
+
+
+def test_an_address_that_is_not_this_pods_is_a_sentence(clock):
+    """So is a port that another process has."""
+    with ExitStack() as both:
+        port = both.enter_context(answering(Health(clock), HERE, 0))
+        with pytest.raises(ProviderError, match=f"cannot listen on {HERE}, port {port}: .*in use"):
+            both.enter_context(answering(Health(clock), HERE, port))
+
+
+def status_of(port, path):
+    """The status of an answer without words."""
+    try:
+        with urllib.request.urlopen(f"http://{HERE}:{port}{path}", timeout=30) as answer:
+            assert answer.read() == b""
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
