@@ -29,6 +29,10 @@ __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 
 EXPERTS_PER_TOKEN = 8  # unless given: as DeepSeek-V3 has it (`facts/catalog.py`)
 QUANTILE = "quantile="
+COUNTS = (
+    *("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token"),
+    "groups_per_token",
+)
 MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_batch_tokens a rank
 
 
@@ -106,47 +110,48 @@ def wrong_arguments(
 
     `first_layer` is what LOADS themselves tell, and `drops_rows` says whether rows were left out because of the option.
     """
-    counts = {
-        name: getattr(call, name)
-        for name in (
-            *("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token"),
-            "groups_per_token",
-        )
-    }
-    wrong = {name for name, count in counts.items() if count is not None and count < 1}
-    for name in counts:
-        if name in wrong:
-            option = f"--{name.replace('_', '-')}"
-            yield Violation(
-                option, counts[name], "S801 must be at least 1", "nothing can be done with fewer", nearest(1)
-            )
-    if call.gpus > MAX_EP_SIZE:
-        wrong.add("gpus")
-        rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
-        yield Violation(
-            "--gpus", call.gpus, rule, "the experts are spread over the GPUs of a single unit", nearest(MAX_EP_SIZE)
-        )
+    out_of_range = [*_less_than_one(call), *_too_many_gpus(call)]
+    yield from out_of_range
+    wrong = {each.path.removeprefix("--").replace("-", "_") for each in out_of_range}
     if not {"gpus", "nodes"} & wrong:
         yield from _uneven_nodes(call)
-    if num_experts is not None and not {"gpus", "slots_per_gpu"} & wrong:
-        yield from _too_few_slots(call, num_experts)
-        yield from _too_many_slots(call, num_experts)
-    counts_choices = call.step_tokens is not None or call.experts_per_token is not None
-    if num_experts is not None and counts_choices and call.chosen_per_token > num_experts:
-        rule = f"S819 must be at most {num_experts}, the number of experts"
-        yield Violation(
-            "--experts-per-token",
-            call.chosen_per_token,
-            rule,
-            "a token goes to each expert at most once",
-            nearest(num_experts),
-        )
-    if num_experts is not None and not {"groups", "nodes"} & wrong:
-        yield from _uneven_groups(call, num_experts)
+    if num_experts is not None:
+        yield from _wrong_for(call, num_experts, wrong)
     yield from _wrong_options(call)
     yield from _wrong_first_layer(call, first_layer, drops_rows=drops_rows)
     yield from _without_effect(call, wrong)
     yield from _wrong_balance(call)
+
+
+def _less_than_one(call: ExpertsCall) -> Iterator[Violation]:
+    """Yield counts that must be one at least."""
+    for name in COUNTS:
+        count = getattr(call, name)
+        if count is not None and count < 1:
+            reason = "nothing can be done with fewer"
+            yield Violation(f"--{name.replace('_', '-')}", count, "S801 must be at least 1", reason, nearest(1))
+
+
+def _too_many_gpus(call: ExpertsCall) -> Iterator[Violation]:
+    """Yield more GPUs than a unit may have."""
+    if call.gpus > MAX_EP_SIZE:
+        rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
+        reason = "the experts are spread over the GPUs of a single unit"
+        yield Violation("--gpus", call.gpus, rule, reason, nearest(MAX_EP_SIZE))
+
+
+def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Violation]:
+    """Yield what does not go with so many experts, apart from options that are `wrong` in themselves."""
+    if not {"gpus", "slots_per_gpu"} & wrong:
+        yield from _too_few_slots(call, num_experts)
+        yield from _too_many_slots(call, num_experts)
+    counts_choices = call.step_tokens is not None or call.experts_per_token is not None
+    if counts_choices and call.chosen_per_token > num_experts:
+        rule = f"S819 must be at most {num_experts}, the number of experts"
+        reason = "a token goes to each expert at most once"
+        yield Violation("--experts-per-token", call.chosen_per_token, rule, reason, nearest(num_experts))
+    if not {"groups", "nodes"} & wrong:
+        yield from _uneven_groups(call, num_experts)
 
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:

@@ -88,20 +88,23 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     if is_counted:
         spec, of_cluster = with_counted_nodes(spec, layout_of, demand)
         decisions.append(of_cluster)
-    decided = {each.path for each in decisions}
-    if spec.written.expert_load.file is not None:
-        decided |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
-    decided |= {
-        "decode.max_batch_tokens",
-        "prefill.draft_tokens",
-    }  # of no effect: prompts are prefill's, drafts decode's
     if spec.written.engine_name != OURS:
-        decided |= {"split", "kubernetes.image"}  # the engine has its own
         named = _of_engine(spec.written)
         decisions += named
         spec = with_values(spec, {each.path: each.value for each in named})
-    defaults = _defaults(spec.written, spec.document.data, "")
-    return Decided(spec, (*decisions, *(each for each in defaults if each.path not in decided)), search)
+    silent = {each.path for each in decisions} | _of_no_effect(spec.written)
+    defaults = (each for each in _defaults(spec.written, spec.document.data, "") if each.path not in silent)
+    return Decided(spec, (*decisions, *defaults), search)
+
+
+def _of_no_effect(spec: Spec) -> set[str]:
+    """Return the fields whose defaults change nothing, so that nobody is told of them."""
+    found = {"decode.max_batch_tokens", "prefill.draft_tokens"}  # prompts are prefill's, drafts decode's
+    if spec.expert_load.file is not None:
+        found |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
+    if spec.engine_name != OURS:
+        found |= {"split", "kubernetes.image"}  # the engine has its own
+    return found
 
 
 def _by_speed(

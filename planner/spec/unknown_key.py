@@ -51,8 +51,8 @@ class UnknownKey:
 
     @cached_property
     def path(self) -> str:
-        """Return where it stands, dotted."""
-        return path_of(self.location)
+        """Return where it stands, dotted: a key may look like the tags that Pydantic puts into a location."""
+        return f"{self.parent}.{self.name}" if self.parent else self.name
 
     @cached_property
     def parent(self) -> str:

@@ -134,11 +134,12 @@ def _done(day: DayRecord) -> list[DueAct]:
 
 
 def _in_words(act: DueAct) -> str:
+    """Return what was done and when it was due; the clock of now is said before it."""
     if act.done_s is None:
-        return f"{act.clock} {act.unit} {DUE[act.kind]}: never"
+        return f"{act.unit} {DUE[act.kind]} at {act.clock}: never"
     late_s = act.done_s - act.due_s
-    when = f": {late_s:.1f} s late" if act.is_late else f", {-late_s:.1f} s ahead" if late_s < -REFRESH_S else ""
-    return f"{act.clock} {act.unit} {DONE[act.kind]}{when}" + (f" ({act.reason})" if act.reason else "")
+    when = f": {late_s:.1f} s late" if act.is_late else f": {-late_s:.1f} s ahead" if late_s < -REFRESH_S else ""
+    return f"{act.unit} {DONE[act.kind]}, due at {act.clock}{when}" + (f" ({act.reason})" if act.reason else "")
 
 
 def _elapsed_s(day: DayRecord) -> float:

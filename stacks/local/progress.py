@@ -72,13 +72,13 @@ class DayProgress:
         self._bar.stop()
 
     def show(self, day: DayRecord, seconds: float, done: Sequence[str]) -> None:
-        """Set the bar to the day's clock, and say those of `done` that are new."""
+        """Set the bar to the day's clock, and say those of `done` that are new, each behind the clock."""
         if self._task is None:
             self._task = self._bar.add_task("the day", total=day.length_s, clock="")
         self._bar.update(self._task, completed=min(seconds, day.length_s), clock=day.clock(seconds))
         for sentence in done:
             if sentence not in self._said:
-                self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(f"{day.clock(seconds)} {sentence}", highlight=False, markup=False, soft_wrap=True)
                 self._said.append(sentence)
 
 

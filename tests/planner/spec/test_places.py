@@ -2,7 +2,9 @@
 
 import pytest
 
+from planner.spec.fields import check_fields
 from planner.spec.places import in_full, no_place_at
+from planner.spec.section import UNION_TAGS
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
 
@@ -54,3 +56,14 @@ def test_a_short_section_is_written_in_full_for_a_path_into_it_alone():
     """A whole section in its place leaves the short form to be replaced."""
     assert in_full(DATA, ["schedule.headroom"])["schedule"] == {"windows": "auto"}
     assert in_full(DATA, ["schedule"])["schedule"] == "auto"
+
+
+@pytest.mark.parametrize("key", UNION_TAGS)
+@pytest.mark.parametrize("section", ["", "model", "prefill"])
+def test_a_key_may_look_like_a_tag_of_a_union(key, section):
+    """Whoever fills in `<name>` on the wrong side of the colon is told so, wherever it stands."""
+    data = DATA | {"model": {"catalog": "deepseek-r1"}}
+    data |= {section: data[section] | {key: 1}} if section else {key: 1}
+    (violation,) = check_fields(data).violations
+
+    assert (violation.path, violation.rule[:4]) == (f"{section}.{key}".lstrip("."), "S201")
