@@ -1,6 +1,6 @@
 """The JSON schemas of callers, checked before a rank sees them, in a process of their own (`schema_trial.py`).
 
-    why_refused(schema) -> its size -> known from before -> tried, one schema at a time
+    why_refused(schema) -> known from before -> tried, one schema at a time
 
 The process reads a schema too: one of 64 KiB takes tens of milliseconds, which the event loop does not have. It starts
 with the first schema: not everybody asks for JSON, and a vocabulary takes memory. What it said is remembered, since
@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from runtime.gateway.http_errors import unavailable
-from runtime.protocol.json_grammar import why_refused_unread
 
 __all__ = ["Schemas"]
 
@@ -40,9 +39,6 @@ class Schemas:
 
     async def why_refused(self, schema: str) -> str | None:
         """Return why no answer can be held to the schema, or None. Raise ApiError when that cannot be told now."""
-        reason = why_refused_unread(schema)
-        if reason is not None:
-            return reason
         key = hashlib.sha256(schema.encode()).digest()
         if key not in self._remembered:
             await self._learn(key, schema)
