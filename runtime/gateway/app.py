@@ -244,7 +244,8 @@ async def _check_schema(request: Request, call: Call) -> None:
     schema = call.requests[0].sampling.json_schema
     if schema is None:
         return
-    reason = await while_connected(request, request.app.state.gateway.schemas.why_refused(schema))
+    schemas: Schemas = request.app.state.gateway.schemas
+    reason = await while_connected(request, schemas.why_refused(caller_of(request), schema))
     if reason is not None:
         raise no_json(reason)
 
