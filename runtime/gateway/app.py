@@ -29,7 +29,7 @@ from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_
 from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.embeddings import EmbeddingCall, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation
-from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
+from runtime.gateway.http_errors import ApiError, no_json, unknown_model
 from runtime.gateway.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
@@ -243,9 +243,10 @@ async def _check_schema(request: Request, call: Call) -> None:
     schema = call.requests[0].sampling.json_schema
     if schema is None:
         return
-    reason = await while_connected(request, request.app.state.gateway.schemas.why_refused(schema))
+    schemas: Schemas = request.app.state.gateway.schemas
+    reason = await while_connected(request, schemas.why_refused(caller_of(request), schema))
     if reason is not None:
-        raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
+        raise no_json(reason)
 
 
 def _idempotent(request: Request, raw: bytes) -> IdempotentCall:
