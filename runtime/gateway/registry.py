@@ -107,7 +107,8 @@ class Registry:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
-        self.strangers.add(writer, writer.transport.abort)
+        host, *_ = writer.get_extra_info("peername") or ("",)  # nothing of one that has left
+        self.strangers.add(writer, host, writer.transport.abort)
         notice_a_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
