@@ -2,12 +2,13 @@
 
     connection -> Hello (within a deadline) -> admitted as loading -> State ... -> ready -> connection gone -> lost
 
-The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the connected ranks of a unit
-have one unit_digest; every connected rank has the gateway's kv_digest. Whoever breaks the protocol loses the
-connection, with one line in the log, and nobody else is touched. A process that calls again, because its end of the
-connection broke first, takes its own place: it says the same Hello, digest and process id included, from the same
-address. Whoever has copied a Hello takes nothing from its rank. A rank whose certificate ends soon calls once more, and
-goes on there with what it has to do (Renewal); one whose certificate has expired loses its connection.
+The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the known ranks of a unit
+have one unit_digest and one `num_ranks`; every connected rank has the gateway's kv_digest.
+Whoever breaks the protocol loses the connection, with one line in the log, and nobody else is touched. A process that
+calls again, because its end of the connection broke first, takes its own place: it says the same Hello, digest and
+process id included, from the same address. Whoever has copied a Hello takes nothing from its rank. A rank whose
+certificate ends soon calls once more, and goes on there with what it has to do (Renewal); one whose certificate has
+expired loses its connection.
 A rank that serves and is silent is given up, though its connection may stand: a process that hangs or is stopped closes
 nothing (`silence.py`).
 It does not start, stop or reconnect ranks: they come by themselves.
@@ -24,6 +25,7 @@ from typing import Any, Literal
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
+from runtime.gateway.roster import Roster
 from runtime.gateway.router import (
     Policy,
     choose_ranks,
@@ -48,6 +50,7 @@ __all__ = ["LEAST", "Registry", "Unit"]
 HELLO_TIMEOUT_S = 5.0
 LEAST = RequestSize(1, 1)
 MAX_SHOWN = 63  # characters of a unit that is refused
+MAX_RANKS = 2**16  # of a unit. assumed: more than any model has experts
 MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
 
 log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ class Unit:
 
 
 class Registry:
-    """All ranks that ever presented themselves, by unit and number."""
+    """All ranks that are connected, or were lately."""
 
     def __init__(
         self,
@@ -92,8 +95,8 @@ class Registry:
         self._kv_digest, self._units_identity = kv_digest, units_identity
         self._limits, self._policy = limits, policy
         self._stall_timeout_s = stall_timeout_s
-        self._ranks: dict[tuple[str, int], Rank] = {}
-        self._units: list[Unit] | None = None  # of them, until one comes or is dropped
+        self._roster = Roster()
+        self._units: list[Unit] | None = None  # of its ranks, until one comes or is forgotten
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closing = False
@@ -104,7 +107,8 @@ class Registry:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
-        self.strangers.add(writer, writer.transport.abort)
+        host, *_ = writer.get_extra_info("peername") or ("",)  # nothing of one that has left
+        self.strangers.add(writer, host, writer.transport.abort)
         notice_a_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
@@ -122,7 +126,7 @@ class Registry:
 
     async def watch(self) -> None:
         """Give up ranks that are silent, for ever."""
-        await watch(self._ranks.values, self._stall_timeout_s, log.warning)
+        await watch(lambda: self._roster, self._stall_timeout_s, log.warning)
 
     def units(self) -> list[Unit]:
         """Return every known unit, by name."""
@@ -131,11 +135,9 @@ class Registry:
         return self._units
 
     def _grouped(self) -> list[Unit]:
-        members: dict[str, list[Rank]] = {}
-        for (name, _), rank in sorted(self._ranks.items()):
-            members.setdefault(name, []).append(rank)
         return [
-            Unit(name, ranks[0].hello.phase, ranks[0].hello.num_ranks, tuple(ranks)) for name, ranks in members.items()
+            Unit(name, ranks[0].hello.phase, ranks[0].hello.num_ranks, tuple(ranks))
+            for name, ranks in self._roster.by_unit()
         ]
 
     def choose_ranks(self, size: RequestSize) -> tuple[Rank, Rank] | None:
@@ -144,7 +146,7 @@ class Registry:
         It is None while no unit of a phase is ready, or no rank takes a request of this size.
         """
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
-        return None if chosen is None else (self._ranks[chosen.first.key], self._ranks[chosen.rest.key])
+        return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
 
     def room(self, size: RequestSize = LEAST) -> int | None:
         """Return how many more requests of this size may come; None while no unit of a phase is ready."""
@@ -153,7 +155,7 @@ class Registry:
     def choose_to_embed(self, size: RequestSize) -> Rank | None:
         """Return the rank for a prompt that only wants its embedding; None while no unit of a phase is ready."""
         chosen = choose_to_embed(self._loads(), size, next(self._turns), self._policy)
-        return None if chosen is None else self._ranks[chosen.key]
+        return None if chosen is None else self._roster[chosen.key]
 
     def room_to_embed(self, size: RequestSize = LEAST) -> int | None:
         """Return how many more such prompts, of any size, may come; None while no unit of a phase is ready."""
@@ -191,7 +193,7 @@ class Registry:
 
     def give_up(self, reason: str) -> None:
         """Fail every request that is still running, for good."""
-        for rank in self._ranks.values():
+        for rank in self._roster:
             rank.fail_all(reason, may_retry=False)
 
     async def close(self) -> None:
@@ -220,6 +222,8 @@ class Registry:
         finally:
             if not has_moved:
                 rank.fail_all(f"{rank} was lost")
+                self._roster.lose(rank)
+                self._units = None
 
     async def _presented(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
         """Return the rank whose connection this is from now on: a new one, or one that goes on here."""
@@ -235,7 +239,7 @@ class Registry:
     async def _renewed(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         """Return the rank that said this Hello, once it has moved here."""
         self._require_own_certificate(hello, writer)
-        rank = self._ranks.get((hello.unit, hello.rank))
+        rank = self._roster.get(hello.unit, hello.rank)
         if rank is None or rank.state == "lost" or rank.hello != hello:
             raise WireError("it renews the connection of a rank that is not connected")
         await rank.move_to(writer)
@@ -244,14 +248,15 @@ class Registry:
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         self._require_own_certificate(hello, writer)
         self._hang_up_before(hello, writer)
-        peers = [rank for (unit, _), rank in self._ranks.items() if unit == hello.unit and rank.state != "lost"]
+        peers = [rank for rank in self._roster.of_unit(hello.unit) if rank.state != "lost"]
         refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
             writer.write(encode_frame(Rejected(refusal.to_the_rank)))
             unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
         self._drop_predecessors(hello)
-        rank = self._ranks[hello.unit, hello.rank] = Rank(hello, writer, self._limits, lambda: self._may_have_room())
+        rank = Rank(hello, writer, self._limits, lambda: self._may_have_room())
+        self._roster.add(rank)
         self._units = None
         return rank
 
@@ -267,17 +272,16 @@ class Registry:
 
     def _hang_up_before(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Hang up an earlier connection of the same process, which calls again before its breaking was noticed here."""
-        known = self._ranks.get((hello.unit, hello.rank))
+        known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)
             known.hang_up(f"{known} lost its connection")
 
     def _drop_predecessors(self, hello: Hello) -> None:
-        """Drop the lost ranks of an earlier launch of this unit: they are nobody's peers now."""
-        for key, rank in list(self._ranks.items()):
-            if rank.hello.unit == hello.unit and rank.hello.unit_digest != hello.unit_digest:
-                del self._ranks[key]
-                self._units = None
+        """Drop the lost ranks of an earlier launch of this unit, which all are of one: they are nobody's peers now."""
+        known = next(iter(self._roster.of_unit(hello.unit)), None)
+        if known is not None and _identity(known.hello) != _identity(hello):
+            self._roster.drop_unit(hello.unit)
 
 
 async def _hear(frames: FrameReader[FromRank], rank: Rank) -> bool:
@@ -326,7 +330,7 @@ def _what_is_wrong(hello: Hello) -> str | None:
     for field, name in (("unit", hello.unit), ("node", hello.node), ("for_node", hello.for_node or "")):
         if len(name) > MAX_NAME or not name.isprintable():
             return f"its {field} is no name of at most {MAX_NAME} characters that can be shown"
-    if not 0 <= hello.rank < hello.num_ranks:
+    if not 0 <= hello.rank < hello.num_ranks <= MAX_RANKS:
         return f"it counts {hello.num_ranks} ranks"
     if hello.phase != "decode":
         return None

@@ -1,5 +1,7 @@
-"""The connections at the ranks' port that have not said who they are: bounded in number, the oldest ended first.
+"""The connections at the ranks' port that have not said who they are: bounded in number, a crowd's oldest ended first.
 
+A crowd is the address that most of them come from. Whoever connects without end, from one machine, ends connections of
+its own, and a rank elsewhere says its Hello.
 Where ranks show certificates, a connection is a stranger from its first byte to its Hello, the handshake included. Each
 handshake is a task of its own, so one that goes slowly keeps nobody else waiting.
 """
@@ -7,6 +9,7 @@ handshake is a task of its own, so one that goes slowly keeps nobody else waitin
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 
 from runtime.gateway.connections import shown
@@ -24,18 +27,20 @@ class Strangers:
     """Those that are connected now, the oldest first."""
 
     def __init__(self) -> None:
-        self._ends: dict[object, Callable[[], object]] = {}
+        self._known: dict[object, tuple[str, Callable[[], object]]] = {}  # the host of each, and what ends it
         self._complaints = Complaints(log.warning)
 
     @property
     def num_free(self) -> int:
         """The strangers for whom no other need be ended."""
-        return max(MAX_STRANGERS - len(self._ends), 0)
+        return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Return True, after ending the oldest when there are many."""
+        """Return True, after ending one when there are many: the oldest of the host that has most."""
         if not self.num_free:
-            end = self._ends.pop(next(iter(self._ends)))
+            ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)
+            oldest = next(stranger for stranger, (host, _) in self._known.items() if host == crowd)
+            _, end = self._known.pop(oldest)
             end()
         return True
 
@@ -43,13 +48,13 @@ class Strangers:
         """Say something of a connection, at a bounded rate."""
         self._complaints(sentence)
 
-    def add(self, stranger: object, end: Callable[[], object]) -> None:
-        """Count a stranger, whom `end()` ends."""
-        self._ends[stranger] = end
+    def add(self, stranger: object, host: str, end: Callable[[], object]) -> None:
+        """Count a stranger who calls from `host`, and whom `end()` ends."""
+        self._known[stranger] = host, end
 
     def forget(self, stranger: object) -> None:
         """Count somebody no more, who is known now or gone."""
-        self._ends.pop(stranger, None)
+        self._known.pop(stranger, None)
 
 
 class Handshakes:
@@ -64,7 +69,7 @@ class Handshakes:
     async def take(self, caller: socket.socket) -> None:
         """Begin the handshake with a caller, and return at once."""
         task = asyncio.get_running_loop().create_task(self._shake_hands(caller))
-        self._strangers.add(task, task.cancel)
+        self._strangers.add(task, _host(caller), task.cancel)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 
@@ -84,3 +89,11 @@ class Handshakes:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._strangers.forget(task)
+
+
+def _host(caller: socket.socket) -> str:
+    """Return the caller's address, or nothing if it has left."""
+    try:
+        return str(caller.getpeername()[0])
+    except OSError:
+        return ""

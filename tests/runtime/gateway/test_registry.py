@@ -132,14 +132,15 @@ def test_a_copied_hello_takes_nothing_from_its_rank(gateway, join, until):
     assert gateway.state_of("copied") == ["loading"]
 
 
-def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
-    """Once all its ranks are lost, a unit may return with another digest and size; the old ranks are gone."""
+@pytest.mark.parametrize("other", [{"unit_digest": "sha256:" + "c" * 64}, {"num_ranks": 3}, {"phase": "mixed"}])
+def test_a_unit_may_come_back_as_another_launch(gateway, join, until, other):
+    """Once all its ranks are lost, a unit may return with another digest, size or phase; the old ranks are gone."""
     ranks = [join(unit="relaunched", num_ranks=2, rank=rank) for rank in range(2)]
     for rank in ranks:
         rank.leave()
     until(lambda: gateway.state_of("relaunched") == ["lost", "lost"], "both ranks are lost")
 
-    join(unit="relaunched", unit_digest="sha256:" + "c" * 64)
+    join(**{"unit": "relaunched", "num_ranks": 2} | other)
     until(lambda: gateway.state_of("relaunched") == ["loading"], "the new launch replaced the old")
 
 
@@ -148,6 +149,7 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
     [
         ({"kv_digest": "sha256:other"}, "its kv_digest is sha256:other, the gateway's is sha256:aaa"),
         ({"rank": 2, "num_ranks": 2}, "it counts 2 ranks"),
+        ({"rank": 1, "num_ranks": 10**9}, "it counts 1000000000 ranks"),
         ({"unit": "x" * 10_000}, "its unit is no name of at most 253 characters that can be shown"),
         ({"unit": "x" * 1_000_000}, "over the limit of 16,384"),
         ({"node": "n" * 254}, "its node is no name of at most 253 characters"),
