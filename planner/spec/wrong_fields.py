@@ -3,7 +3,7 @@
 Keys that are no fields are `key_answers.py`'s, and what to write for a wrong value `instead.py`'s.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -25,6 +25,7 @@ from planner.spec.key_forms import is_told_elsewhere
 from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, truth, variables
 from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.other_names import OTHER_ENGINES, value_as_we_say
+from planner.spec.section import UNION_TAGS
 from planner.spec.undecided import AUTO
 from planner.spec.unknown_key import UnknownKey
 from planner.spec.why_not import is_not_planned_yet
@@ -55,6 +56,7 @@ def in_our_words(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tu
     A misspelt key is one mistake: the field that was meant is not missing too.
     """
     told = details[:MAX_TOLD]
+    data = _without_untold(details[MAX_TOLD:], data)
     unknown = {detail["loc"]: UnknownKey.of(detail, data) for detail in told if detail["type"] == "extra_forbidden"}
     answers = {location: answer_to(key) for location, key in unknown.items()}
     misspelt = frozenset(chain.from_iterable(answer.meant for answer in answers.values()))
@@ -65,6 +67,23 @@ def in_our_words(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tu
         elif not _is_said(detail, misspelt):
             violations.append(_violation(detail, data))
     return violations + _not_told(len(details) - len(told)), misspelt
+
+
+def _without_untold(untold: Sequence[ErrorDetails], data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `data` without the unknown keys that are not told, since each answer looks at all keys many times."""
+    unknown = (detail["loc"] for detail in untold if detail["type"] == "extra_forbidden")
+    gone = {(*(part for part in above if part not in UNION_TAGS), key) for *above, key in unknown}
+    kept: Mapping[str, Any] = _kept(data, (), gone) if gone else data
+    return kept
+
+
+def _kept(value: Any, location: tuple[int | str, ...], gone: Set[tuple[int | str, ...]]) -> Any:
+    """Return what stands at `location`, without what is `gone` in it."""
+    if isinstance(value, dict):
+        return {key: _kept(each, at, gone) for key, each in value.items() if (at := (*location, key)) not in gone}
+    if isinstance(value, list):
+        return [_kept(each, (*location, index), gone) for index, each in enumerate(value)]
+    return value
 
 
 def _is_said(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:

@@ -5,8 +5,11 @@ day at the same time, and keeps nothing for it.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "instant_of"]
+
+YEAR_9999 = 253_370_764_800.0  # the last one that dates have; a look goes on from now for days, so it ends before
 
 
 @dataclass(frozen=True)
@@ -23,3 +26,18 @@ class Clock:
     def real(self, of_day: float) -> float:
         """Return the world's time at a time of the day."""
         return self.began + (of_day - self.began) / self.pace
+
+    def has_date(self, real: float) -> bool:
+        """Return whether calendars have the day's time at a time of the world: a fast clock leaves them in weeks."""
+        return 0 <= self.of(real) < YEAR_9999
+
+
+def instant_of(written: str) -> float | None:
+    """Return the instant that an object has; None for what is no time.
+
+    The server's schema admits more forms of time than Python reads, the 31st of November among them.
+    """
+    try:
+        return datetime.fromisoformat(written).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -6,24 +6,30 @@ Prometheus' own parser is part of its client, which is there only where the runt
 import http.client
 import queue
 import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
 from typing import cast
 from urllib.parse import urlsplit
 
-from planner.facts.terms import Phase
+from planner.facts.terms import PHASES, Phase
 from stacks.controller.demand import Load
 
 __all__ = ["Figures", "NoFigures", "figures_in", "read_figures"]
 
 ASK_S = 2.0  # assumed: less than a round
-MOST_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
-READY, REQUESTS, KV, PROMPTS = "ready_units", "requests", "kv_tokens", "prompt_tokens"
-# A quote within another label's value has a backslash before it.
-SAMPLE = re.compile(r'^tidemill_phase_(\w+)\{.*?\bphase="(prefill|decode|mixed)".*\} (\S+)$', re.MULTILINE)
-STRAGGLER = re.compile(r'^tidemill_unit_straggler\{.*?\bunit="([-a-z0-9]+)".*\} \S+$', re.MULTILINE)
+MAX_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
+MAX_COUNT = 2**53  # of what there is of anything; a float counts no further
+READY, REQUESTS, KV, PROMPTS = "ready_units", "requests", "kv_tokens", "prompt_tokens"  # of a phase
+STRAGGLER = "unit_straggler"
+# `++` and `*+` give nothing back: a line that is no sample is read once, however long it is. A quote within a label's
+# value has a backslash before it. A number has 24 characters at most.
+LABEL = r'(\w++)="((?:[^"\\\n]|\\.)*+)"'
+SAMPLE = re.compile(rf"^tidemill_(phase_\w++|{STRAGGLER})\{{((?:{LABEL},?)*+)\}} (\S{{1,24}})$", re.MULTILINE)
+
+Sample = tuple[str, dict[str, str], str]  # its name, labels, and number as it is written
 
 
 class NoFigures(ValueError):
@@ -43,11 +49,15 @@ def read_figures(url: str) -> Figures:
 
     Whether names are resolved in time is not for us to say, and a day must not wait for it: a thread asks.
     """
-    pages: queue.SimpleQueue[str | NoFigures] = queue.SimpleQueue()
-    threading.Thread(target=lambda: pages.put(_page(url)), name="figures", daemon=True).start()
     try:
-        page = pages.get(timeout=ASK_S)
+        question = _Question(url)
+    except (http.client.HTTPException, ValueError) as error:
+        raise NoFigures(f"{url} is no address: {error}") from None
+    threading.Thread(target=question.ask, name="figures", daemon=True).start()
+    try:
+        page = question.answers.get(timeout=ASK_S)
     except queue.Empty:
+        question.give_up()
         raise NoFigures(f"{url} does not answer within {ASK_S:g} s") from None
     if isinstance(page, NoFigures):
         raise page
@@ -69,28 +79,65 @@ def figures_in(text: str) -> Figures:
     }
     if not loads:
         raise NoFigures("the gateway knows of no ready unit")
-    return Figures(loads, frozenset(STRAGGLER.findall(text)))
+    stragglers = (labels.get("unit", "") for name, labels, _ in _samples(text) if name == STRAGGLER)
+    return Figures(loads, frozenset(stragglers))
 
 
-def _page(url: str) -> str | NoFigures:
-    """Return the page, or why there is none."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=ASK_S)
-    try:
-        connection.request("GET", parts.path)
-        response = connection.getresponse()
-        text = response.read(MOST_BYTES).decode()
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return NoFigures(f"{url} does not answer: {error}")
-    finally:
-        connection.close()
-    return text if response.status == http.client.OK else NoFigures(f"{url} answers {response.status}")
+class _Question:
+    """One question to the gateway, whose thread and socket end when it is given up, however slowly answers come."""
+
+    def __init__(self, url: str) -> None:
+        """Raise ValueError or HTTPException for what is no address."""
+        parts = urlsplit(url)
+        self.answers: queue.SimpleQueue[str | NoFigures] = queue.SimpleQueue()
+        self._url, self._path = url, parts.path
+        self._connection = http.client.HTTPConnection(parts.netloc, timeout=ASK_S)
+        self._socket: socket.socket | None = None
+        self._is_given_up = False
+
+    def ask(self) -> None:
+        """Put the page, or why there is none, into `answers`."""
+        try:
+            self.answers.put(self._page())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.answers.put(NoFigures(f"{self._url} does not answer: {error}"))
+        finally:
+            self._connection.close()
+
+    def give_up(self) -> None:
+        """End whatever is under way. Where there is no socket yet, `ask` sees that it is late."""
+        self._is_given_up = True
+        if self._socket is not None:
+            with suppress(OSError):  # it has ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _page(self) -> str | NoFigures:
+        self._connection.connect()
+        self._socket = self._connection.sock
+        if self._is_given_up:
+            return NoFigures(f"{self._url} is reached too late")
+        self._connection.request("GET", self._path)
+        response = self._connection.getresponse()
+        text = response.read(MAX_BYTES + 1)
+        if response.status != http.client.OK:
+            return NoFigures(f"{self._url} answers {response.status}")
+        return text.decode() if len(text) <= MAX_BYTES else NoFigures(f"{self._url} answers more than {MAX_BYTES} B")
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    """Yield what is said of phases and of units that are held up."""
+    for match in SAMPLE.finditer(text):
+        name, labels, *_, written = match.groups()
+        yield name, dict(re.findall(LABEL, labels)), written
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield each figure by its name and phase. Raise ValueError for one that counts nothing."""
-    for name, phase, written in SAMPLE.findall(text):
+    """Yield each phase's figure by name and phase. Raise ValueError for one that counts nothing."""
+    for sample, labels, written in _samples(text):
+        name, phase = sample.removeprefix("phase_"), labels.get("phase")
+        if sample == STRAGGLER or phase not in PHASES:
+            continue
         value = float(written)
-        if not (isfinite(value) and value >= 0):
+        if not 0 <= value < MAX_COUNT:
             raise ValueError(f"{name} of {phase} is {value}")
         yield (name, phase), value

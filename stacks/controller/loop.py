@@ -59,7 +59,7 @@ def one_round(following: Following, now: float) -> str:
     if deployment is None:
         return f"there is no TidemillDeployment {following.namespace}/{following.name}"
     try:
-        observed = observe(api, deployment)
+        observed = observe(api, deployment, now)
     except WrongDay as error:
         if not following.is_dry_run:
             write_status(api, deployment, status_of_wrong_day(str(error), now, deployment))

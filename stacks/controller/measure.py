@@ -5,10 +5,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from planner.facts.terms import Phase
+from stacks.controller.clock import instant_of
 from stacks.controller.decide import planned_units, units_on
 from stacks.controller.demand import Demand, Floor, Limits, Room, follow_demand
 from stacks.controller.figures import Figures, NoFigures, read_figures
@@ -47,10 +47,12 @@ def measure(deployment: Manifest, observed: Observed, now: float) -> Measured:
 
 
 def floors_before(deployment: Manifest) -> dict[Phase, Floor]:
-    """Return the floors as they were written last."""
+    """Return the floors as they were written last; not those that are until no time."""
     written = (deployment.get("status") or {}).get("demand") or []
     return {
-        each["phase"]: Floor(each["units"], _instant(each["until"]), each["peak"], _since(each)) for each in written
+        each["phase"]: Floor(each["units"], until, each["peak"], _since(each))
+        for each in written
+        if (until := instant_of(each["until"])) is not None
     }
 
 
@@ -104,8 +106,4 @@ def _in_order(situation: Situation, last: set[str], floors: Mapping[Phase, int])
 
 
 def _since(written: Mapping[str, Any]) -> float | None:
-    return _instant(written["since"]) if "since" in written else None
-
-
-def _instant(written: str) -> float:
-    return datetime.fromisoformat(written).timestamp()
+    return instant_of(written["since"]) if "since" in written else None

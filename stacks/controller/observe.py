@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from planner.facts import names
@@ -12,7 +11,7 @@ from planner.facts.terms import Phase
 from planner.facts.timezones import is_timezone
 from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
-from stacks.controller.clock import Clock
+from stacks.controller.clock import Clock, instant_of
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
@@ -56,9 +55,12 @@ def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
     return api.get(deployment_reference(namespace, name))
 
 
-def observe(api: Api, deployment: Manifest) -> Observed:
-    """Look at the units once. Raise ProviderError or WrongDay."""
+def observe(api: Api, deployment: Manifest, now: float) -> Observed:
+    """Look at the units once, at a time of the world. Raise ProviderError or WrongDay."""
     metadata, spec, clock = deployment["metadata"], deployment["spec"], clock_of(deployment)
+    if not clock.has_date(now):
+        began = metadata["creationTimestamp"]
+        raise WrongDay(f"spec.pace ({clock.pace:g}) has left the calendar since {began}: create the object anew")
     selector = f"{names.PLAN_LABEL}={metadata['name']}"
     units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
     ending = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
@@ -73,7 +75,9 @@ def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
 
 def clock_of(deployment: Manifest) -> Clock:
     """Return the clock that its day goes by."""
-    return Clock(_instant(deployment["metadata"]["creationTimestamp"]), float(deployment["spec"].get("pace", 1)))
+    began = instant_of(deployment["metadata"]["creationTimestamp"])
+    assert began is not None, "the server writes it"
+    return Clock(began, float(deployment["spec"].get("pace", 1)))
 
 
 def situation_of(
@@ -180,12 +184,8 @@ def _orders(spec: Mapping[str, Any], states: set[str], clock: Clock) -> Orders:
 
 
 def _until(order: Mapping[str, Any], name: str) -> float:
-    """Return the instant at which an order ends; the server's schema admits more forms of time than Python reads."""
-    try:
-        return _instant(order["until"])
-    except (ValueError, OverflowError) as error:
-        raise WrongDay(f"spec.{name}.until ({order['until']}) is no time such as 2026-11-25T06:00:00Z") from error
-
-
-def _instant(written: str) -> float:
-    return datetime.fromisoformat(written).timestamp()
+    """Return the instant at which an order ends."""
+    until = instant_of(order["until"])
+    if until is None:
+        raise WrongDay(f"spec.{name}.until ({order['until']}) is no time such as 2026-11-25T06:00:00Z")
+    return until

@@ -1,7 +1,11 @@
 """How many units demand asks for, over every short sequence of looks; and what the gateway says of it."""
 
+import re
 import socket
+import threading
+import time
 from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -178,6 +182,7 @@ def test_the_gateways_page_is_read():
         ("", "the gateway knows of no ready unit"),
         (PAGE.replace("7.0", "NaN"), "the gateway's metrics cannot be read: requests of decode is nan"),
         (PAGE.replace("7.0", "-1"), "the gateway's metrics cannot be read: requests of decode is -1.0"),
+        (PAGE.replace("7.0", "1e300"), "the gateway's metrics cannot be read: requests of decode is 1e\\+300"),
         (PAGE.replace("7.0", "many"), "the gateway's metrics cannot be read: could not convert"),
     ],
 )
@@ -185,6 +190,20 @@ def test_a_page_that_says_nothing_is_named(page, why):
     """Nothing is decided by it."""
     with pytest.raises(NoFigures, match=why):
         figures_in(page)
+
+
+def test_a_hostile_page_costs_no_more_than_its_length():
+    """No part of a line is read again and again: four megabytes are read about once."""
+    for line in ('tidemill_phase_x{phase="decode"} ', 'tidemill_unit_straggler{unit="a"} ', 'tidemill_phase_x{a="'):
+        with pytest.raises(NoFigures, match="the gateway knows of no ready unit"):
+            figures_in(line + line.partition("{")[2] * (figures.MAX_BYTES // 16))
+
+
+@pytest.mark.parametrize("url", ["http://[/x", "http://host:port/x"])
+def test_an_address_that_is_none_is_named(url):
+    """The cluster's schema admits it."""
+    with pytest.raises(NoFigures, match=f"{re.escape(url)} is no address: "):
+        read_figures(url)
 
 
 def test_a_gateway_that_does_not_answer_is_named():
@@ -202,3 +221,40 @@ def test_a_gateway_that_never_answers_keeps_nobody(monkeypatch):
         url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
         with pytest.raises(NoFigures, match=f"{url} does not answer"):
             read_figures(url)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+def test_a_gateway_that_answers_without_end_keeps_no_thread(monkeypatch, head):
+    """Nor its socket: the other side sees that nobody listens any more."""
+    monkeypatch.setattr(figures, "ASK_S", 0.2)
+    before = set(threading.enumerate())
+    with _dripping(head) as url, pytest.raises(NoFigures):
+        read_figures(url)
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_page_that_is_too_long_is_not_read(monkeypatch):
+    """Half a page would say something else."""
+    monkeypatch.setattr(figures, "MAX_BYTES", 3)
+    with _dripping(b"HTTP/1.0 200 OK\r\n\r\nabcd") as url, pytest.raises(NoFigures, match=r"more than 3 B|within 2 s"):
+        read_figures(url)
+
+
+@contextmanager
+def _dripping(head):
+    """Give the address of a server that answers `head` at once and then a byte now and then."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_drip, args=(server, head), daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+
+
+def _drip(server, head):
+    """Answer with `head` and then a byte now and then, until nobody listens."""
+    with suppress(OSError), server.accept()[0] as peer:
+        peer.sendall(head)
+        while True:
+            peer.sendall(b"x")
+            time.sleep(0.05)

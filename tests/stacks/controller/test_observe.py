@@ -1,9 +1,12 @@
 """What a TidemillDeployment and its units' objects say together, and what of it nobody could follow."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from stacks.controller.clock import Clock
-from stacks.controller.observe import WrongDay, situation_of
+from stacks.controller.decide import decide
+from stacks.controller.observe import WrongDay, observe, situation_of
 from tests.stacks.controller.days import MIDNIGHT
 
 CLOCK = Clock(MIDNIGHT, 1)
@@ -95,3 +98,24 @@ def test_orders_have_the_worlds_time_and_the_day_its_own():
     seen = situation_of(SPEC | {"hold": {"until": "2025-11-25T00:01:00Z"}}, [], clock)
 
     assert seen.orders.hold_until == MIDNIGHT + 3600
+
+
+def test_a_clock_that_has_left_the_calendar_is_said():
+    """The fastest one does so in weeks; on its last day the controller still looks ahead."""
+    metadata = {"name": "a", "namespace": "ns", "creationTimestamp": "2025-11-25T00:00:00Z"}
+    deployment = {"metadata": metadata, "spec": SPEC | {"pace": 86_400}}
+    days = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(2025, 11, 25, tzinfo=UTC)).days  # of the fast clock
+    last = observe(NoUnits(), deployment, MIDNIGHT + days - 1)
+
+    assert decide(last.situation, last.clock.of(MIDNIGHT + days - 1)).state == "22:00"
+    with pytest.raises(
+        WrongDay, match=r"^spec.pace \(86400\) has left the calendar since 2025-11-25T00:00:00Z: create"
+    ):
+        observe(NoUnits(), deployment, MIDNIGHT + days)
+
+
+class NoUnits:
+    """A cluster in which nothing was created yet."""
+
+    def list_all(self, *_, **__):
+        return []

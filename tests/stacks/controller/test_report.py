@@ -60,3 +60,14 @@ def test_the_next_look_goes_on_from_what_was_written():
     assert floors_before(written) == floors
     assert suspects_before(written) == suspects
     assert floors_before({}) == suspects_before({}) == {}
+
+
+@pytest.mark.parametrize("until", ["2026-11-31T00:00:00Z", "9999-12-31T23:59:59-23:59"])
+def test_a_floor_until_no_time_is_none(until):
+    """The server's schema admits it. The next look decides anew, and writes a time that there is."""
+    no_time = [{"phase": "decode", "units": 5, "until": until, "peak": 5}]
+
+    assert floors_before({"status": {"demand": no_time}}) == {}
+    assert suspects_before({"status": {"stragglers": [{"unit": "d0", "isLast": True, "since": until}]}}) == {
+        "d0": Suspect(True)
+    }
