@@ -33,7 +33,7 @@ from runtime.gateway.http_errors import ApiError, no_json, unknown_model
 from runtime.gateway.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
-from runtime.gateway.openapi import describe
+from runtime.gateway.openapi import description
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
@@ -191,7 +191,7 @@ async def text_of_tokens(request: Request) -> Response:
 
 async def openapi(request: Request) -> Response:
     """Answer GET /openapi.json."""
-    return JSONResponse(describe())
+    return Response(description(), media_type="application/json")
 
 
 async def health(request: Request) -> Response:

@@ -5,6 +5,7 @@ that a request fits the model, is a 400 with its reason.
 Source: OpenAPI Specification 3.1.0.
 """
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, Embed
 from runtime.gateway.conversation import Part
 from runtime.gateway.idempotency import HEADER, MAX_CHARACTERS
 
-__all__ = ["describe"]
+__all__ = ["describe", "description"]
 
 Json = dict[str, Any]
 
@@ -45,6 +46,12 @@ MEANINGS = {
 }
 JSON = "application/json"
 EVENTS = "text/event-stream"
+
+
+@cache
+def description() -> bytes:
+    """Return the OpenAPI document as JSON. It is made once: anybody may ask for it, and it takes milliseconds."""
+    return msgspec.json.encode(describe())
 
 
 def describe() -> Json:

@@ -1,11 +1,14 @@
 """The routes beside OpenAI's, and what is answered to no HTTP at all."""
 
+import asyncio
 import json
 import socket
 
 import jsonschema
 import pytest
+from starlette.requests import Request
 
+from runtime.gateway.app import openapi
 from runtime.gateway.body import (
     ChatBody,
     CompletionBody,
@@ -122,6 +125,13 @@ def test_the_description_names_every_route(gateway):
     assert status == 200
     assert json.loads(text) == json.loads(json.dumps(describe()))
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= set(json.loads(text)["paths"])
+
+
+def test_the_description_is_made_once():
+    """Callers without a key may ask for it as fast as they can."""
+    answers = [asyncio.run(openapi(Request({"type": "http"}))).body for _ in range(2)]
+
+    assert answers[0] is answers[1]
 
 
 @pytest.mark.parametrize("said", [b"mill\r\n\r\n", b"GET / HTTP/1.1\r\nHost x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
