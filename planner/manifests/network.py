@@ -31,10 +31,8 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 def edges_of_all() -> Edges:
     """Return what every pod of a plan may do; what nothing else allows is refused, both ways."""
-    return {
-        "ingress": [],
-        "egress": [{"ports": [_port(port, protocol=each) for port in DNS_PORTS for each in ("UDP", "TCP")]}],
-    }
+    dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
+    return {"ingress": [], "egress": [{"ports": dns}]}
 
 
 def gateway_edges(plan: Deployable) -> Edges:

@@ -35,10 +35,7 @@ def place_without_gpu(kubernetes: KubernetesSpec) -> Variables:
 
 def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:
     """Return tolerations as Kubernetes writes them."""
-    return [
-        {{"seconds": "tolerationSeconds"}.get(key, key): value for key, value in each}
-        for each in (toleration.model_dump(exclude_none=True).items() for toleration in tolerations)
-    ]
+    return [_toleration(each) for each in tolerations]
 
 
 def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
@@ -63,6 +60,12 @@ def memory(num_bytes: int) -> str:
     while amount % 1024 == 0 and len(units) > 1:
         amount, units = amount // 1024, units[1:]
     return f"{amount}{units[0]}"
+
+
+def _toleration(toleration: TolerationSpec) -> Variables:
+    fields = toleration.model_dump(exclude_none=True)
+    seconds = fields.pop("seconds", None)
+    return fields | ({"tolerationSeconds": seconds} if seconds is not None else {})
 
 
 def _cpu(cpus: float) -> str:

@@ -37,6 +37,8 @@ START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes sta
 PROBE_PERIOD_S = 10  # Kubernetes' default
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 KILLED_AFTER_S = 10  # assumed, after the time to drain: what ends by itself has ended by then
+# The gateway takes new connections for so long after it was told to end, since the nodes' proxies hear of that later.
+LEAVE_S = 5  # assumed: proxies take a second on an idle node
 BITS_PER_BYTE = 8
 
 # A capability that a process of another user than root would not get.
@@ -88,7 +90,8 @@ def gateway_pod(plan: Deployable) -> Variables:
     variables: Variables = {
         "image": own.image or kubernetes.image,
         "drain_s": f"{plan.drain_s:g}",
-        "grace_s": _grace_s(plan),
+        "leave_s": LEAVE_S,
+        "grace_s": LEAVE_S + _grace_s(plan),
         "volumes": volumes_of(volumes),
         "mounts": mounts,
         **place_without_gpu(kubernetes),

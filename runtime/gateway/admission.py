@@ -45,7 +45,10 @@ def caller_of(request: Request) -> str:
         return name
     if request.client is None:
         return ""
-    address = ipaddress.ip_address(request.client.host)
+    try:
+        address = ipaddress.ip_address(request.client.host)
+    except ValueError:  # such as a Unix socket's
+        return str(request.client.host)
     if address.version == 6:
         return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
     return str(address)

@@ -29,7 +29,7 @@ from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_
 from runtime.gateway.client import Bodies, EventStream, while_connected
 from runtime.gateway.embeddings import EmbeddingCall, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation
-from runtime.gateway.http_errors import ApiError, unknown_model, unsupported
+from runtime.gateway.http_errors import ApiError, no_json, unknown_model
 from runtime.gateway.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
@@ -124,7 +124,7 @@ class Door:
             await self._app(scope, receive, send)
 
     def _account(self, request: Request) -> Account:
-        if self._keys is None or request.url.path in NEED_NO_KEY:
+        if self._keys is None or request.scope["path"] in NEED_NO_KEY:  # its URL begins with whatever Host says
             return Account()
         return self._keys.account_of(request.headers.get("authorization"), peer_of(request))
 
@@ -155,10 +155,9 @@ async def embeddings(request: Request) -> Response:
         call = EmbeddingCall(asked.prompts, caller_of(request), gateway.admission, gateway.metrics)
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
-        used = idempotent.count(asked.num_tokens, 0)
-        spending.num_used = sum(used)
+        spending.num_used = asked.num_tokens
         gateway.metrics.prompt_tokens.inc(asked.num_tokens)
-        gateway.log.ended(begun, call.units, *used, is_answered=True)
+        gateway.log.ended(begun, call.units, *idempotent.count(asked.num_tokens, 0), is_answered=True)
         answer = embeddings_json(asked, found, gateway.model.name)
         return JSONResponse(answer, headers={REQUEST_ID: begun.request_id})
 
@@ -244,28 +243,29 @@ async def _check_schema(request: Request, call: Call) -> None:
     schema = call.requests[0].sampling.json_schema
     if schema is None:
         return
-    reason = await while_connected(request, request.app.state.gateway.schemas.why_refused(schema))
+    schemas: Schemas = request.app.state.gateway.schemas
+    reason = await while_connected(request, schemas.why_refused(caller_of(request), schema))
     if reason is not None:
-        raise unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
+        raise no_json(reason)
 
 
 def _idempotent(request: Request, raw: bytes) -> IdempotentCall:
     """Return what is known of the call by its key. Raise ApiError."""
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
-    return gateway.idempotency.call(key, request.state.account.name, request.url.path, raw)
+    return gateway.idempotency.call(key, request.state.account.name, request.scope["path"], raw)
 
 
 def _close(generation: Generation, spending: Spending, idempotent: IdempotentCall, begun: Begun) -> None:
     generation.close()
-    used = idempotent.count(generation.num_prompt_tokens, generation.num_generated_tokens)
-    spending.num_used = sum(used)
+    computed = generation.num_prompt_tokens, generation.num_generated_tokens
+    spending.num_used = sum(computed)
     gateway: Gateway = begun.request.app.state.gateway
-    gateway.log.ended(begun, generation.units, *used, is_answered=generation.is_answered)
+    gateway.log.ended(begun, generation.units, *idempotent.count(*computed), is_answered=generation.is_answered)
     if gateway.traces is not None:
-        request, all_of_it = begun.request, (generation.num_prompt_tokens, generation.num_generated_tokens)
-        told = begun.request_id, begun.began, generation.phases, all_of_it
-        gateway.traces.ended(request.url.path, request.headers, *told, is_answered=generation.is_answered)
+        request = begun.request
+        told = begun.request_id, begun.began, generation.phases, computed
+        gateway.traces.ended(request.scope["path"], request.headers, *told, is_answered=generation.is_answered)
 
 
 async def _worked_out(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
@@ -373,7 +373,7 @@ def _api_error(request: Request, error: ApiError) -> Response:
 
 def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer Starlette's own errors: a path or a method that does not exist."""
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return JSONResponse(
         ApiError(error.status_code, message, code=code).body(), status_code=error.status_code, headers=error.headers

@@ -179,10 +179,6 @@ class CompletionBody(GenerationBody, kw_only=True):
         """The number of likeliest tokens to report; None means no logprobs at all."""
         return self.logprobs
 
-    @property
-    def json_schema(self) -> None:
-        """Nothing: a completion is whatever the model says."""
-
 
 class ChatBody(GenerationBody, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens.
@@ -201,9 +197,8 @@ class ChatBody(GenerationBody, kw_only=True):
     thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    @property
     def json_schema(self) -> str | None:
-        """The schema that the answer is held to, as text."""
+        """Return the schema that the answer is held to, as a text that may be as long as the body."""
         if isinstance(self.response_format, SchemaFormat):
             return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
         return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None

@@ -16,8 +16,9 @@ from typing import Any
 from runtime.gateway.answer_parts import AnswerForm
 from runtime.gateway.body import ChatBody, CompletionBody, parse_body
 from runtime.gateway.conversation import ChatPrompt, Message, Tool, chat_prompt
-from runtime.gateway.http_errors import ApiError, invalid, unknown_model, unsupported
+from runtime.gateway.http_errors import ApiError, invalid, no_json, unknown_model, unsupported
 from runtime.gateway.tokenizer import Tokenizer
+from runtime.protocol.json_grammar import why_refused_unread
 from runtime.protocol.messages import Sampling
 
 __all__ = [
@@ -142,10 +143,10 @@ def _completion_call(body: CompletionBody, model: ServedModel, seed: int | None)
 def _chat_call(body: ChatBody, asked: int | None, model: ServedModel, seed: int | None) -> Call:
     check_num_messages(body.messages, model)
     prompt = _chat_prompt(body, model.tokenizer)
-    _check_format(body, prompt.answer)
+    json_schema = _json_schema(body, prompt.answer)
     check_length(prompt.text, model)
     prompt_ids = model.tokenizer.encode_whole(prompt.text)
-    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, seed, prompt.answer)
+    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, seed, prompt.answer, json_schema)
 
 
 def _encoded(text: str, model: ServedModel, param: str) -> list[int]:
@@ -199,10 +200,14 @@ def _tools(body: ChatBody) -> list[Tool]:
     return tools
 
 
-def _check_format(body: ChatBody, answer: AnswerForm) -> None:
-    """Raise ApiError if the answer cannot be JSON. What the schema says, `schemas.py` checks."""
-    if body.json_schema is None:
-        return
+def _json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
+    """Return the schema that the answer is held to, as text, which is made once for all choices.
+
+    Raise ApiError if the answer cannot be JSON, or the schema is too large. What it says, `schemas.py` checks.
+    """
+    schema = body.json_schema()
+    if schema is None:
+        return None
     conflicts = {
         "a model that thinks first": answer.opening == "thinking",
         "tools": answer.tool_calls is not None,
@@ -212,6 +217,10 @@ def _check_format(body: ChatBody, answer: AnswerForm) -> None:
     for name, is_there in conflicts.items():
         if is_there:
             raise unsupported(f"response_format in JSON is not supported together with {name}", "response_format")
+    reason = why_refused_unread(schema)
+    if reason is not None:
+        raise no_json(reason)
+    return schema
 
 
 def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
@@ -232,6 +241,7 @@ def _call(
     model: ServedModel,
     seed: int | None,
     answer: AnswerForm | None = None,
+    json_schema: str | None = None,
 ) -> Call:
     seed = seed if body.seed is None else body.seed
     limits = [_max_tokens(len(prompt_ids), asked, default, model) for prompt_ids in prompts]
@@ -240,7 +250,10 @@ def _call(
     return Call(
         requests=tuple(
             GenerationRequest(
-                prompt_ids, _sampling(body, limit, _seed(seed, choice), model.tokenizer), body.stop_strings(), answer
+                prompt_ids,
+                _sampling(body, limit, _seed(seed, choice), model.tokenizer, json_schema),
+                body.stop_strings(),
+                answer,
             )
             for prompt_ids, limit in zip(prompts, limits, strict=True)
             for choice in range(body.n or 1)
@@ -276,7 +289,9 @@ def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
     )
 
 
-def _sampling(body: CompletionBody | ChatBody, max_tokens: int, seed: int, tokenizer: Tokenizer) -> Sampling:
+def _sampling(
+    body: CompletionBody | ChatBody, max_tokens: int, seed: int, tokenizer: Tokenizer, json_schema: str | None
+) -> Sampling:
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
@@ -294,7 +309,7 @@ def _sampling(body: CompletionBody | ChatBody, max_tokens: int, seed: int, token
         num_logprobs=body.num_logprobs,
         min_tokens=min_tokens,
         logit_bias=body.logit_bias or {},
-        json_schema=body.json_schema,
+        json_schema=json_schema,
     )
 
 

@@ -1,12 +1,15 @@
 """HTTP/1.1 by uvicorn and h11, with what uvicorn leaves open: whom a connection waits for, and errors as OpenAI's JSON.
 
-A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed. A head may have
-MAX_HEADERS fields and MAX_HEAD_BYTES. A client that closes its sending half has left: there is no other sign of that.
+A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed. So does a head that
+says its body's length in two ways: a proxy before us may believe the other, and take what follows for another client's
+request (RFC 9112, section 6.1). A head may have MAX_HEADERS fields and MAX_HEAD_BYTES.
+A client that closes its sending half has left: there is no other sign of that.
 Input comes in pieces of PIECE_BYTES, and each is taken in by slices, in turn with other clients' (`input_turns.py`).
 """
 
 import asyncio
 import sys
+from collections.abc import Collection
 
 import h11
 import uvicorn
@@ -16,10 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from runtime.gateway.connections import Connections, Wait, refusal
-from runtime.gateway.http_errors import ApiError, head_too_large, head_too_slow, invalid
+from runtime.gateway.http_errors import ApiError, head_too_large, head_too_slow, invalid, two_lengths
 from runtime.gateway.input_turns import SLICE_BYTES, InputTurns
 
-__all__ = ["MAX_HEAD_BYTES", "Http1", "with_small_heads"]
+__all__ = ["MAX_HEAD_BYTES", "Http1", "with_plain_heads"]
 
 MAX_HEADERS = 100  # assumed: browsers and proxies send some thirty
 MAX_HEAD_BYTES = 16 * 2**10  # h11's default
@@ -147,14 +150,23 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return bool(self._untaken or self.conn.trailing_data[0])
 
 
-def with_small_heads(app: ASGIApp) -> ASGIApp:
-    """Return `app`, with an answer before it for heads that have too many fields."""
+def with_plain_heads(app: ASGIApp) -> ASGIApp:
+    """Return `app`, with an answer before it for heads that have too many fields, or say two lengths."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if len(scope["headers"]) > MAX_HEADERS:
-            error = head_too_large(MAX_HEADERS, "fields")
+        error = _what_is_wrong(scope["headers"])
+        if error is not None:
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
         else:
             await app(scope, receive, send)
 
     return answer
+
+
+def _what_is_wrong(fields: Collection[tuple[bytes, bytes]]) -> ApiError | None:
+    """Return what is wrong with a head whose fields h11 has found right one by one."""
+    if len(fields) > MAX_HEADERS:
+        return head_too_large(MAX_HEADERS, "fields")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in fields}:
+        return two_lengths()
+    return None

@@ -1,9 +1,11 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with sixteen ways to make it; each message is a sentence that the caller can act on.
+One exception with seventeen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
+    400 two_lengths()         its head says the body's length in two ways
     400 unsupported(...)      it asks for what this server, or its model, does not do
+    400 no_json(...)          its answer cannot be held to its JSON schema
     401 no_such_key()         no key, or one that is not known
     404 unknown_model(...)    another model's name
     408 too_slow(...)         the body took too long to come
@@ -27,6 +29,7 @@ __all__ = [
     "head_too_large",
     "head_too_slow",
     "invalid",
+    "no_json",
     "no_such_key",
     "other_body",
     "over_limit",
@@ -37,6 +40,7 @@ __all__ = [
     "too_many_connections",
     "too_many_values",
     "too_slow",
+    "two_lengths",
     "unavailable",
     "unknown_model",
     "unsupported",
@@ -84,6 +88,17 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 def unsupported(message: str, param: str) -> ApiError:
     """Return the error for a wish that this server, or its model, does not grant."""
     return invalid(message, param, "unsupported_parameter")
+
+
+def two_lengths() -> ApiError:
+    """Return the error for a head with Content-Length and Transfer-Encoding. What follows may be no next request."""
+    message = "the request has Content-Length and Transfer-Encoding; send one of them"
+    return ApiError(400, message, code="invalid_http", ends_connection=True)
+
+
+def no_json(reason: str) -> ApiError:
+    """Return the error for a JSON schema that no answer can be held to."""
+    return unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 
 def unknown_model(asked: str, served: str) -> ApiError:

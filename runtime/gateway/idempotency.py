@@ -1,7 +1,9 @@
 """`Idempotency-Key`: the same call again, by a caller who could not know whether the first was answered.
 
     key -> seed      the answer is computed again, and drawn as the first was: in deterministic mode it is the same
-    key -> counted   the tokens that were counted for it, by limits and by the log, are not counted again
+    key -> counted   the tokens that the log has counted for it are not counted again
+
+A key's limit counts what is computed, so the same tokens again: else one key would have ranks work without end.
 
 The seed follows from the key alone, so it is the same at a gateway that has never seen the key: the one that starts
 after a crash, or another replica. What was counted is known to the gateway that counted it. One that died had not: a
@@ -30,7 +32,7 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """A call with its key: how it draws, and what was counted of it. Without a key, `digest` and `seed` are None."""
+    """A call with its key: how it draws, and what the log counts of it. Without a key, `digest` and `seed` are None."""
 
     digest: str | None = None
     seed: int | None = None
@@ -40,7 +42,7 @@ class IdempotentCall:
     _until: float = 0.0
 
     def count(self, num_prompt_tokens: int, num_generated_tokens: int) -> tuple[int, int]:
-        """Count a call's tokens. Return how many are new: of prompts, and generated."""
+        """Count a call's tokens for the log. Return how many are new: of prompts, and generated."""
         new = (
             max(0, num_prompt_tokens - self.num_prompt_tokens),
             max(0, num_generated_tokens - self.num_generated_tokens),

@@ -65,7 +65,7 @@ class RequestLog:
         """
         fields = {
             "request_id": call.request_id,
-            "path": call.request.url.path,
+            "path": call.request.scope["path"],
             "key": call.request.state.account.name,
             "answered": is_answered,
             "prompt_tokens": num_prompt_tokens,
@@ -79,7 +79,7 @@ class RequestLog:
 
     def refused(self, request: Request, error: ApiError) -> None:
         """Say that a call was refused, or given up."""
-        what = f"{request.method} {request.url.path}"
+        what = f"{request.method} {request.scope['path']}"
         self._complain(f"refused {peer_of(request)}: {what}: {error.status} {error.code or error.type}")
 
 

@@ -1,9 +1,11 @@
 """The JSON schemas of callers, checked before a rank sees them, in a process of their own (`schema_trial.py`).
 
-    why_refused(schema) -> limits that its text tells -> known from before -> tried, one schema at a time
+    why_refused(caller, schema) -> known from before -> tried, one schema at a time, when it is its caller's turn
 
-The process starts with the first schema: not everybody asks for JSON, and a vocabulary takes memory. What it said is
-remembered, since agents send the same schema again and again. One thread talks to it.
+The process reads a schema too: one of 64 KiB takes tens of milliseconds, which the event loop does not have. It starts
+with the first schema: not everybody asks for JSON, and a vocabulary takes memory. What it said is remembered, since
+agents send the same schema again and again. One thread talks to it. Callers take turns (`fair_line.py`): whoever sends
+many schemas, each of which takes all the time it may, delays another's by one.
 """
 
 import asyncio
@@ -17,14 +19,15 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.gateway.fair_line import FairLine, Turn
 from runtime.gateway.http_errors import unavailable
-from runtime.protocol.json_grammar import why_over_limits
 
 __all__ = ["Schemas"]
 
 START_TIMEOUT_S = 60  # assumed: 129,280 tokens take seconds
 TRIAL_TIMEOUT_S = 10  # assumed: on a busy machine; the trial itself is bounded in CPU time
-MAX_WAITING = 32  # assumed: at 0.2 s each, the last waits for 6 s
+MAX_WAITING = 32  # assumed: at 0.2 s each, the last of a caller that is alone waits for 6 s
+COST = 1.0  # of each schema, since what it costs is not known before
 MAX_REMEMBERED = 1024
 
 
@@ -35,37 +38,56 @@ class Schemas:
         self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
         self._trials = _Trials(file, vocab_size, end_of_text)
         self._thread = ThreadPoolExecutor(1, "schemas")
-        self._num_waiting = 0
+        self._line = FairLine()
+        self._may_begin: dict[Turn, asyncio.Event] = {}
+        self._being_tried: Turn | None = None
 
-    async def why_refused(self, schema: str) -> str | None:
+    async def why_refused(self, caller: str, schema: str) -> str | None:
         """Return why no answer can be held to the schema, or None. Raise ApiError when that cannot be told now."""
-        reason = why_over_limits(schema)
-        if reason is not None:
-            return reason
         key = hashlib.sha256(schema.encode()).digest()
         if key not in self._remembered:
-            await self._learn(key, schema)
+            self._remember(key, await self._tried(caller, schema))
         self._remembered.move_to_end(key)
         return self._remembered[key]
 
     def close(self) -> None:
-        """End the process."""
+        """End the process. What still waits for it cannot be checked."""
         self._trials.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _learn(self, key: bytes, schema: str) -> None:
-        if self._num_waiting >= MAX_WAITING:
-            raise unavailable("too many JSON schemas are being checked; ask again in a while")
-        self._num_waiting += 1
-        try:
-            reason = await asyncio.get_running_loop().run_in_executor(self._thread, self._trials.why_not, schema)
-        except (OSError, EOFError) as error:
-            raise unavailable(f"the JSON schema could not be checked: {error}") from None
-        finally:
-            self._num_waiting -= 1
+    def _remember(self, key: bytes, reason: str | None) -> None:
         self._remembered[key] = reason
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
+
+    async def _tried(self, caller: str, schema: str) -> str | None:
+        if not self._line.room(caller, MAX_WAITING):
+            raise unavailable("too many JSON schemas are being checked; ask again in a while")
+        turn = self._line.join(caller, COST)
+        may_begin = self._may_begin[turn] = asyncio.Event()
+        try:
+            self._begin_next()
+            await may_begin.wait()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._trials.why_not, schema)
+        except (OSError, EOFError) as error:
+            raise unavailable(f"the JSON schema could not be checked: {error}") from None
+        finally:
+            self._end(turn)
+
+    def _begin_next(self) -> None:
+        """Let the first in the line be tried, unless one is."""
+        turn = self._line.first()
+        if turn is not None and self._being_tried is None:
+            self._line.serve(turn)
+            self._being_tried = turn
+            self._may_begin[turn].set()
+
+    def _end(self, turn: Turn) -> None:
+        """Let the next one be tried if this one was. Its caller may have left before."""
+        self._line.end(turn, COST)
+        del self._may_begin[turn]
+        if self._being_tried is turn:
+            self._being_tried = None
+            self._begin_next()
 
 
 class _Trials:

@@ -25,7 +25,7 @@ from runtime.gateway.admission import BATCHES_AHEAD, Admission, Waits, num_ahead
 from runtime.gateway.app import Gateway, create_app
 from runtime.gateway.calls import ServedModel
 from runtime.gateway.connections import Connections, connected, most_connections, serve_clients, take_connections
-from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_small_heads
+from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_plain_heads
 from runtime.gateway.input_turns import InputTurns
 from runtime.gateway.keys import KeyRing
 from runtime.gateway.metrics import GatewayMetrics
@@ -151,13 +151,14 @@ def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
 
 async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: float) -> None:
     config = uvicorn.Config(
-        with_small_heads(create_app(gateway)),
+        with_plain_heads(create_app(gateway)),
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="error",  # of warnings there may be a flood; connections complain themselves
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whoever connects may write anything in X-Forwarded-For
         timeout_graceful_shutdown=ceil(drain_s) + UNREAD_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )

@@ -1,6 +1,6 @@
 """The decode rank's end of KV transfer: a server on the rank's KV port.
 
-    Offer    ticket, digest, shape and size are checked before anything is allocated
+    Offer    short; ticket, digest, shape and size are checked before anything is allocated
     Piece    rows of one layer, in order within it, each with its CRC-32, read to where they stay
     Handover the request itself; with it every layer must be whole. Accepted, or Refused
 
@@ -30,7 +30,7 @@ from runtime.kv.tickets import Tickets
 from runtime.launch import KvLayout, UnitLaunch
 from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.complaints import Complaints
-from runtime.protocol.frames import PIECE_BYTES, FrameReader, encode_frame
+from runtime.protocol.frames import MAX_HEADER_BYTES, PIECE_BYTES, STRANGER_HEADER_BYTES, FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Offer, Piece, Refused
 from runtime.protocol.sockets import notice_a_vanished_peer
 
@@ -104,7 +104,7 @@ class KvReceiver:
         """
         reply: HandoverReply | None = None
         while not isinstance(reply, Refused):
-            head = await _next_header(frames, FIRST_TIMEOUT_S if reply is None else None)
+            head = await _next_header(frames, FIRST_TIMEOUT_S if reply is None else None, STRANGER_HEADER_BYTES)
             if head is None:
                 return
             offer, payload_bytes = head
@@ -223,10 +223,10 @@ async def _read_piece(piece: Piece, payload_bytes: int, place: memoryview, frame
 
 
 async def _next_header(
-    frames: FrameReader[FromPrefill], timeout_s: float | None
+    frames: FrameReader[FromPrefill], timeout_s: float | None, max_bytes: int = MAX_HEADER_BYTES
 ) -> tuple[Offer | Piece | Handover, int] | None:
     async with asyncio.timeout(timeout_s):
-        return await frames.read_header()
+        return await frames.read_header(max_bytes)
 
 
 async def _throw_away(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

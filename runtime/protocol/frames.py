@@ -3,8 +3,9 @@
     magic "TDML" | version u16 | reserved u16 | header bytes u32 | payload bytes u64 | header (JSON) | payload
 
 The header is one message of `messages.py`, the payload the raw bytes of a tensor (or nothing). Sizes are checked
-before anything is allocated; the JSON is decoded into a closed set of types. A frame that has begun must be whole
-within FRAME_TIMEOUT_S; between frames a peer may be silent for as long as it likes. It does not retry or reconnect.
+before anything is allocated; the JSON is decoded into a closed set of types. A stranger's header is short: one of more
+than STRANGER_HEADER_BYTES is for whoever has proved something. A frame that has begun must be whole within
+FRAME_TIMEOUT_S; between frames a peer may be silent for as long as it likes. It does not retry or reconnect.
 
 Both ends have one VERSION, or do not talk. It is that of frames and messages alike: whatever changes a field of any
 message raises it, here and as `wire_version` in what the planner writes, so that `kv_digest` differs too. The prefix
@@ -21,13 +22,22 @@ import msgspec
 
 from runtime.errors import WireError, WireVersionError
 
-__all__ = ["FRAME_PREFIX_BYTES", "PIECE_BYTES", "VERSION", "FrameReader", "encode_frame"]
+__all__ = [
+    "FRAME_PREFIX_BYTES",
+    "MAX_HEADER_BYTES",
+    "PIECE_BYTES",
+    "STRANGER_HEADER_BYTES",
+    "VERSION",
+    "FrameReader",
+    "encode_frame",
+]
 
 MAGIC = b"TDML"
 VERSION = 9
 _PREFIX = struct.Struct("!4sHHIQ")
 FRAME_PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 16 * 2**20
+STRANGER_HEADER_BYTES = 16 * 2**10  # assumed: names, digests and a ticket take one of them
 FRAME_TIMEOUT_S = 30.0
 PIECE_BYTES = 2**20
 LEFT_INSIDE = "the peer closed the connection inside a frame"
@@ -58,14 +68,14 @@ class FrameReader(Generic[Message]):
         head = await self.read_header()
         return None if head is None else (head[0], await self.read_payload(head[1]))
 
-    async def read_header(self) -> tuple[Message, int] | None:
-        """Return the next message and its payload's size.
+    async def read_header(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
+        """Return the next message, whose header has at most `max_bytes`, and its payload's size.
 
         The caller must read or skip the payload before it reads the next message.
         """
         if not self._held and not await self._hears_more():
             return None
-        return self._header_here() or await _in_time(self._rest_of_header())
+        return self._header_here(max_bytes) or await _in_time(self._rest_of_header(max_bytes))
 
     def whole_here(self) -> Message | None:
         """Return the next message if all of it has come, without waiting; else None. It has no payload.
@@ -77,18 +87,19 @@ class FrameReader(Generic[Message]):
         return None if head is None else head[0]
 
     async def first(self, name: str, timeout_s: float) -> Message:
-        """Read the message that begins a connection.
+        """Read the message that begins a connection: a short one, without a payload.
 
         Raise WireError, which says `name`, if it does not come in time.
         """
+        assert self._max_payload_bytes == 0
         try:
             async with asyncio.timeout(timeout_s):
-                frame = await self.read()
+                head = await self.read_header(STRANGER_HEADER_BYTES)
         except TimeoutError:
             raise WireError(f"no {name} within {timeout_s:g} s") from None
-        if frame is None:
+        if head is None:
             raise WireError(f"it closed before its {name}")
-        return frame[0]
+        return head[0]
 
     async def read_payload(self, num_bytes: int) -> bytearray:
         """Read the payload into memory of its own."""
@@ -104,17 +115,17 @@ class FrameReader(Generic[Message]):
         """Read the payload and keep nothing of it."""
         await _in_time(self._skip(num_bytes))
 
-    async def _rest_of_header(self) -> tuple[Message, int]:
-        while (head := self._header_here()) is None:
+    async def _rest_of_header(self, max_bytes: int) -> tuple[Message, int]:
+        while (head := self._header_here(max_bytes)) is None:
             if not await self._hears_more():
                 raise WireError(LEFT_INSIDE)
         return head
 
-    def _header_here(self) -> tuple[Message, int] | None:
+    def _header_here(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
         """Return the next message and its payload's size if all of its header has come."""
         if len(self._held) < FRAME_PREFIX_BYTES:
             return None
-        header_bytes, payload_bytes = self._check_prefix()
+        header_bytes, payload_bytes = self._check_prefix(max_bytes)
         end = FRAME_PREFIX_BYTES + header_bytes
         if len(self._held) < end:
             return None
@@ -155,14 +166,14 @@ class FrameReader(Generic[Message]):
         except OSError:
             return b""
 
-    def _check_prefix(self) -> tuple[int, int]:
+    def _check_prefix(self, max_bytes: int) -> tuple[int, int]:
         magic, version, _, header_bytes, payload_bytes = _PREFIX.unpack_from(self._held)
         if magic != MAGIC:
             raise WireError("the peer does not speak Tidemill's wire protocol")
         if version != VERSION:
             raise WireVersionError(f"the peer speaks wire version {version}, this runtime {VERSION}")
-        if header_bytes > MAX_HEADER_BYTES:
-            raise WireError(f"a frame's header of {header_bytes:,} bytes is over the limit of {MAX_HEADER_BYTES:,}")
+        if header_bytes > max_bytes:
+            raise WireError(f"a frame's header of {header_bytes:,} bytes is over the limit of {max_bytes:,}")
         if payload_bytes > self._max_payload_bytes:
             raise WireError(f"a frame's payload of {payload_bytes:,} bytes is over {self._max_payload_bytes:,}")
         return header_bytes, payload_bytes

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("ANY_OBJECT", "MAX_SCHEMA_BYTES", "is_installed", "json_matcher", "read_vocabulary", "why_no_grammar"),
-    "why_over_limits",
+    "why_refused_unread",
 ]
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_SCHEMA_BYTES = 64 * 1024  # assumed: over ten times what agents send
 MAX_REMAINDERS = 20_000  # measured: under 100 ms. A minute's seconds, cents and thousands have far fewer
+MAX_DIGITS = 20  # of a number with 64 bits; the library takes 32
 OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}  # assumed: an indented line
 MISSING = "it needs llguidance, which is not installed: pip install 'tidemill[json]'"
 SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # two of these beside each other hold together
@@ -40,24 +41,16 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def why_over_limits(schema: str) -> str | None:
-    """Return why nobody shall make a grammar of this schema, or None. This takes milliseconds, whatever the schema."""
+def why_refused_unread(schema: str) -> str | None:
+    """Return why nobody shall read this schema, or None. This takes no time: an event loop may ask."""
     if not is_installed():
         return MISSING
-    if len(schema.encode()) > MAX_SCHEMA_BYTES:
-        return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes"
-    try:
-        num_remainders = _num_remainders(msgspec.json.decode(schema))
-    except (msgspec.DecodeError, RecursionError) as error:
-        return f"its schema cannot be read as JSON: {error}"
-    if num_remainders > MAX_REMAINDERS:
-        return f"the values of multipleOf in its schema have together over {MAX_REMAINDERS:,} remainders"
-    return None
+    return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
 
 
 def why_no_grammar(schema: str) -> str | None:
     """Return why no answer can be held to this schema, or None. The library may take seconds to say."""
-    reason = why_over_limits(schema)
+    reason = why_refused_unread(schema) or _why_over_limits(schema)
     if reason is not None:
         return reason
     import llguidance
@@ -89,6 +82,17 @@ def _grammar(schema: str) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
 
 
+def _why_over_limits(schema: str) -> str | None:
+    """Return why nobody shall make a grammar of this schema, or None. It takes tens of milliseconds at most."""
+    try:
+        num_remainders = _num_remainders(msgspec.json.decode(schema))
+    except (msgspec.DecodeError, RecursionError) as error:
+        return f"its schema cannot be read as JSON: {error}"
+    if num_remainders > MAX_REMAINDERS:
+        return f"the values of multipleOf in its schema have together over {MAX_REMAINDERS:,} remainders"
+    return None
+
+
 def _num_remainders(schema: Any) -> int:
     """Return about how many remainders the schema's numbers have, all of them together.
 
@@ -97,7 +101,7 @@ def _num_remainders(schema: Any) -> int:
     """
     nodes = list(_objects(schema))
     values = [Decimal(repr(node["multipleOf"])) for node in nodes if _is_number(node.get("multipleOf"))]
-    values = [abs(value) for value in values if value]
+    values = [value for value in values if value]
     if not values:
         return 0
     if any(_holds_several(node) for node in nodes):
@@ -132,9 +136,31 @@ def _holds_several(node: dict[str, Any]) -> bool:
 
 
 def _coefficient(values: list[Decimal]) -> int:
-    """Return the least common multiple of the values as an integer, without powers of ten: digits tell those."""
-    exponent = min(int(value.as_tuple().exponent) for value in values)
-    multiple = math.lcm(*(int(value.scaleb(-exponent)) for value in set(values)))
-    while multiple % 10 == 0:
-        multiple //= 10
-    return multiple
+    """Return the least common multiple of the values, without powers of ten: digits tell those.
+
+    Over MAX_REMAINDERS it is any number that is: the multiple of a thousand large values would take seconds.
+    """
+    twos, fives, rest = [], [], 1
+    for value in set(values):
+        _, digits, exponent = value.as_tuple()
+        if len(digits) > MAX_DIGITS:
+            return MAX_REMAINDERS + 1
+        assert isinstance(exponent, int)  # JSON has no infinity
+        num_twos, odd = _divided(int("".join(map(str, digits))), 2)
+        num_fives, factor = _divided(odd, 5)
+        twos.append(num_twos + exponent)
+        fives.append(num_fives + exponent)
+        rest = math.lcm(rest, factor)
+        if rest > MAX_REMAINDERS:
+            return rest
+    num_more = max(twos) - max(fives)
+    return rest * (2**num_more if num_more > 0 else 5**-num_more)
+
+
+def _divided(number: int, prime: int) -> tuple[int, int]:
+    """Return how often the prime divides the number, and what is left of it."""
+    times = 0
+    while number % prime == 0:
+        number //= prime
+        times += 1
+    return times, number

@@ -39,7 +39,7 @@ from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
 from runtime.protocol.tls import Impostor, Trust, call, seconds_valid, why_refused
 from runtime.worker.renewal import Line, renewed_in_time
 
-__all__ = ["GatewayAddress", "GatewayLink"]
+__all__ = ["GatewayAddress", "GatewayLink", "Refused", "complain"]
 
 RETRY_S = 0.5
 # A call to the address of a pod that is gone may get no answer at all, and the kernel repeats it for two minutes. A new
@@ -55,6 +55,10 @@ class GatewayAddress:
     host: str
     port: int
     trust: Trust | None = None
+
+
+class Refused(RuntimeFailure):
+    """A gateway takes this rank neither as it is nor later."""
 
 
 class GatewayLink:
@@ -78,7 +82,7 @@ class GatewayLink:
         return self._writer is not None
 
     async def run(self) -> None:
-        """Keep the line up, for ever. Raise RuntimeFailure when the gateway refuses this rank for good."""
+        """Keep the line up, for ever. Raise Refused when the gateway refuses this rank for good."""
         complained = False
         while True:
             pause_s = RETRY_S
@@ -90,10 +94,9 @@ class GatewayLink:
             except (WireVersionError, Impostor, ssl.SSLError) as error:
                 if not isinstance(error, ssl.SSLEOFError):  # it went away in the middle of a handshake
                     pause_s = RETRY_OTHER_S
-                    complained = complained or _complain(error)
+                    complained = complained or complain(why_refused(error))
             except (OSError, WireError):
                 pass  # the gateway is not there yet, or went away: call again
-            self._writer = None
             await asyncio.sleep(pause_s)
 
     def say_state(self, state: State) -> None:
@@ -124,6 +127,7 @@ class GatewayLink:
                 next_line = await self._follow(next_line)
         finally:
             self._writer.close()
+            self._writer = None
 
     async def _follow(self, line: Line) -> Line | None:
         """Hear the gateway until it closes the connection. Return the one to go on with, if the rank has moved."""
@@ -154,7 +158,7 @@ class GatewayLink:
         """Act on what concerns the line, and pass on the rest."""
         match message:
             case Rejected(reason=reason):
-                raise RuntimeFailure(f"the gateway refuses this rank: {reason}")
+                raise Refused(f"the gateway refuses this rank: {reason}")
             case Ping():
                 self.send(Pong())  # from this thread, however long a step takes
             case Dismissed():
@@ -166,7 +170,7 @@ class GatewayLink:
                 self._receive(message)
 
 
-def _complain(error: Exception) -> bool:
+def complain(why: str) -> bool:
     """Say why another gateway is waited for, or the same one with another certificate. Return True."""
-    print(f"tidemill: waiting for another gateway: {why_refused(error)}", file=sys.stderr, flush=True)
+    print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

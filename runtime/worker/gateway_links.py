@@ -7,6 +7,8 @@
 A gateway that comes later is called when the name leads to it, one that is gone is forgotten when the name no longer
 does. No gateway is needed for another's requests. Those of a gateway that is gone are aborted here when they have a
 token to tell: it has failed them, and nobody else knows of them.
+One that refuses this rank ends it only when all others do: while gateways are replaced, old and new ones stand side by
+side, and a rank that the new ones refuse has answers of the old ones to give.
 It does not keep a line up (`gateway_connection.py` does).
 """
 
@@ -14,12 +16,20 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from runtime.protocol.messages import Abort, Embedding, Failed, FromGateway, Hello, Load, State, Token, gateway_of
-from runtime.worker.gateway_connection import RETRY_S, GatewayAddress, GatewayLink
+from runtime.worker.gateway_connection import (
+    RETRY_OTHER_S,
+    RETRY_S,
+    GatewayAddress,
+    GatewayLink,
+    Refused,
+    complain,
+)
 
 __all__ = ["GatewayLinks"]
 
@@ -37,6 +47,7 @@ class GatewayLinks:
         self._gateway, self._hello, self._receive, self._start = gateway, hello, receive, start
         self._links: dict[str, GatewayLink] = {}  # by address
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: set[str] = set()  # addresses of gateways that have just refused this rank
         self._state = State("loading", 0.0)
         self._load: Load | None = None
 
@@ -90,11 +101,26 @@ class GatewayLinks:
             link.say_state(self._state)
             if self._load is not None:
                 link.say_load(self._load)
-            self._tasks[address] = self._start(link.run)
+            self._tasks[address] = self._start(partial(self._keep_up, address, link))
         for address in [each for each in self._links if each not in addresses]:
             if not self._links[address].is_connected:
                 del self._links[address]
+                self._refused.discard(address)
                 self._tasks.pop(address).cancel()
+
+    async def _keep_up(self, address: str, link: GatewayLink) -> None:
+        """Keep the line up, for ever. Raise Refused when every gateway refuses this rank."""
+        complained = False
+        while True:
+            try:
+                await link.run()
+            except Refused as refusal:
+                self._refused.add(address)
+                if self._refused == set(self._links):
+                    raise
+                complained = complained or complain(str(refusal))
+            await asyncio.sleep(RETRY_OTHER_S)
+            self._refused.discard(address)
 
     async def _addresses(self) -> set[str]:
         """Return where the names lead; while one is not known, where they led before, too."""

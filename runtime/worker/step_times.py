@@ -15,7 +15,8 @@ from runtime.protocol.messages import StepTime
 
 __all__ = ["StepTimes"]
 
-SMOOTHING = 1 / 16  # assumed: one long step in many is none, and a slow rank shows after some ten
+SMOOTHING = 1 / 16  # assumed: a slow rank shows after some ten steps
+MOST_TIMES = 2.0  # assumed: of the steps before. A core that another process had for a moment makes no slow rank
 SMOOTHED_S = 5.0  # assumed: where steps are long, a step counts by its time, so that ten seconds tell who is slow
 US_PER_S = 1e6
 
@@ -35,9 +36,7 @@ class StepTimes:
         began, waited_before = self._now(), self._waits.seconds
         yield
         seconds, waited_s = self._now() - began, self._waits.seconds - waited_before
-        own_s = max(seconds - waited_s, 0.0)
-        share = 1.0 if self.count == 0 else min(max(SMOOTHING, seconds / SMOOTHED_S), 1.0)
-        self._own_s += share * (own_s - self._own_s)
+        self._smooth(max(seconds - waited_s, 0.0), seconds)
         self.count, self.seconds, self.waited_s = self.count + 1, self.seconds + seconds, self.waited_s + waited_s
 
     def tell(self, say: Callable[[StepTime], None]) -> None:
@@ -45,3 +44,10 @@ class StepTimes:
         if self.count != self._num_told:
             self._num_told = self.count
             say(StepTime(round(self._own_s * US_PER_S)))
+
+    def _smooth(self, own_s: float, seconds: float) -> None:
+        """Take in a step's own part. Many steps that are longer raise what they are compared with; one does not."""
+        if self._own_s == 0.0:  # at the first step, or after some that took nothing
+            self._own_s = own_s
+        share = min(max(SMOOTHING, seconds / SMOOTHED_S), 1.0)
+        self._own_s += share * (min(own_s, MOST_TIMES * self._own_s) - self._own_s)

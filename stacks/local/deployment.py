@@ -7,7 +7,6 @@ import importlib.util
 import math
 import os
 import shutil
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
+from stacks.local.processes import terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
@@ -109,7 +109,7 @@ def start(
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.make()
         _write_launch_files(folder.launch_folder, plan)
         log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     except OSError as error:
@@ -163,7 +163,7 @@ def stop(folder: RunFolder) -> None:
     timeout_s = STOP_TIMEOUT_S + record.drain_s
     deadline = time.monotonic() + timeout_s
     if folder.is_running():
-        os.kill(record.supervisor, signal.SIGTERM)
+        terminate(record.supervisor, record.supervisor_began)
     while folder.is_running():
         if time.monotonic() > deadline:
             rule = f"R105 {folder.name} did not stop within {timeout_s:.0f} s"

@@ -10,17 +10,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stacks.local.layout import NodeProcess
 
-__all__ = ["PEER_LOST", "ProcessGroup", "last_words", "state_of"]
+__all__ = ["PEER_LOST", "ProcessGroup", "began_at", "last_words", "state_of", "terminate"]
 
 PEER_LOST = 75  # the runtime's exit status for "another rank went first"
 CAUSE_GRACE_S = 3.0  # how long the node that caused a failure may take to say so after one that only noticed
 GONE_WITHIN_S = 5.0  # assumed: freeing a rank's memory takes a while on a busy machine; zombies may stay for longer
 POLL_S = 0.05
 GONE, STOPPED = "", "T"  # of state_of
+STARTTIME = 22 - 3  # proc(5) counts `stat` from 1, and the state is 3
 
 
 class ProcessGroup:
@@ -110,11 +112,36 @@ def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
 
 def state_of(pid: int) -> str:
     """Return the letter of the process's state (proc(5), `stat`); "" if it is gone, or only waits to be reaped."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return GONE
+    letter, *_ = _stat(pid) or [GONE]
     return GONE if letter in "ZX" else letter
+
+
+def began_at(pid: int) -> int | None:
+    """Return when the process began, in clock ticks since boot (proc(5), `starttime`); None if it is gone.
+
+    The kernel gives a number to another process again, but not in the same tick.
+    """
+    told = _stat(pid)
+    return int(told[STARTTIME]) if told else None
+
+
+def terminate(pid: int, began: int) -> None:
+    """Ask the process to end that began then; nothing where it is gone, whoever has its number now."""
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)  # stays that process, also where it ends before the signal
+        try:
+            if began_at(pid) == began:
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what proc(5) tells in `stat` from the state on; nothing if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return []
 
 
 def _has_members(process_group: int) -> bool:

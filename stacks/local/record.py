@@ -5,7 +5,10 @@
                                      launch/           the plan's launch files
                                      *.log             what each process said on stderr
 
-The lock says whether a supervisor lives. A process number would not do: the kernel may have given it away again.
+The lock says whether a supervisor lives. A process number would not do: the kernel may have given it away again. So
+the record has when the supervisor began as well, and a lock that anybody else holds says nothing.
+
+The folder is its user's alone: whoever can open the lock can hold it.
 """
 
 import fcntl
@@ -21,6 +24,7 @@ from typing import Any, TextIO
 
 from stacks.local.errors import LocalError
 from stacks.local.played_day import DayRecord, DueAct
+from stacks.local.processes import began_at
 
 __all__ = [
     "ORDER",
@@ -79,6 +83,7 @@ class Record:
     model: str
     units: tuple[UnitRecord, ...]
     supervisor: int = 0  # its process; 0 before there is one
+    supervisor_began: int = 0  # as `began_at` has it
     stages: dict[str, float] = field(default_factory=dict)
     failure: str | None = None  # why the whole deployment ended, once it has
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
@@ -139,6 +144,11 @@ class RunFolder:
         """The folder of the processes' certificates and keys."""
         return self.path / "tls"
 
+    def make(self) -> None:
+        """Make the folder, or take what there is, so that no other user reads it. Raise OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
     def read(self) -> Record | None:
         """Return the record, or None before there is one."""
         try:
@@ -154,12 +164,14 @@ class RunFolder:
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """Return whether a supervisor holds the lock."""
+        """Return whether the recorded supervisor lives and the lock is held; never for a folder of another user."""
         try:
             with (self.path / "lock").open() as lock:
-                return not _try_lock(lock)
-        except (FileNotFoundError, NotADirectoryError):
+                is_held = not _try_lock(lock)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return False
+        record = self.read() if is_held else None
+        return record is not None and began_at(record.supervisor) == record.supervisor_began
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Layout
 from stacks.local.played_day import advance
-from stacks.local.processes import ProcessGroup
+from stacks.local.processes import ProcessGroup, began_at
 from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
 from stacks.local.reports import (
     GatewayReport,
@@ -46,7 +46,10 @@ def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callab
     `started` is called as soon as this process is the one that runs it, and the record says so.
     """
     with folder.locked():
-        supervisor = _Supervisor(folder, layout, replace(record, supervisor=os.getpid()))
+        began = began_at(os.getpid())
+        assert began is not None
+        record = replace(record, supervisor=os.getpid(), supervisor_began=began)
+        supervisor = _Supervisor(folder, layout, record)
         started()
         supervisor.run()
 

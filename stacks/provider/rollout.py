@@ -1,5 +1,7 @@
 """Units that change while they serve: one of a phase at a time, and none after one that did not get ready.
 
+The gateway is one of these too, alone in its phase.
+
 A unit changes in place if its pods become others and it keeps its nodes and the KV that it exchanges. Then units of
 before and after serve together, and each phase is short of one unit at most. What does not get ready is made as it was.
 
@@ -21,6 +23,7 @@ from stacks.kube.several import Manifests, last
 __all__ = ["Rollout", "rolled_phase"]
 
 PHASE_LABEL = "tidemill.dev/phase"
+COMPONENT_LABEL, GATEWAY = "app.kubernetes.io/component", "gateway"
 LOOK_S = 1.0  # between two looks at whether the user has cancelled
 
 
@@ -68,7 +71,8 @@ def rolled_phase(old: Manifests, new: Manifests) -> str | None:
     if not old or not new:
         return None
     before, after = last(old)[1], last(new)[1]
-    phase = (after["metadata"].get("labels") or {}).get(PHASE_LABEL)
+    labels = after["metadata"].get("labels") or {}
+    phase = labels.get(PHASE_LABEL) or (GATEWAY if labels.get(COMPONENT_LABEL) == GATEWAY else None)
     if phase is None or _template(before) == _template(after):
         return None
     kv = _kv_digest(new)

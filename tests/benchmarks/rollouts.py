@@ -1,8 +1,9 @@
 """Rollouts on a real cluster under streams: `python -m tests.benchmarks.rollouts`, as root.
 
 Two prefill and two decode units of two ranks each serve. `pulumi up` brings a new expert map, the map of before, a new
-image, the image of before, and an image that cannot be had, while callers stream one answer after another. Prints how
-long each took, which units were left as they were, and what became of the answers.
+image, the image of before, and an image that cannot be had, while callers stream one answer after another. The gateway
+has the units' image, so it changes with them. Prints how long each took, which units were left as they were, and what
+became of the answers.
 
 Exits with 1 if an answer failed, was cut short or had another text than before, if a unit was not changed that had to
 be, or if the last one was not undone.
@@ -52,6 +53,8 @@ def main():
                 rolled(deployed, streams, goals, what, change, is_right=is_right)
                 if what == "a new expert map":
                     goals.check("expert maps that are others", int(map_of(deployed) != maps), "==", 1)
+        tried = [pod.spec.containers[0].image for pod in deployed.pods(f"{NAME}-gateway")]
+        goals.check("gateways of the image that cannot be had", tried.count(BAD["image"]), "==", 0)
         goals.check("answers that failed, were cut short, or had another text", len(streams.wrong), "==", 0)
         print(f"{len(streams.answers)} answers")
     for each in streams.wrong[:20]:

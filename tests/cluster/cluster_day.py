@@ -33,7 +33,7 @@ class Look:
         return " | ".join(str(self.status.get(key, "")) for key in ("state", "units", "why"))
 
 
-def day_deployed(executable: Path, folder: Path, cluster: Cluster, namespace: str, **changes: Any) -> Deployed:
+def day_deployed(executable: Path, folder: Path, cluster: Cluster, namespace: str, /, **changes: Any) -> Deployed:
     """A stack of the demo's day, not up yet, with these sections of its spec changed."""
     path = write_day(
         folder,

@@ -32,6 +32,7 @@ NO_PASSES = {
     "start_times": "reads layouts and their memory",
     "missed_promises": "compares figures of a plan with its spec",
     "broken_promises": "compares figures of a plan with its spec",
+    "idle_overlaps": "compares a prediction with another of the same layout",
 }
 
 # Fields of a plan that its text leaves out.

@@ -192,6 +192,7 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
     """A line that breaks is called again; what can be read is answered or failed, and a request beside it goes on."""
     monkeypatch.setattr(gateway_connection, "RETRY_S", 0)
     monkeypatch.setattr(gateway_connection, "RETRY_OTHER_S", 0)
+    monkeypatch.setattr(gateway_connection, "CALL_TIMEOUT_S", PATIENCE_S)  # steps hold up this loop on a busy machine
     rank = Rank(kind, engine, launch)
     bystander = Prefill(BYSTANDER, [5, 6, 8], Sampling(8, 1.0, 0.9, 3, []), *DECODE)
     expected = rank.answer(bystander)

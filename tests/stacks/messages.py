@@ -69,7 +69,7 @@ def _which_one(_):
 def _will_not_stop(_):
     with ExitStack() as patched:
         patched.enter_context(patch.object(deployment.time, "monotonic", count(0, 60).__next__))
-        patched.enter_context(patch.object(deployment.os, "kill"))
+        patched.enter_context(patch.object(deployment, "terminate"))
         deployment.stop(Folder(lives=True, record=DEMO))
 
 

@@ -153,6 +153,17 @@ def test_several_gateways_share_limits_and_leave_one_at_a_time(tmp_path):
     assert (budget["spec"]["minAvailable"], budget["spec"]["selector"]) == (2, gateway["spec"]["selector"])
 
 
+def test_one_gateway_is_there_before_the_other_goes(applied):
+    """A new one that never gets ready takes nothing away, and one that goes answers until every proxy knows."""
+    spec = applied["deployment-demo-gateway.yaml"]["spec"]
+    pod = spec["template"]["spec"]
+
+    assert spec["strategy"] == {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert "replicas" not in spec
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    assert pod["terminationGracePeriodSeconds"] == 5 + 30 + 10
+
+
 def test_a_unit_is_a_group_of_pods_one_a_node(applied):
     """Decode on its two nodes: size 2, pinned there, restarted as one."""
     spec = applied["leaderworkerset-demo-decode-0.yaml"]["spec"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import compile_plan
@@ -36,6 +36,7 @@ def promised(spec, seconds, **values):
     return case, predict(case, NONE).ttft_seconds.mid
 
 
+@settings(max_examples=40)  # each asks for a spec with another promise
 @given(times=st.floats(1.6, 30))
 def test_prefill_is_as_full_as_the_promise_allows(spec, times):
     """A thousandth more would be over 99 % of the promise."""
@@ -47,6 +48,7 @@ def test_prefill_is_as_full_as_the_promise_allows(spec, times):
     assert predict(fuller, NONE).ttft_seconds.mid > KEPT * times * AT_ONCE
 
 
+@settings(max_examples=40)
 @given(times=st.floats(0.01, 1.4))
 def test_a_promise_without_time_to_wait_leaves_prefill_half_full(spec, times):
     """It is broken then, which the predicted TTFT shows."""

@@ -184,10 +184,11 @@ def test_a_rank_is_given_few_requests_ahead(max_requests, max_queued, ahead):
         ("team", "10.0.0.1", "team"),
         (None, "10.0.0.1", "10.0.0.1"),
         (None, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        (None, "/run/gateway.sock", "/run/gateway.sock"),
     ],
 )
 def test_a_caller_is_a_key_or_an_address(name, host, caller):
-    """IPv6 callers are networks of 64 bits, which one customer gets at least."""
+    """IPv6 callers are networks of 64 bits, which one customer gets at least; what is no IP address stays as it is."""
     request = SimpleNamespace(
         client=SimpleNamespace(host=host), state=SimpleNamespace(account=SimpleNamespace(name=name))
     )

@@ -8,6 +8,7 @@ from runtime.gateway.body import MAX_CONTAINERS, MAX_VALUES
 from runtime.gateway.calls import ServedModel, read_chat, read_completion
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.tokenizer import CHARACTERS_A_TOKEN, Tokenizer, load_tokenizer
+from runtime.protocol.json_grammar import MAX_SCHEMA_BYTES
 from tests.runtime.gateway.conftest import TOOL_TEMPLATE
 
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "grind", "arguments": "{}"}}]
@@ -150,6 +151,18 @@ def test_json_is_asked_for_by_schema(model):
     asked = [chat(model, response_format=form).requests[0].sampling.json_schema for form in formats]
 
     assert asked == ['{"type":"object"}', '{"enum":[1]}']
+
+
+def test_a_schema_is_one_text_for_all_choices(model):
+    """One that is too large is refused before there are choices: 128 of them took half a gigabyte."""
+
+    def asked(schema):
+        return chat(model, n=3, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+
+    assert len({id(choice.sampling.json_schema) for choice in asked({"enum": [1]}).requests}) == 1
+    with pytest.raises(ApiError, match="over 65,536 bytes") as refused:
+        asked({"description": "x" * MAX_SCHEMA_BYTES})
+    assert refused.value.param == "response_format"
 
 
 def test_seeds_differ_unless_said(model):

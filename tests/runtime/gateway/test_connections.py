@@ -17,7 +17,7 @@ from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from runtime.gateway.connections import Connections, Waits, serve_clients
-from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_small_heads
+from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_plain_heads
 from runtime.gateway.input_turns import InputTurns
 from runtime.protocol.sockets import listen
 from tests.runtime.gateway.conftest import ADDRESS, PATIENCE_S
@@ -49,7 +49,7 @@ async def size(request):
 
 
 ROUTES = [Route("/well", well), Route("/endless", endless), Route("/size", size, methods=["POST"])]
-APP = with_small_heads(Starlette(routes=ROUTES))
+APP = with_plain_heads(Starlette(routes=ROUTES))
 
 
 @pytest.fixture
@@ -110,6 +110,20 @@ def test_a_head_that_does_not_end_is_given_up(serve, said, answer):
 
     heard = serve(say)
     assert (told(heard) if heard else None) == answer
+
+
+def test_a_body_of_two_lengths_ends_its_connection(serve):
+    """A 400 in OpenAI's shape, and no answer to what comes after it, which may be another client's body."""
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
+        writer.write(b"POST /size HTTP/1.1\r\nHost: x\r\n" + lengths + b"\r\n0\r\n\r\n" + GET)
+        return await all_of(reader)
+
+    heard = serve(say)
+    assert told(heard) == (400, "invalid_http")
+    assert heard.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize(

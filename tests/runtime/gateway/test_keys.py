@@ -2,14 +2,20 @@
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from runtime.errors import RuntimeFailure
-from runtime.gateway import keys
+from runtime.gateway import app, keys
+from runtime.gateway.app import Door
 from runtime.gateway.http_errors import ApiError
+from runtime.gateway.idempotency import IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Limits, read_keys
+from runtime.gateway.request_log import Begun
 from runtime.protocol.messages import State
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, PATIENCE_S, FakePair
 
@@ -150,6 +156,36 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, said, complaint):
     with pytest.raises(RuntimeFailure, match=complaint) as error:
         read_keys(path)
     assert str(path) in str(error.value)
+
+
+def test_what_is_computed_again_counts_again(clock):
+    """One call under one Idempotency-Key does not lift the key's limit; the log counts it once."""
+    account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=100))
+    logged, idempotent = [], IdempotentCall()
+    log = SimpleNamespace(ended=lambda begun, units, *counted, **_: logged.append(sum(counted)))
+    gateway = SimpleNamespace(log=log, traces=None)
+    request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)))
+    generation = SimpleNamespace(close=list, num_prompt_tokens=20, num_generated_tokens=30, units={}, is_answered=True)
+
+    for _ in range(2):
+        spending = account.begin(1, 60, is_stream=False)
+        app._close(generation, spending, idempotent, Begun(request, "cmpl-1", 0.0))
+        spending.end()
+
+    assert refused(account.check_tokens).code == "rate_limit_exceeded"
+    assert logged == [50, 0]
+
+
+def test_a_host_header_opens_no_door(file, monkeypatch):
+    """Whether a key is needed follows from the path asked for, not from the URL, which is made of the header."""
+    monkeypatch.setattr(Request, "url", URL("http://x/health?/v1/completions"))  # old Starlettes make this one of it
+    door = Door(None, SimpleNamespace(keys=KeyRing(file(entry()))))
+
+    def ask(path):
+        return door._account(Request({"type": "http", "path": path, "headers": [(b"host", b"x/health?")]}))
+
+    assert refused(lambda: ask("/v1/completions")).status == 401
+    assert ask("/health").name is None
 
 
 def test_a_gateway_with_keys_lets_nobody_else_in(start_gateway, join, tokenizer, until):

@@ -148,7 +148,8 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until):
     [
         ({"kv_digest": "sha256:other"}, "its kv_digest is sha256:other, the gateway's is sha256:aaa"),
         ({"rank": 2, "num_ranks": 2}, "it counts 2 ranks"),
-        ({"unit": "x" * 1_000_000}, "its unit is no name of at most 253 characters that can be shown"),
+        ({"unit": "x" * 10_000}, "its unit is no name of at most 253 characters that can be shown"),
+        ({"unit": "x" * 1_000_000}, "over the limit of 16,384"),
         ({"node": "n" * 254}, "its node is no name of at most 253 characters"),
         ({"node": "a\nWARNING all is lost"}, "its node is no name"),
         ({"for_node": "\x1b[31m"}, "its for_node is no name"),

@@ -60,6 +60,16 @@ def test_what_was_given_up_or_refused_is_said(client, pair, until, new_lines):
     assert SECRET not in json.dumps(lines)
 
 
+@pytest.mark.parametrize("said", ["no address", "6.6.6.6"])
+def test_a_peer_is_who_has_connected(client, until, new_lines, said):
+    """What X-Forwarded-For says of it is not believed, and does no harm."""
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="mill", extra_headers={"X-Forwarded-For": said})
+    lines = until(lambda: [line["message"] for line in new_lines() if "refused" in line["message"]], "the refusal")
+
+    assert lines[0].startswith("refused 127.0.0.1:")
+
+
 def test_an_embedding_has_its_line(client, pair, until, new_lines):
     """Without tokens of an answer."""
 

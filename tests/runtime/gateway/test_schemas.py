@@ -22,13 +22,13 @@ NESTED = {"type": "array", "items": {"type": "object", "properties": {"a": {"typ
 
 
 def refusals(asked, file=DEMO / "tokenizer.json"):
-    """Why each of the schemas is refused, all of them asked for at once."""
+    """Why each of the schemas is refused, all of them asked for at once by one caller."""
 
     async def ask():
         checked = Schemas(file, 4096, 1)
         try:
             texts = [schema if isinstance(schema, str) else json.dumps(schema) for schema in asked]
-            return await asyncio.gather(*map(checked.why_refused, texts))
+            return await asyncio.gather(*(checked.why_refused("a", text) for text in texts))
         finally:
             checked.close()
 
@@ -60,9 +60,9 @@ def test_a_schema_is_tried_once():
 
     async def ask():
         checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
-        first = await checked.why_refused(ANY_OBJECT)
+        first = await checked.why_refused("a", ANY_OBJECT)
         checked.close()
-        return first, await checked.why_refused(ANY_OBJECT)
+        return first, await checked.why_refused("a", ANY_OBJECT)
 
     assert asyncio.run(ask()) == (None, None)
 
@@ -76,12 +76,32 @@ def test_a_process_that_ends_is_said(tmp_path):
     assert error.value.status == 503
 
 
-def test_so_many_are_tried_at_a_time(monkeypatch):
+def test_so_many_wait_to_be_tried(monkeypatch):
     """Whoever comes then is told to come again."""
     monkeypatch.setattr(schemas, "MAX_WAITING", 1)
 
     with pytest.raises(ApiError, match="too many JSON schemas"):
-        refusals([ANY_OBJECT, NESTED])
+        refusals([ANY_OBJECT, NESTED, SEVERAL_MULTIPLES])
+
+
+def test_callers_take_turns(monkeypatch):
+    """One caller takes all places; another's schema is the second to be tried, and one that leaves holds nobody up."""
+    monkeypatch.setattr(schemas, "MAX_WAITING", 4)
+    monkeypatch.setattr(schemas._Trials, "why_not", lambda trials, schema: tried.append(schema))
+    tried = []
+
+    async def ask():
+        checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
+        asked = [asyncio.ensure_future(checked.why_refused(name[0], name)) for name in ("a1", "a2", "a3", "a4", "a5")]
+        asked.append(asyncio.ensure_future(checked.why_refused("b", "b1")))
+        await asyncio.sleep(0)
+        asked[2].cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        checked.close()
+
+    asyncio.run(ask())
+
+    assert tried == ["a1", "b1", "a2", "a4", "a5"]
 
 
 def test_a_caller_is_told_what_is_wrong_with_its_schema(gateway):

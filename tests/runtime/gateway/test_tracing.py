@@ -63,7 +63,7 @@ def test_a_call_that_ends_is_traced():
     traces = SimpleNamespace(ended=lambda *call, **end: told.append((call, end)))
     gateway = SimpleNamespace(log=SimpleNamespace(ended=lambda *_, **__: None), traces=traces)
     request = SimpleNamespace(
-        app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)), url=SimpleNamespace(path="/v1/x"), headers=CALLER
+        app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)), scope={"path": "/v1/x"}, headers=CALLER
     )
     generation = SimpleNamespace(
         close=list, num_prompt_tokens=2, num_generated_tokens=3, units={}, phases=["phase"], is_answered=True

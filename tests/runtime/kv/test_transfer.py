@@ -27,7 +27,7 @@ from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender, Outgoing
 from runtime.launch import KvLayout, read_unit_launch
 from runtime.protocol import frames
-from runtime.protocol.frames import FrameReader, encode_frame
+from runtime.protocol.frames import FRAME_PREFIX_BYTES, STRANGER_HEADER_BYTES, FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, FromPrefill, Handover, Offer, Piece, Sampling
 from runtime.worker.rank_metrics import RankMetrics
 from tests.runtime.launch_documents import UNIT, sealed, write
@@ -568,6 +568,20 @@ def test_only_a_sender_that_had_a_ticket_may_be_silent(launches, monkeypatch):
     pair = with_pair(launches["fp32"], use)
 
     assert (len(pair.taken), len(pair.connections)) == (2, 3)
+
+
+def test_who_has_no_ticket_may_not_announce_much(launches, monkeypatch):
+    """More than an offer takes is refused from its size alone, before anything of it has come."""
+    monkeypatch.setattr(kv_receiver, "FIRST_TIMEOUT_S", 600)
+    announced = encode_frame(Handover("a", [1] * STRANGER_HEADER_BYTES, [1], Sampling(5, 0.0, 1.0, 0, [])))
+    answers = []
+
+    async def use(pair):
+        answers.append(await pair.say(announced[:FRAME_PREFIX_BYTES]))
+
+    with_pair(launches["fp32"], use)
+
+    assert answers == [b""]
 
 
 def test_a_flood_of_strangers_is_logged_at_a_bounded_rate(launches, monkeypatch, capsys):

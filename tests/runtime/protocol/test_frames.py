@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import WireError, WireVersionError
-from runtime.protocol.frames import FRAME_PREFIX_BYTES, MAX_HEADER_BYTES, VERSION, FrameReader, encode_frame
+from runtime.protocol.frames import (
+    FRAME_PREFIX_BYTES,
+    MAX_HEADER_BYTES,
+    STRANGER_HEADER_BYTES,
+    VERSION,
+    FrameReader,
+    encode_frame,
+)
 from runtime.protocol.messages import (
     Abort,
     Amount,
@@ -23,6 +30,7 @@ from runtime.protocol.messages import (
     FromRank,
     HandoverReply,
     Logprobs,
+    Rejected,
     Sampling,
 )
 
@@ -219,6 +227,21 @@ def test_oversize_is_refused_before_it_is_read(header_bytes, payload_bytes):
 def test_the_largest_numbers_are_refused_too():
     """No size overflows into something small."""
     refusal(PREFIX.pack(b"TDML", VERSION, 0, 2**32 - 1, 2**64 - 1))
+
+
+def test_a_strangers_header_is_short():
+    """A header that is refused as the first of a connection is read later, from whoever has proved something."""
+    frame = encode_frame(Rejected("x" * STRANGER_HEADER_BYTES))
+
+    async def read(is_first):
+        stream = asyncio.StreamReader()
+        stream.feed_data(frame if not is_first else frame[:FRAME_PREFIX_BYTES])
+        frames = FrameReader(stream, ANY_MESSAGE)
+        return await (frames.first("claim", 600) if is_first else frames.read_header())
+
+    with pytest.raises(WireError, match=f"over the limit of {STRANGER_HEADER_BYTES:,}"):
+        asyncio.run(read(is_first=True))
+    assert asyncio.run(read(is_first=False))[0] == Rejected("x" * STRANGER_HEADER_BYTES)
 
 
 def test_a_clean_close_is_none():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 import jsonschema
@@ -139,6 +140,18 @@ def test_remainders_are_counted_before_anything_is_made(schema, is_refused, monk
 
     assert (reason is not None) == is_refused
     assert not is_refused or "multipleOf" in reason
+
+
+def test_remainders_are_counted_with_small_numbers(monkeypatch):
+    """Multiples of numbers with hundreds of digits, made of one schema after another, held the gateway for seconds."""
+    sizes, lcm = [], math.lcm
+    monkeypatch.setattr(math, "lcm", lambda *numbers: sizes.extend(map(abs, numbers)) or lcm(*numbers))
+    floats = [{"multipleOf": float(f"{number}.25e{number % 600 - 300}")} for number in range(1, 1500)]
+    integers = [{"multipleOf": 10**digits + 1} for digits in range(1, 200)]
+
+    for values in (floats, integers, floats[:3]):
+        assert why_no_grammar(json.dumps({"allOf": [{}, {}], "anyOf": values}))
+    assert max(sizes) < 2**64
 
 
 def test_requests_of_one_schema_share_the_making_of_its_grammar(monkeypatch):

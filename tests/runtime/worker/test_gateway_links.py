@@ -14,6 +14,7 @@ from runtime.protocol.messages import (
     FromRank,
     Hello,
     Load,
+    Rejected,
     State,
     StepTime,
     Token,
@@ -32,6 +33,7 @@ LOAD = Load(1, 0, 5, 15, 64, ["one-1"])
 def _soon(monkeypatch):
     monkeypatch.setattr(gateway_links, "LOOK_S", 0.01)
     monkeypatch.setattr(gateway_links, "RETRY_S", 0.01)
+    monkeypatch.setattr(gateway_links, "RETRY_OTHER_S", 0.01)
     monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_S", 0.01)
 
 
@@ -42,10 +44,10 @@ async def until(condition):
 
 
 class Gateway:
-    """A gateway at an address; `heard` is what the rank said on all its connections."""
+    """A gateway at an address; `heard` is what the rank said on all its connections, unless it `refuses` the rank."""
 
-    def __init__(self):
-        self.heard, self._writers = [], []
+    def __init__(self, refuses=False):
+        self.heard, self.refuses, self.num_refused, self._writers = [], refuses, 0, []
 
     async def listen(self, host, port=0):
         self._server = await asyncio.start_server(self._serve, host, port)
@@ -59,10 +61,18 @@ class Gateway:
 
     async def leave(self):
         self._server.close()
+        self.hang_up()
+
+    def hang_up(self):
         for writer in self._writers:
             writer.close()
 
     async def _serve(self, reader, writer):
+        if self.refuses:
+            writer.write(encode_frame(Rejected("its kv_digest is another")))
+            writer.close()
+            self.num_refused += 1
+            return
         self._writers.append(writer)
         frames = FrameReader(reader, FromRank)
         while (frame := await frames.read()) is not None:
@@ -84,6 +94,10 @@ class Rank:
     def _start(self, work):
         self._tasks.append(asyncio.ensure_future(work()))
         return self._tasks[-1]
+
+    def failures(self):
+        """What has ended the rank."""
+        return [task.exception() for task in self._tasks if task.done()]
 
 
 def with_two(use):
@@ -185,6 +199,51 @@ def test_gateways_are_found_as_the_name_leads_to_them(monkeypatch):
         return two.heard
 
     assert asyncio.run(run()) == [HELLO, State("ready"), Load(1, 0, 5, 15, 64, [])]
+
+
+def test_a_rank_that_one_gateway_refuses_answers_the_other(capsys):
+    """It calls the first one again, which may be replaced by one that takes it."""
+
+    async def run():
+        old, new = Gateway(), Gateway(refuses=True)
+        port = await old.listen(HOSTS[0])
+        await new.listen(HOSTS[1], port)
+        rank = Rank(port)
+        await until(lambda: old.heard_of(State) and new.num_refused > 1)
+        old.say(Embed("one-1", [5]))
+        await until(lambda: rank.received)
+        rank.links.say(Failed("one-1", "no room"))
+        await until(lambda: old.heard_of(Failed))
+        new.refuses = False
+        await until(lambda: new.heard_of(State))
+        rank.stop()
+        await old.leave()
+        await new.leave()
+        return rank.failures()
+
+    assert asyncio.run(run()) == []
+    said = "tidemill: waiting for another gateway: the gateway refuses this rank: its kv_digest is another\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_rank_that_every_gateway_refuses_ends():
+    """Also when the one that took it is gone, and is followed by one that does not."""
+
+    async def run():
+        one, two = Gateway(), Gateway(refuses=True)
+        port = await one.listen(HOSTS[0])
+        await two.listen(HOSTS[1], port)
+        rank = Rank(port)
+        await until(lambda: one.heard_of(State) and two.num_refused > 1)
+        one.refuses = True
+        one.hang_up()
+        await until(rank.failures)
+        rank.stop()
+        await one.leave()
+        await two.leave()
+        return [str(failure) for failure in rank.failures()]
+
+    assert asyncio.run(run()) == ["the gateway refuses this rank: its kv_digest is another"]
 
 
 def test_a_name_that_nobody_knows_for_a_while_costs_no_line(monkeypatch):

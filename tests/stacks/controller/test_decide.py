@@ -128,6 +128,20 @@ def test_a_forced_state_is_the_days_until_it_ends():
     assert kept.scales == ()  # they are wanted in a minute, so they go no more
 
 
+def test_a_rollout_under_a_larger_state_keeps_what_the_hour_wants():
+    """By night the day's units stand in: whichever of each phase changes, as many are ready, and none is drained."""
+    night = MIDNIGHT + 2 * HOUR
+    orders = Orders(force=Force("06:00", night + HOUR))
+    for prefill, decode in itertools.product(("p0", "p1"), ("d0", "d1")):
+        seen = situation([STARTING if name in (prefill, decode) else READY for name in UNITS], orders)
+
+        assert decide(seen, night).scales == ()
+        assert ready(seen.units) >= Counter(UNITS[name] for name in wanted_at(night))
+
+    after = decide(situation((READY,) * 4), night)
+    assert {each.unit for each in after.scales} == {"p1", "d1"}
+
+
 @pytest.mark.parametrize(
     ("states", "why"),
     [

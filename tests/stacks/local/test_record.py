@@ -1,16 +1,23 @@
 """The record of a deployment and the lock that says whether it lives."""
 
 import json
+import os
+import stat
+import subprocess
 import threading
+from dataclasses import replace
 
 import pytest
 
 from stacks import cli
 from stacks.live import status_cli
+from stacks.local.deployment import stop
 from stacks.local.errors import LocalError
+from stacks.local.processes import began_at
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 
 GATEWAY = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
+RECORD = Record("demo", "sha256:0", (GATEWAY,), "m", ())
 
 
 @pytest.fixture
@@ -22,11 +29,50 @@ def folder(tmp_path):
 
 def test_a_deployment_runs_while_its_lock_is_held(folder):
     """Not before, and not after."""
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
     before = folder.is_running()
     with folder.locked():
         during = folder.is_running()
 
     assert (before, during, folder.is_running()) == (False, True, False)
+
+
+@pytest.fixture
+def innocent():
+    """A process that has nothing to do with a deployment."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_nobody_ends_a_process_that_has_a_dead_supervisors_number(folder, innocent):
+    """Whoever holds the lock: `status` says that nothing runs, and `down` leaves the process alone."""
+    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid) - 1))
+    with folder.locked():
+        is_running = folder.is_running()
+        stop(folder)
+        folder.is_running = iter([True, False]).__next__  # it died, and its number was given away, after `stop` asked
+        stop(folder)
+
+    assert not is_running
+    assert innocent.poll() is None
+
+
+def test_a_supervisor_is_asked_to_end(folder, innocent):
+    """The process that the record has, if it began when the record says."""
+    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid)))
+    folder.is_running = lambda: innocent.poll() is None
+    stop(folder)
+
+    assert innocent.returncode == -15
+
+
+def test_a_state_folder_is_its_users_alone(folder):
+    """Also one that was there before, which others could read."""
+    folder.path.chmod(0o755)
+    folder.make()
+
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
 def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):

@@ -133,6 +133,27 @@ def test_a_unit_has_a_turn_if_it_serves_with_those_of_before(changed, phase):
     assert rolled_phase({}, changed) is None
 
 
+def gateway(image="a", kv="sha256:1"):
+    """Launch file and Deployment of a gateway."""
+    metadata = {"name": "gateway", "namespace": "demo", "labels": {"app.kubernetes.io/component": "gateway"}}
+    pod = {"containers": [{"name": "gateway", "image": image}]}
+    document = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata,
+        "spec": {"template": {"spec": pod}},
+    }
+    file = unit("decode-0", kv=kv)["ConfigMap"]
+    return {"ConfigMap": file, "Deployment": document}
+
+
+def test_the_gateway_is_made_as_it_was_if_it_does_not_get_ready():
+    """It has a turn, and nobody to share it with; with another KV it changes at once, as the units do."""
+    assert rolled_phase(gateway(), gateway("b")) == "gateway"
+    assert rolled_phase(gateway(), gateway("b", kv="sha256:2")) is None
+    assert rolled_phase(gateway(), gateway()) is None
+
+
 def test_whoever_waits_for_a_turn_hears_of_the_end():
     """A user who cancels does not wait for the unit before."""
     cancelled = threading.Event()
