@@ -25,7 +25,7 @@ inference/model.py.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
 __all__ = ["LinkLoad", "PhaseTraffic", "expected_traffic"]
+
+_Links = tuple[str, Sequence[str], Sequence[float], Sequence[float]]  # a kind: places, messages into each, GB/s
 
 
 @dataclass(frozen=True)
@@ -150,31 +152,42 @@ def _links(
         tokens, result_bytes = 0, 2 * result_bytes
     gate = gate_of(model, layout.precision)
     arriving = _Arriving(topology, shares, tokens, gate, normal=is_normal(layout.phase))
-    dispatch, combine = message_bytes(model.hidden_size, layout.precision)
-
-    def fullest(kind: str, places: Sequence[str], messages: Sequence[float], gb_per_s: Sequence[float]) -> LinkLoad:
-        most = max(range(len(messages)), key=lambda index: messages[index] / gb_per_s[index])
-        count, place = messages[most], f"{unit} {places[most]}".rstrip()
-        return LinkLoad(kind, place, round(count * dispatch), round(count * combine), gb_per_s[most])
-
-    ranks, nodes = range(topology.num_ranks), range(len(topology.nodes))
-    node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
-    links = [fullest("gpu", [f"rank {r}" for r in ranks], *arriving.over_nvlink())]
-    if len(arriving.size) > 1:
-        rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in ranks})
-        names = [f"{topology.nodes[node]} rail {rail}" for node, rail in rails]
-        nic_gb_per_s = topology.nic_gb_per_s * min(topology.gpus_per_nic, topology.ranks_per_node)
-        per_nic = [arriving.over_nic(node, rail) for node, rail in rails]
-        links.append(fullest("nic", names, per_nic, [nic_gb_per_s] * len(rails)))
-        per_node = [0.0 for _ in nodes]
-        for (node, _), messages in zip(rails, per_nic, strict=True):
-            per_node[node] += messages
-        links.append(fullest("node", topology.nodes, per_node, [node_gb_per_s] * len(per_node)))
-    leaves = sorted(set(topology.leaves) - {""})
-    if len(leaves) > 1 and len(arriving.size) > 1:
-        up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
-        links.append(fullest("leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up))
+    kinds: list[_Links] = [("gpu", [f"rank {rank}" for rank in range(topology.num_ranks)], *arriving.over_nvlink())]
+    kinds += _between_nodes(topology, arriving) if len(arriving.size) > 1 else ()
+    sizes = message_bytes(model.hidden_size, layout.precision)
+    links = [_slowest(unit, *each, sizes) for each in kinds]
     return links if layout.attention_tp == 1 else _sharing(links, topology, layout.attention_tp, result_bytes)
+
+
+def _slowest(
+    unit: str,
+    kind: str,
+    places: Sequence[str],
+    messages: Sequence[float],
+    gb_per_s: Sequence[float],
+    sizes: tuple[int, int],
+) -> LinkLoad:
+    """Return the link of a kind that takes longest; `sizes` are the bytes of a dispatched and of a combined message."""
+    most = max(range(len(messages)), key=lambda index: messages[index] / gb_per_s[index])
+    dispatched, combined = (round(messages[most] * each) for each in sizes)
+    return LinkLoad(kind, f"{unit} {places[most]}".rstrip(), dispatched, combined, gb_per_s[most])
+
+
+def _between_nodes(topology: Topology, arriving: "_Arriving") -> Iterator[_Links]:
+    """Yield the links of NICs, of nodes and, where there are several, of leaves."""
+    node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
+    rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in range(topology.num_ranks)})
+    per_nic = [arriving.over_nic(node, rail) for node, rail in rails]
+    nic_gb_per_s = topology.nic_gb_per_s * min(topology.gpus_per_nic, topology.ranks_per_node)
+    yield "nic", [f"{topology.nodes[node]} rail {rail}" for node, rail in rails], per_nic, [nic_gb_per_s] * len(rails)
+    per_node = [0.0 for _ in topology.nodes]
+    for (node, _), messages in zip(rails, per_nic, strict=True):
+        per_node[node] += messages
+    yield "node", topology.nodes, per_node, [node_gb_per_s] * len(per_node)
+    leaves = sorted(set(topology.leaves) - {""})
+    if len(leaves) > 1:
+        up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
+        yield "leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up
 
 
 def _sharing(links: Sequence[LinkLoad], topology: Topology, attention_tp: int, result_bytes: int) -> list[LinkLoad]:

@@ -1,11 +1,10 @@
 """The `tidemill doctor` command: this file prints, and the room examines."""
 
 import argparse
-import sys
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_given
-from planner.command.printed import print_json
+from planner.command.printed import print_json, say
 from planner.compiler import deployable_from
 from planner.problems.errors import InfeasibleError
 from planner.problems.printable import printable
@@ -36,15 +35,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stacks.doctor.findings import findings_json, findings_lines
 
     plan = deployable_from(arguments.given)
-    found = examine(plan, arguments.context, with_probe=arguments.probe, report=_say)
+    found = examine(plan, arguments.context, with_probe=arguments.probe, report=say)
     if found.probed is not None:
-        _say(found.probed)
+        say(found.probed)
     if arguments.format == "json":
         print_json(findings_json(found.findings))
     else:
         print("\n".join(map(printable, findings_lines(found.findings, plan.name, arguments.context))))
     return InfeasibleError.exit_status if found.blocks else 0
-
-
-def _say(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr, flush=True)

@@ -2,14 +2,13 @@
 
 import argparse
 import io
-import sys
 import time
 from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_given
-from planner.command.printed import print_json
+from planner.command.printed import print_json, say
 from planner.compiler import deployable_from
 from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable
@@ -79,7 +78,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
         for unit in record.units:
             print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
     if record is not None and record.switches_units:
-        _say(ALL_STAY_ON)
+        say(ALL_STAY_ON)
     return 1 if record is not None and record.has_failed else 0
 
 
@@ -89,11 +88,11 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     plan = deployable_from(arguments.given or DEMO)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
-        _say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
+        say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
     if live.unseen:
-        _say(f"the nodes could not be read: {live.unseen}")
+        say(f"the nodes could not be read: {live.unseen}")
     if plan.switches_units and plan.kubernetes.controller is None:
-        _say(NOT_EXECUTED)
+        say(NOT_EXECUTED)
     if arguments.format == "json":
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
         print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
@@ -107,7 +106,3 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
 def _because(reason: str | None) -> str:
     """A reason may be a process's last words, or a pod's."""
     return f" ({printable(reason)})" if reason else ""
-
-
-def _say(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr, flush=True)

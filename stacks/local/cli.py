@@ -3,10 +3,10 @@
 `stacks/cli.py` has the commands. This file prints; `played_day.py` knows what is due.
 """
 
-import sys
 import time
 from typing import Any
 
+from planner.command.printed import say
 from planner.problems.printable import printable
 from planner.schedule.runs import Kind
 from stacks.local.deployment import follow
@@ -31,13 +31,13 @@ class Failures:
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
         for name, why in down.items():
             if why is not None and self._said.get(name) != why:
-                _say(f"{name} {why}")
+                say(f"{name} {why}")
         self._said = down
 
 
 def stay(folder: RunFolder) -> None:
     """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure."""
-    _say("Ctrl-C stops it")
+    say("Ctrl-C stops it")
     failures = Failures()
     for record in follow(folder):
         failures.say(record)
@@ -49,7 +49,7 @@ def play_day(folder: RunFolder) -> None:
 
     from stacks.local.progress import DayProgress
 
-    _say("Ctrl-C stops it")
+    say("Ctrl-C stops it")
     failures = Failures()
     with DayProgress(Console(stderr=True)) as progress:
         for record in follow(folder, REFRESH_S):
@@ -144,7 +144,3 @@ def _in_words(act: DueAct) -> str:
 
 def _elapsed_s(day: DayRecord) -> float:
     return 0.0 if day.began is None else max(time.time() - day.began, 0.0)
-
-
-def _say(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr, flush=True)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_given, add_previous
-from planner.command.printed import print_json, warn
+from planner.command.printed import print_json, say, warn
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
-from planner.problems.printable import printable
 from planner.problems.warned import warnings_json
 from stacks.local.api_key import new_key
 from stacks.local.cli import play_day, record_json, say_day, stay
@@ -96,7 +95,7 @@ def _up(arguments: argparse.Namespace) -> int:
     running = _same_plan_running(plan)
     if running is not None:
         require_no_day(day, running)
-        _say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
+        say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
         _say_up(running, plan, arguments)
         return 0
     planned = time.monotonic() - began
@@ -140,7 +139,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 
 def _say_ready(record: Record, planned: float, total: float) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
-    _say(f"ready in {total:.1f} s ({stages})")
+    say(f"ready in {total:.1f} s ({stages})")
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
@@ -158,7 +157,7 @@ def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> 
         print_json(record_json(record) | warnings_json(plan.warnings))
         return
     if len(record.gateways) > 1:
-        _say("each gateway takes any call; when one is gone, ask another again with the same Idempotency-Key")
+        say("each gateway takes any call; when one is gone, ask another again with the same Idempotency-Key")
     for gateway in record.gateways:
         print(f"endpoint: {gateway.endpoint}")
     print(f"plan: {record.plan_digest}")
@@ -174,7 +173,7 @@ def _curl(record: Record, *, with_key: bool) -> str:
 def _end(folder: RunFolder, *, has_json: bool) -> int:
     """Stop what still runs, and say how the day went, if one was played. Return the exit status."""
     if folder.is_running():
-        _say("stopping")
+        say("stopping")
     stop(folder)
     record = folder.read()
     if record is None or record.day is None or record.day.began is None:
@@ -192,7 +191,7 @@ def _down(arguments: argparse.Namespace) -> None:
     else:
         print(f"{folder.name} is stopped" if folder else nothing_runs())
         if folder is not None:
-            _say(f"its logs are in {folder.path}")
+            say(f"its logs are in {folder.path}")
 
 
 def _key(arguments: argparse.Namespace) -> None:
@@ -202,7 +201,3 @@ def _key(arguments: argparse.Namespace) -> None:
         return
     print(f"key: {made.key}")
     print(f"entry: {json.dumps({'name': arguments.name, 'hash': made.hash})}")
-
-
-def _say(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr, flush=True)

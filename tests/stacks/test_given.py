@@ -1,6 +1,7 @@
 """`up`, `down` and `status` take a spec or a plan; a plan is carried out as it stands."""
 
 import json
+import os
 
 import pytest
 
@@ -8,6 +9,7 @@ from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
 from stacks.local import up_cli
+from stacks.local.processes import began_at
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -89,8 +91,10 @@ def river_runs(tmp_path):
     folder = RunFolder(tmp_path / "state" / "tidemill" / "river")
     folder.path.mkdir(parents=True)
     unit = UnitRecord("river-decode-0", "decode", "failed", 4, "no\x1b[2J memory")
+    gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
+    supervisor = os.getpid()
     folder.write(
-        Record("river", "sha256:0", (GatewayRecord("gateway", "http://127.0.0.1:8000", "ready"),), "river", (unit,))
+        Record("river", "sha256:0", (gateway,), "river", (unit,), supervisor, supervisor_began=began_at(supervisor))
     )
     with folder.locked():
         yield folder

@@ -8,6 +8,7 @@ import pytest
 
 from stacks.local import cli
 from stacks.local.played_day import DayRecord, DueAct
+from stacks.local.record import Record
 
 AHEAD = DueAct("u0", "serve", "06:00:00", 75.0, done_s=60.0)
 ON_TIME = DueAct("u1", "drain", "05:00:00", 62.5, done_s=62.6)
@@ -24,7 +25,7 @@ def said(monkeypatch, capsys):
         def follow(_, __):
             for now.seconds, acts in looks:
                 day = DayRecord(300.0, ("u1",), tuple(acts), began=0.0)
-                yield SimpleNamespace(day=day, units=[], gateway_failure=None)
+                yield Record("river", "sha256:0", gateways=(), model="m", units=(), day=day)
 
         monkeypatch.setattr(cli, "follow", follow)
         monkeypatch.setattr(cli.time, "time", lambda: now.seconds)
