@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
+from runtime.gateway.client import while_connected
 from runtime.gateway.connections import Connections, Waits, serve_clients
 from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_small_heads
 from runtime.gateway.input_turns import InputTurns
@@ -48,7 +49,17 @@ async def size(request):
     return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
-ROUTES = [Route("/well", well), Route("/endless", endless), Route("/size", size, methods=["POST"])]
+async def attended(request):
+    await request.body()
+    return PlainTextResponse(await while_connected(request, asyncio.sleep(0.001, "well")))
+
+
+ROUTES = [
+    Route("/attended", attended, methods=["POST"]),
+    Route("/well", well),
+    Route("/endless", endless),
+    Route("/size", size, methods=["POST"]),
+]
 APP = with_small_heads(Starlette(routes=ROUTES))
 
 
@@ -189,6 +200,24 @@ def test_requests_one_after_another_keep_their_connection(serve, monkeypatch):
             await reader.readuntil(b"well")
 
     serve(say)
+
+
+def test_requests_that_are_sent_ahead_stay_with_their_client(serve, monkeypatch):
+    """However many come before their answers, and though each answer is made with an ear to the client."""
+    connections, sizes, add = [], [], Connections.add
+    monkeypatch.setattr(Connections, "add", lambda self, new: connections.append(new) or add(self, new))
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        writer.write(b"POST /attended HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nmill" * 2**14)
+        for _ in range(32):
+            await reader.readuntil(b"well")
+            sizes.append(len(connections[0].conn.trailing_data[0]))
+        writer.transport.abort()
+
+    serve(say, waits=Waits())
+
+    assert max(sizes) < 4 * PIECE_BYTES
 
 
 def test_a_client_that_does_not_read_is_given_up(serve, caplog):
