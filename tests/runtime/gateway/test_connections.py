@@ -8,6 +8,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from runtime.gateway.client import while_connected
-from runtime.gateway.connections import Connections, Waits, serve_clients
+from runtime.gateway.connections import STALLED_S, Connections, Wait, Waits, serve_clients
 from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_small_heads
 from runtime.gateway.input_turns import InputTurns
 from runtime.protocol.sockets import listen
@@ -256,6 +257,27 @@ def test_who_waits_longest_makes_room(serve):
     answers = serve(fill, most=3, waits=Waits())
 
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
+
+
+def test_who_does_not_read_makes_room_last(monkeypatch):
+    """A reader that only pauses stays, and so does a client whose answer is being made: then nobody else is let in."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("runtime.gateway.connections.time", clock)
+    connections, ended = Connections(4), []
+
+    def add(name, wait):
+        connections.add(Mock(peer=name, wait=lambda: wait, end=lambda wait: ended.append(name)))
+
+    for name, wait in (("us", Wait.US), ("stalled", Wait.READER), ("idle", Wait.NEXT)):
+        add(name, wait)
+    clock.now = 2 * STALLED_S
+    add("pausing", Wait.READER)
+    for name in ("probe", "other"):
+        assert connections.make_room()
+        add(name, Wait.US)
+
+    assert not connections.make_room()
+    assert ended == ["idle", "stalled"]
 
 
 def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeypatch):
