@@ -14,7 +14,8 @@ A connection is always in one wait:
     its end         a client that was refused hangs up       last_s
 
 Whoever waits for its client costs nobody else a place. When all places are taken, the connection that has waited
-longest is closed for the next client, unless it has an answer. Only when all have one is a client refused.
+longest is closed for the next client, unless it has an answer. Where all have one, it is the one whose client has taken
+nothing of it for the longest time, over STALLED_S. Only when there is none is a client refused.
 It does not know HTTP (`http1.py` does) or limit a body's size (`client.py` does).
 
 Sources: nginx, `ngx_http_core_module`, for next_s (`keepalive_timeout`), last_s and the kinds of waits; CPython issue
@@ -28,11 +29,12 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -59,6 +61,7 @@ __all__ = [
 MAX_CONNECTIONS = 8192  # assumed: at 64 KiB each that a slow reader may have, half a GiB
 BACKLOG = 2048  # uvicorn's; the kernel keeps as many that are not taken yet
 ACCEPTED_AT_ONCE = 64  # assumed
+STALLED_S = 2.0  # assumed: a slow line brings 64 KiB on in that time, and a probe comes every few seconds
 SWEEP_S = 0.5
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -178,11 +181,12 @@ class Connections:
         """Return whether there is room for one more, if need be after ending the one that has waited longest."""
         if self.num_free:
             return True
-        for connection, (wait, _) in self._began.items():
-            if wait not in (Wait.US, Wait.READER):
-                self._end(connection, wait, f"{wait.value}, and all {self.most:,} connections are taken")
-                return True
-        return False
+        connection = next(chain(self._unanswered(), self._stalled()), None)
+        if connection is None:
+            return False
+        wait, _ = self._began[connection]
+        self._end(connection, wait, f"{wait.value}, and all {self.most:,} connections are taken")
+        return True
 
     def sweep(self) -> None:
         """End the connections that have waited too long."""
@@ -192,6 +196,13 @@ class Connections:
             longest_s = self._waits.of(wait)
             if longest_s is not None and time.monotonic() - began > longest_s:
                 self._end(connection, wait, None if wait in UNTOLD else f"{wait.value} within {longest_s:g} s")
+
+    def _unanswered(self) -> Iterator[Connection]:
+        return (one for one, (wait, _) in self._began.items() if wait not in (Wait.US, Wait.READER))
+
+    def _stalled(self) -> Iterator[Connection]:
+        before = time.monotonic() - STALLED_S
+        return (one for one, (wait, began) in self._began.items() if wait is Wait.READER and began < before)
 
     def _end(self, connection: Connection, wait: Wait, complaint: str | None) -> None:
         if complaint is not None:

@@ -15,6 +15,7 @@ import h11
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -71,6 +72,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Begin."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.conn)
         self._all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,6 +150,23 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
     def _has_said_something(self) -> bool:
         """Return whether a part of a head is here."""
         return bool(self._untaken or self.conn.trailing_data[0])
+
+
+class _Flow(FlowControl):
+    """Lets nothing more be read while h11 has requests for later.
+
+    uvicorn reads on whenever a route listens for its client to leave. That is once a request, and brings a piece, of
+    which the next request takes a few bytes.
+    """
+
+    def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
+        super().__init__(transport)
+        self._conn = conn
+
+    def resume_reading(self) -> None:
+        """Read on, if there is room."""
+        if len(self._conn.trailing_data[0]) <= PIECE_BYTES:
+            super().resume_reading()
 
 
 def with_plain_heads(app: ASGIApp) -> ASGIApp:

@@ -8,6 +8,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -16,7 +17,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from runtime.gateway.connections import Connections, Waits, serve_clients
+from runtime.gateway.client import while_connected
+from runtime.gateway.connections import STALLED_S, Connections, Wait, Waits, serve_clients
 from runtime.gateway.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_plain_heads
 from runtime.gateway.input_turns import InputTurns
 from runtime.protocol.sockets import listen
@@ -48,7 +50,17 @@ async def size(request):
     return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
-ROUTES = [Route("/well", well), Route("/endless", endless), Route("/size", size, methods=["POST"])]
+async def attended(request):
+    await request.body()
+    return PlainTextResponse(await while_connected(request, asyncio.sleep(0.001, "well")))
+
+
+ROUTES = [
+    Route("/attended", attended, methods=["POST"]),
+    Route("/well", well),
+    Route("/endless", endless),
+    Route("/size", size, methods=["POST"]),
+]
 APP = with_plain_heads(Starlette(routes=ROUTES))
 
 
@@ -205,6 +217,24 @@ def test_requests_one_after_another_keep_their_connection(serve, monkeypatch):
     serve(say)
 
 
+def test_requests_that_are_sent_ahead_stay_with_their_client(serve, monkeypatch):
+    """However many come before their answers, and though each answer is made with an ear to the client."""
+    connections, sizes, add = [], [], Connections.add
+    monkeypatch.setattr(Connections, "add", lambda self, new: connections.append(new) or add(self, new))
+
+    async def say(open_connection):
+        reader, writer = await open_connection()
+        writer.write(b"POST /attended HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nmill" * 2**14)
+        for _ in range(32):
+            await reader.readuntil(b"well")
+            sizes.append(len(connections[0].conn.trailing_data[0]))
+        writer.transport.abort()
+
+    serve(say, waits=Waits())
+
+    assert max(sizes) < 4 * PIECE_BYTES
+
+
 def test_a_client_that_does_not_read_is_given_up(serve, caplog):
     """The answer is made no further than there is room for it, and the client is named in the log."""
 
@@ -241,6 +271,27 @@ def test_who_waits_longest_makes_room(serve):
     answers = serve(fill, most=3, waits=Waits())
 
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
+
+
+def test_who_does_not_read_makes_room_last(monkeypatch):
+    """A reader that only pauses stays, and so does a client whose answer is being made: then nobody else is let in."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("runtime.gateway.connections.time", clock)
+    connections, ended = Connections(4), []
+
+    def add(name, wait):
+        connections.add(Mock(peer=name, wait=lambda: wait, end=lambda wait: ended.append(name)))
+
+    for name, wait in (("us", Wait.US), ("stalled", Wait.READER), ("idle", Wait.NEXT)):
+        add(name, wait)
+    clock.now = 2 * STALLED_S
+    add("pausing", Wait.READER)
+    for name in ("probe", "other"):
+        assert connections.make_room()
+        add(name, Wait.US)
+
+    assert not connections.make_room()
+    assert ended == ["idle", "stalled"]
 
 
 def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeypatch):
