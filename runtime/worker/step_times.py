@@ -16,7 +16,7 @@ from runtime.protocol.messages import StepTime
 __all__ = ["StepTimes"]
 
 SMOOTHING = 1 / 16  # assumed: a slow rank shows after some ten steps
-MOST_TIMES = 2.0  # assumed: of the steps before. A core that another process had for a moment makes no slow rank
+MOST_TIMES = 2.5  # assumed: of the steps before. A core that another process had for a moment makes no slow rank
 SMOOTHED_S = 5.0  # assumed: where steps are long, a step counts by its time, so that ten seconds tell who is slow
 US_PER_S = 1e6
 
