@@ -27,5 +27,5 @@ def test_nobody_sees_that_a_unit_comes_and_goes(demo, tidemill, write_spec):
     ]
     assert day.is_over
     assert [act.kind for act in day.acts if act.done_s is None] in ([], ["serve"])
-    assert "22:30:00 demo-mixed-1 drains" in said
+    assert "demo-mixed-1 drains, due at 22:30:00" in said
     assert status == (1 if day.num_late else 0), said
