@@ -139,7 +139,7 @@ class GatewayPodSpec(Section):
         default=None,
         description="What the gateway mounts instead of kubernetes.volumes. Of the checkpoint it reads config.json and"
         " the tokenizer's files, which may be a small claim, or with [] in its image.",
-        examples=[[{"claim": "tokenizer", "mount_path": "/models/deepseek-r1"}]],
+        examples=[[{"claim": "tokenizer", "mount_path": "/models"}]],
     )
     tolerations: list[TolerationSpec] = Field(
         default=[],
