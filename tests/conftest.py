@@ -4,12 +4,10 @@
 before a merge: it runs in CI, with `-m`, and when the call names its file.
 
 Two processes share the tests of a call that names none of them. A file stays whole, since its fixtures are dear, and so
-does each folder of `TOGETHER`, whose tests share a cluster or a deployment. The longest comes first: the test cluster,
-whose tests mostly wait. At the end it would keep one process busy for minutes after the other had nothing left.
+does each folder of `TOGETHER`, whose tests share a cluster or a deployment.
 """
 
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from xdist.scheduler import LoadScopeScheduling
 TESTS = Path(__file__).parent
 FAST = [TESTS / name for name in ("planner", "templates", "stacks/kube", "stacks/provider", "docs", "test_layering.py")]
 TOGETHER = ("tests/cluster", "tests/stacks/local", "tests/stacks/test_")
-LONGEST = TOGETHER[0]
 
 # Tensors are small here: torch's threads wait for each other longer than they compute, and beside anything else that
 # runs they take ten times as long. Ranks set their own number.
@@ -57,22 +54,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("fast")
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a whole run needs, and let two processes begin with the longest group."""
-    _leave_out(config, items)
-    if hasattr(config, "workerinput"):
-        items[:] = by_length(items)
-
-
-def by_length(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests group by group: the longest first, then those of most tests."""
-    sizes = Counter(group_of(item.nodeid) for item in items)
-    order = {group: place for place, (group, _) in enumerate(sizes.most_common())} | {LONGEST: -1}
-    return sorted(items, key=lambda item: order[group_of(item.nodeid)])
-
-
-def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only a whole run needs."""
     names_files = all(word.partition("::")[0].endswith(".py") for word in config.args)
     if os.environ.get("CI") or config.option.markexpr or names_files:
         return
