@@ -2,9 +2,9 @@
 
 A prompt's mean TTFT is its own steps, the steps that it waits for its turn, and the read of what a cache has:
 
-    TTFT = (steps + u / (2 (1 - u))) x step + read          the queue of `throughput/predict.py`
+    TTFT = (prompt_steps + queued_steps) x step + read      as `throughput/predict.py` has it
 
-The highest utilisation u that keeps the promise follows, in closed form. What prefill is worth at it is what a layout
+The highest utilisation that keeps the promise follows, in closed form. What prefill is worth at it is what a layout
 is chosen by and what a day is planned with: the rate of a saturated phase would keep the promise for nobody who waits.
 """
 
@@ -34,7 +34,7 @@ def as_full_as_promised(spec: ResolvedSpec, case: Case, rate: float) -> Case:
         return case
     step = point.step_tokens / case.unit.attention_tp / rate
     wait = (KEPT * promised / 1e3 - prompt_reading(case)) / step - point.prompt_steps
-    used = max(floor(STEPS * 2 * wait / (1 + 2 * wait)) / STEPS, LEAST) if wait > 0 else LEAST
+    used = max(floor(STEPS * point.utilisation_of(max(wait, 0.0))) / STEPS, LEAST)
     return replace(case, point=replace(point, utilisation=used))
 
 

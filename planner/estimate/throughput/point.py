@@ -50,3 +50,8 @@ class OperatingPoint:
         """Steps that a prompt waits on average: an M/D/1 queue's, and none where a saturated phase has no mean."""
         used = self.utilisation
         return used / (2 * (1 - used)) if used < 1 else 0.0
+
+    @staticmethod
+    def utilisation_of(queued_steps: float) -> float:
+        """Return the utilisation at which a prompt waits for so many steps on average, as `queued_steps` has it."""
+        return 2 * queued_steps / (1 + 2 * queued_steps)
