@@ -129,7 +129,7 @@ def test_a_forced_state_is_the_days_until_it_ends():
 
 
 def test_a_rollout_under_a_larger_state_keeps_what_the_hour_wants():
-    """By night the day's units stand in: whichever of each phase changes, as many are ready, and none is drained."""
+    """The day's units stand in by night: whichever of each phase changes, as many are ready, and none is drained."""
     night = MIDNIGHT + 2 * HOUR
     orders = Orders(force=Force("06:00", night + HOUR))
     for prefill, decode in itertools.product(("p0", "p1"), ("d0", "d1")):

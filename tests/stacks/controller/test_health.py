@@ -48,7 +48,7 @@ def test_a_controller_lives_while_looks_end_and_is_ready_while_they_go_well(look
 
 
 def test_kubelets_are_answered_by_http(clock):
-    """With the status alone; there is nothing else to see."""
+    """The answer is a status without a body: there is nothing else to see."""
     health = Health(clock)
 
     with answering(health, HERE, 0) as port:

@@ -149,7 +149,7 @@ def test_a_gateway_that_dies_is_started_again_and_its_unit_stays_ready(watched):
 
 
 def test_status_shows_both_gateways(tmp_path, monkeypatch, capsys):
-    """With their URLs; one that is down makes it exit with 1."""
+    """`status` shows their URLs, and exits with 1 when one is down."""
     folder = RunFolder(tmp_path)
     monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
     down = GatewayRecord("gateway-1", READY[1].endpoint, "failed", DIES[1], 1)
