@@ -3,10 +3,11 @@
     python -m tests.benchmarks.simulated_demo [--runs 5] [--load 0.6]
 
 One mixed unit of the bundled model runs on this machine, a rank a core. First its speed is measured: the time between
-tokens with one to sixteen streams of short and of long contexts, and the time to the first token of prompts of four
-lengths, beside a short one and in pairs. These are the speeds that the simulation gets instead of a prediction. Then a
-trace is asked of the demo and played by the simulation: the sixty requests of Azure's that the tests have, with lengths
-and times divided so that they fit the demo and ask for a share of what it can do.
+tokens with one to sixteen streams of short and of long contexts, and how long two streams wait for prompts of four
+lengths, beside a short one and in pairs. These are the speeds that the simulation gets instead of a prediction. It
+knows of steps only, so the rest of a first token's time, measured without streams, is added to its TTFT: HTTP, JSON,
+the gateway. Then a trace is asked of the demo and played by the simulation: the sixty requests of Azure's that the
+tests have, with lengths and times divided so that they fit the demo and ask for a share of what it can do.
 
 It exits with 1 unless mean TTFT, mean TPOT and throughput of the simulation are within 15 % of the medians of the runs.
 It needs two idle cores: ranks, gateway and client share them, and whatever else runs is seen in every figure.
@@ -17,6 +18,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
+from itertools import chain, pairwise
 from pathlib import Path
 
 from planner.compiler import compile_plan
@@ -36,6 +38,7 @@ STREAMS = (2, 4, 8, 16)  # together, so that both ranks have as many
 CONTEXTS = (32, 1024)  # tokens of a stream's prompt
 PROMPTS = (16, 128, 512, 1536)  # tokens
 STREAMED, TIMES = 48, 5
+APART_S = 0.4  # between prompts that streams wait for: longer than the longest of them takes
 LONGEST_PROMPT, MEAN_ANSWER = 1536, 48
 WITHIN = 0.15
 
@@ -51,33 +54,35 @@ def main():
         up = tidemill.up(SPEC)
         assert up.returncode == 0, up.stderr
         try:
-            speed = measured_speed()
+            speed, outside = measured_speed()
             trace = scaled(read_trace(TRACE), speed, arguments.load)
             runs = [asked(trace) for _ in range(arguments.runs)]
         finally:
             tidemill.run("down")
-    return compared(runs, simulated(trace, speed))
+    return compared(runs, simulated(trace, speed, outside))
 
 
 def measured_speed():
-    """Return what steps take, as clients see them when nothing else is asked."""
+    """Return what steps take, as clients see them, and the seconds of a first token outside of all steps."""
     asyncio.run(ask_all([Asked(64, 8), Asked(64, 8)], HOST))  # whatever the first request prepares
     alone = [token_seconds(1, context) for context in CONTEXTS]
     even = [[token_seconds(streams, context) for context in CONTEXTS] for streams in STREAMS]
     tokens = [(one * each / first, each) for row in even for one, each, first in zip(alone, row, even[0], strict=True)]
-    single = [prompt_seconds(each, PROMPTS[0]) for each in PROMPTS]
-    pairs = [prompt_seconds(each, each) for each in PROMPTS]
     show("streams", (1, *STREAMS), [alone, *even], "ms between tokens with contexts of 32 and 1,024")
-    show(
-        "prompt", PROMPTS, zip(single, pairs, strict=True), "ms to the first token, beside a short prompt and in pairs"
-    )
+    both = [[(each, PROMPTS[0]), (each, each)] for each in PROMPTS]
+    waits = [[waited_seconds(*lengths) for lengths in row] for row in both]
+    firsts = [[prompt_seconds(*lengths) for lengths in row] for row in both]
+    outside = statistics.median(a - b for row in zip(firsts, waits, strict=True) for a, b in zip(*row, strict=True))
+    show("prompt", PROMPTS, waits, "ms that streams wait for it, beside a short prompt and in pairs")
+    show("prompt", PROMPTS, firsts, f"ms to its first token without streams, of which {1e3 * outside:.1f} outside")
     loads = tuple(streams / RANKS for streams in STREAMS)
-    computed = [value for both in zip(single, pairs, strict=True) for _ in (0, 1) for value in both]
-    return PhaseSpeed(
+    computed = [seconds for row in waits for _ in (0, 1) for seconds in row]
+    speed = PhaseSpeed(
         prompts=StepTable(tuple(map(float, PROMPTS)), (0.0, 2048.0), (1 / RANKS, 1.0), tuple(computed)),
         tokens=StepTable(loads, tuple(map(float, CONTEXTS)), (1 / RANKS, 1.0), tuple(sum(tokens, ()))),
         step_tokens=2048,
     )
+    return speed, outside
 
 
 def token_seconds(streams, context):
@@ -91,6 +96,23 @@ def token_seconds(streams, context):
             inside = [at for at in each.token_times if begin <= at <= end]
             if len(inside) > 1:
                 found.append((inside[-1] - inside[0]) / (len(inside) - 1))
+    return statistics.median(found)
+
+
+def waited_seconds(*lengths):
+    """Return the median seconds that a stream on each rank waits for prompts of these lengths, which come at once."""
+    assert len(lengths) == RANKS
+    streams = [Asked(PROMPTS[0], 8 * STREAMED) for _ in range(RANKS)]
+    turns = [[Asked(tokens, 1, APART_S * (turn + 1)) for tokens in lengths] for turn in range(TIMES)]
+    asyncio.run(ask_all([*streams, *chain.from_iterable(turns)], HOST))
+    found = []
+    for each in streams:
+        gaps = [later - sooner for sooner, later in pairwise(each.token_times)]
+        undisturbed = statistics.median(gaps)
+        for turn in turns:
+            begin, end = turn[0].came_at, max(prompt.token_times[0] for prompt in turn)
+            inside = [gap for gap, at in zip(gaps, each.token_times, strict=False) if begin <= at < end]
+            found.append(sum(inside) - undisturbed * len(inside))
     return statistics.median(found)
 
 
@@ -139,13 +161,13 @@ def asked(trace):
     )
 
 
-def simulated(trace, speed):
-    """Return the same of the simulation."""
+def simulated(trace, speed, outside):
+    """Return the same of the simulation, with the seconds of a first token that are outside of its steps."""
     found = replay(compile_plan(check_spec(SPEC)), trace, speeds={"mixed": speed})
     assert not found.refused
     assert not found.too_long
     return (
-        statistics.mean(job.first_token - job.at for job in found.jobs),
+        statistics.mean(job.first_token - job.at for job in found.jobs) + outside,
         statistics.mean((job.done - job.first_token) / (job.output - 1) for job in found.jobs),
         sum(job.output for job in found.jobs) / found.seconds,
     )
