@@ -54,9 +54,20 @@ def test_fast_is_what_lies_in_fast_folders_unless_marked_otherwise(path, markers
         ("tests/runtime/kv/test_cache.py::test_one[tests/cluster]", "tests/runtime/kv/test_cache.py"),
     ],
 )
-def test_two_processes_share_the_tests_by_file_or_by_what_they_bring_up(nodeid, group):
+def test_processes_share_the_tests_by_file_or_by_what_they_bring_up(nodeid, group):
     """One cluster, one process of deployments, one module's fixtures are never made twice."""
     assert conftest.group_of(nodeid) == group
+
+
+def test_processes_that_share_tests_begin_with_the_folders_whose_tests_wait():
+    """Then come the files with the most tests; each group stays in its own order."""
+    names = ["tests/a.py::1", "tests/b.py::1", "tests/stacks/local/z.py::1", "tests/b.py::2", "tests/cluster/y.py::1"]
+    asked = call()
+    asked.workerinput = {}
+    items = [SimpleNamespace(nodeid=name, get_closest_marker=lambda _: False) for name in names]
+    conftest.pytest_collection_modifyitems(asked, items)
+
+    assert [item.nodeid for item in items] == [names[place] for place in (4, 2, 1, 3, 0)]
 
 
 @pytest.mark.parametrize(
