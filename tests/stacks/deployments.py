@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -18,13 +17,15 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.ports import own_network
+
 REPOSITORY = Path(__file__).parents[2]
 DEMO_SPEC = REPOSITORY / "stacks" / "specs" / "demo.yaml"
 CHECKPOINT = REPOSITORY / "runtime" / "demo"
 UP_TIMEOUT_S = 240
 LISTEN = "0A"  # linux/tcp_states.h
-RUN = random.SystemRandom().randrange(100, 250)  # so that runs side by side keep out of each other's way
-HOSTS = (f"127.{RUN}.{number}.1" for number in count(1))
+NETWORK = own_network()  # so that runs side by side keep out of each other's way
+HOSTS = (f"{NETWORK}.{number}.1" for number in count(1))
 
 __all__ = ["CHECKPOINT", "DEMO_SPEC", "HOSTS", "Tidemill", "get_json", "listening", "samples", "total", "wait_until"]
 
