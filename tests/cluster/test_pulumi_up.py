@@ -73,9 +73,9 @@ def up(first, deployed):
     return deployed
 
 
-def openai(deployed):
-    """The public client, which tries everything once."""
-    return OpenAI(base_url=f"{deployed.endpoint()}/v1", api_key="none", max_retries=0, timeout=120)
+def openai(deployed, endpoint=None):
+    """The public client, which tries everything once; of the gateway's Service unless one gateway is named."""
+    return OpenAI(base_url=f"{endpoint or deployed.endpoint()}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 def serves(deployed):
@@ -85,12 +85,12 @@ def serves(deployed):
 
 
 @contextmanager
-def steady_requests(deployed):
+def steady_requests(deployed, endpoint=None):
     """Clients who ask one after the other until the block ends; what they were answered, or why not."""
     answers, is_over = [], Event()
 
     def ask(number):
-        calls = openai(deployed).completions
+        calls = openai(deployed, endpoint).completions
         while not is_over.is_set():
             try:
                 answers.append(calls.create(model=MODEL, prompt=PROMPTS[number], max_tokens=8, temperature=0).id)
@@ -420,6 +420,35 @@ def test_a_unit_takes_the_node_of_one_that_leaves(up):
     assert up.pods("demo-prefill-1") == []
     assert_settled(up)
     wait_until_serving(up)
+
+
+def test_one_of_two_gateways_may_go(up):
+    """Ranks call both: whoever asks the other one notices nothing, and the next one serves when they have called it."""
+    up.change_spec(lambda spec: spec["gateway"].update(replicas=2))
+    up.deploy_plan(up.write_plan("fourth.json", "--previous", str(up.spec.with_name("third.json"))))
+    run = up.pulumi.up()
+    assert run.status == 0, run.output
+    before = ready_gateways(up)
+    gone, kept = before
+
+    with steady_requests(up, before[kept]) as answers:
+        client.CoreV1Api(up.cluster.api).delete_namespaced_pod(gone, up.namespace, grace_period_seconds=0)
+        wait_until(lambda: len(ready_gateways(up).keys() - {gone}) == 2, HEALED_S)
+    ((_, new),) = ready_gateways(up).items() - before.items()
+
+    assert [each for each in answers if isinstance(each, OpenAIError)] == []
+    assert len(answers) > NUM_STEADY
+    assert openai(up, new).completions.create(model=MODEL, prompt=PROMPTS[0], max_tokens=4).choices[0].text
+
+
+def ready_gateways(deployed):
+    """Pod's name -> where it answers, of each gateway that takes calls."""
+    return {
+        pod.metadata.name: f"http://{pod.status.pod_ip}:8000"
+        for pod in deployed.pods(GATEWAY)
+        if pod.metadata.deletion_timestamp is None
+        and any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or [])
+    }
 
 
 def states(deployed, plan):
