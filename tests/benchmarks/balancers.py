@@ -8,9 +8,10 @@ what prefill does of a backlog under the balanced policy.
 
 A spread is the standard deviation over ranks, over their mean: of KV at many moments, which are averaged, and of the
 attention and the tokens that prefill ranks computed in all. `max/mean` is beside it, because a unit waits for its
-slowest rank. Goals, at 80 % load: KV under 10 %, attention under 15 %; and p99 no worse than with the baselines.
-The model has no goals with Mooncake's lengths, which are not divided there: one prompt of 126,000 tokens forms over
-twice the pairs that a rank computes in the run on average, it cannot be split, and its unit waits for it.
+slowest rank. Goals, at 80 % load: KV under 10 %, attention under 15 %. In the model, p99 is no worse than with the
+baselines. In the demo p99 has no goal: its eight ranks share the cores of one machine, so what one of them is spared
+another gets. The model has no goals with Mooncake's lengths, which are not divided there: one prompt of 126,000 tokens
+forms over twice the pairs that a rank computes in the run on average, it cannot be split, and its unit waits for it.
 """
 
 import csv
@@ -66,25 +67,36 @@ def main(what):
     if what == "model":
         for name, num_units, seconds in (("azure_2023_conv", 1, 60), ("mooncake_conversation", 4, 300)):
             figures = model_figures(lengths(name), num_units, seconds)
-            report(name, figures, goals if name.startswith("azure") else None)
+            report(name, figures)
+            if name.startswith("azure"):
+                check_spreads(goals, name, figures[Policy.BALANCED])
+                check_times(goals, name, figures)
     else:
         from tests.benchmarks.balancers_demo import demo_figures
 
         for name in ("azure_2023_conv", "mooncake_conversation"):
-            report(name, demo_figures(lengths(name)), goals)
+            figures = demo_figures(lengths(name))
+            report(name, figures)
+            check_spreads(goals, name, figures[Policy.BALANCED])
     return goals.report()
 
 
-def report(name, figures, goals):
-    """Print the table, and hold its first line against the goals if there are any."""
+def report(name, figures):
+    """Print the table."""
     print(f"{name}\n{HEAD}")
     for policy, its in figures.items():
         print(its.line(policy))
-    if goals is None:
-        return
-    balanced, baselines = figures[Policy.BALANCED], [figures[Policy.LEAST_REQUESTS], figures[Policy.ROUND_ROBIN]]
+
+
+def check_spreads(goals, name, balanced):
+    """How even ranks have to be."""
     goals.check(f"{name}: KV spread", balanced.kv_spread, "<", 0.10)
     goals.check(f"{name}: prefill attention spread", balanced.attention_spread, "<", 0.15)
+
+
+def check_times(goals, name, figures):
+    """That nobody waits longer for it."""
+    balanced, baselines = figures[Policy.BALANCED], [figures[Policy.LEAST_REQUESTS], figures[Policy.ROUND_ROBIN]]
     for what in ("ttft_s", "tpot_s"):
         best = min(quantile(getattr(each, what), 0.99) for each in baselines)
         ratio = quantile(getattr(balanced, what), 0.99) / best

@@ -31,11 +31,13 @@ from runtime.gateway.router import Policy
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import lay_out_locally
 from tests.benchmarks import balancers
+from tests.benchmarks.balancers_foresight import kv_with_foresight
 from tests.stacks.deployments import get_json, samples
 
 SPEC = Path(__file__).with_name("balancers_demo.yaml")
 HOST = "127.81.1.1"
 LOAD = 0.8
+DECODE_RANKS = 4
 MAX_REQUEST_TOKENS = 2048
 MEAN_ANSWER = 160  # tokens
 NUM_PROBED, LEAST_REQUESTS, LEAST_S, LOOK_S = 300, 400, 150, 0.5
@@ -66,7 +68,9 @@ def demo_figures(sizes):
             per_s = LOAD * NUM_PROBED / (time.monotonic() - began)
         print(f"{per_s:.2f} requests/s, prompts of {mean(p for p, _ in scaled):.0f} and answers of ", end="")
         print(f"{mean(g for _, g in scaled):.0f} tokens on average, at most {max(p for p, _ in scaled)}", flush=True)
-        return {policy: measured(demo, policy, scaled, per_s) for policy in Policy}
+        figures = {policy: measured(demo, policy, scaled, per_s) for policy in Policy}
+    print(f"KV spread if the lengths of all answers were known: {known_spread(scaled, per_s, figures):.3f}")
+    return figures
 
 
 def scale(sizes):
@@ -78,9 +82,21 @@ def scale(sizes):
     return [(max(1, prompt * room // longest), answer) for (prompt, _), answer in zip(sizes, answers, strict=True)]
 
 
+def known_spread(sizes, per_s, figures):
+    """The KV spread of a balancer with foresight, at the pace that the demo had."""
+    seconds, tpot_s = seconds_at(per_s), statistics.median(figures[Policy.BALANCED].tpot_s)
+    looks = kv_with_foresight(balancers.arrivals(sizes, per_s, seconds), tpot_s, DECODE_RANKS, seconds)
+    return mean(balancers.spread(kv) for kv in looks)
+
+
+def seconds_at(per_s):
+    """For how long requests come."""
+    return max(LEAST_S, LEAST_REQUESTS / per_s)
+
+
 def measured(demo, policy, sizes, per_s):
     """The figures of one balancer."""
-    seconds = max(LEAST_S, LEAST_REQUESTS / per_s)
+    seconds = seconds_at(per_s)
     with demo.gateway(policy):
         asked = [
             Asked(request.prompt_tokens, request.answer_tokens, request.came_at)
