@@ -3,20 +3,20 @@
 `fast` is given by folder. `slow` marks what there takes over a second or starts processes. `whole` marks what pays only
 before a merge: it runs in CI, with `-m`, and when the call names its file.
 
-Three processes share the tests of a call that names none of them. A file stays whole, since its fixtures are dear, and
-so does each folder of `TOGETHER`, whose tests share a cluster or a deployment. Those folders come first: their tests
-mostly wait, for pods and for ranks, so the third process finds a core to compute on, and none of them is left alone
-with a folder at the end.
+Three processes share the tests of a call that names none of them: ranks of local deployments start and wait in one,
+while the others compute. Beside the test cluster, whose programs take a core of their own, there are two. A file stays
+whole, since its fixtures are dear, and so does each folder of `TOGETHER`, whose tests share a cluster or a deployment.
 """
 
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.cluster import preconditions
 
 TESTS = Path(__file__).parent
 FAST = [TESTS / name for name in ("planner", "templates", "stacks/kube", "stacks/provider", "docs", "test_layering.py")]
@@ -39,7 +39,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Share the tests of all folders; a call that names tests, or shows what they print, stays one process."""
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
-    return 3 if is_whole and config.option.capture != "no" and not config.option.collectonly else 0
+    if not is_whole or config.option.capture == "no" or config.option.collectonly:
+        return 0
+    return 2 if config.option.markexpr != "not cluster" and preconditions.has_cluster() else 3
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -57,26 +59,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("fast")
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a whole run needs, and let processes that share the rest begin with what waits longest."""
-    _leave_out(config, items)
-    if hasattr(config, "workerinput"):
-        items[:] = in_order(items)
-
-
-def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests group by group: first those of `TOGETHER`, then those of most tests."""
-    sizes = Counter(group_of(item.nodeid) for item in items)
-
-    def place(item: pytest.Item) -> tuple[bool, int, str]:
-        group = group_of(item.nodeid)
-        return group not in TOGETHER, -sizes[group], group
-
-    return sorted(items, key=place)
-
-
-def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only a whole run needs."""
     names_files = all(word.partition("::")[0].endswith(".py") for word in config.args)
     if os.environ.get("CI") or config.option.markexpr or names_files:
         return

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import conftest
+from tests.cluster import preconditions
 
 
 class Collected:
@@ -59,15 +60,18 @@ def test_processes_share_the_tests_by_file_or_by_what_they_bring_up(nodeid, grou
     assert conftest.group_of(nodeid) == group
 
 
-def test_processes_that_share_tests_begin_with_the_folders_whose_tests_wait():
-    """Then come the files with the most tests; each group stays in its own order."""
-    names = ["tests/a.py::1", "tests/b.py::1", "tests/stacks/local/z.py::1", "tests/b.py::2", "tests/cluster/y.py::1"]
-    asked = call()
-    asked.workerinput = {}
-    items = [SimpleNamespace(nodeid=name, get_closest_marker=lambda _: False) for name in names]
-    conftest.pytest_collection_modifyitems(asked, items)
+@pytest.mark.parametrize(
+    ("markers", "has_cluster", "processes"),
+    [("", False, 3), ("", True, 2), ("fast", True, 2), ("not cluster", True, 3)],
+)
+def test_three_processes_share_the_tests_and_two_beside_a_cluster(monkeypatch, markers, has_cluster, processes):
+    """Its programs take a core of their own."""
+    monkeypatch.setattr(preconditions, "has_cluster", lambda: has_cluster)
+    asked = call("tests", markers=markers)
+    asked.args_source = pytest.Config.ArgsSource.TESTPATHS
+    asked.option.capture, asked.option.collectonly = "fd", False
 
-    assert [item.nodeid for item in items] == [names[place] for place in (4, 2, 1, 3, 0)]
+    assert conftest.pytest_xdist_auto_num_workers(asked) == processes
 
 
 @pytest.mark.parametrize(

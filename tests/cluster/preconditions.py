@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import build, cgroups
 from tests.cluster.products import Product
 
-__all__ = ["missing", "missing_for_nodes", "require", "require_built"]
+__all__ = ["has_cluster", "missing", "missing_for_nodes", "require", "require_built"]
 
 PROGRAMS = {"openssl": "openssl", "setpriv": "util-linux"}  # program -> Debian package
 PROGRAMS_OF_NODES = {
@@ -30,6 +30,11 @@ TRIALS = {
         "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged"
     ),
 }
+
+
+def has_cluster() -> bool:
+    """Whether a call for all tests brings up a cluster."""
+    return bool(os.environ.get("CI")) or (not missing(build.EVERYTHING) and build.are_built(build.EVERYTHING))
 
 
 def missing(products: Sequence[Product]) -> list[str]:
