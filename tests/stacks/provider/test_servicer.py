@@ -90,6 +90,13 @@ def test_a_replacement_under_the_same_name_keeps_the_new_object(fake, servicer):
     assert MAP_PATH in fake.objects
 
 
+def test_an_object_that_is_ready_as_it_is_stored_is_not_looked_at_again(fake, servicer):
+    """Of hundreds of objects few have something to wait for."""
+    create(servicer, CONFIG_MAP)
+
+    assert [verb for verb, path in fake.requests if path == MAP_PATH] == ["GET", "PATCH"]
+
+
 def test_what_another_run_made_is_deleted(fake, servicer):
     """A `destroy` has made nothing itself."""
     fake.store(MAP_PATH, CONFIG_MAP)
