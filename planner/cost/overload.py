@@ -1,8 +1,8 @@
-"""Warnings about latencies that a spec promises under `slo` and that a day's traffic leaves no room for.
+"""Warnings about a day's traffic that asks units for more than they make.
 
 A latency is predicted at an operating point. Where the day asks for more than the units that are on make there,
-requests wait or are refused, whatever the point promises. The plan is still a plan: a user may know that the profile is
-a wish.
+requests wait or are refused, whatever `slo` promises. The plan is still a plan: a user may know that the profile is a
+wish.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,25 +12,26 @@ from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["broken_promises"]
+__all__ = ["overloads"]
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
 ROUNDED = 0.005  # loads are told in whole per cent
 
 
-def broken_promises(spec: ResolvedSpec, demand: Sequence[PhaseLoad]) -> tuple[Problem, ...]:
-    """Return a warning for each latency that is promised of a phase which is asked for more than it makes."""
-    return tuple(spec.problem(each) for load in demand for each in _broken(spec, load))
+def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad]) -> tuple[Problem, ...]:
+    """Return warnings for each phase that is asked for more than it makes: one for each latency that it promises."""
+    return tuple(spec.problem(each) for load in demand if load.load >= 1 + ROUNDED for each in _overload(spec, load))
 
 
-def _broken(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
-    if load.load < 1 + ROUNDED:
-        return
-    for name in PROMISES[load.phase]:
-        promised = getattr(spec.written.slo, f"{name}_ms")
+def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
+    asked = f"{load.load:.0%} of what those units make" if load.served_per_s else "more than none"
+    units = f"the {load.phase} units that are on at {load.at}"
+    reason = "requests wait then, or are refused; costs and income still count all of the traffic as answered"
+    fix = "let more units be on at that time; tidemill simulate says who waits for how long"
+    promises = {name: getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[load.phase]}
+    for name, promised in promises.items():
         if promised is not None:
-            asked = f"{load.load:.0%} of what those units make" if load.served_per_s else "more than none"
-            rule = f"W126 is not kept at {load.at}, when traffic asks the {load.phase} units that are on for {asked}"
-            reason = "requests wait then, or are refused; costs and income still count all of the traffic as answered"
-            fix = "let more units be on at that time; tidemill simulate says who waits for how long"
+            rule = f"W126 is not kept, since traffic asks {units} for {asked}"
             yield Violation(f"slo.{name}_ms", promised, rule, reason, fix)
+    if not any(promises.values()):
+        yield Violation("traffic", None, f"W138 asks {units} for {asked}", reason, fix)

@@ -235,6 +235,19 @@ def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
         rule = "W106 is in none of kubernetes.volumes"
         reason = "pods see only the volumes they mount, and images rarely contain weights"
         yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
+    read = kubernetes.stage.source if kubernetes.stage else path
+    own = [volume.model_dump() for volume in kubernetes.gateway.volumes or ()]
+    if (
+        _is_on_gpus(spec)
+        and spec.engine_name == "tidemill"
+        and read is not None
+        and own
+        and volume_of(read, own) is None
+    ):
+        rule = "W106 is in none of kubernetes.gateway.volumes"
+        reason = "of the checkpoint the gateway reads config.json and the tokenizer's files"
+        fix = "add a volume with them to kubernetes.gateway.volumes, or write [] if they are in its image"
+        yield Violation("model.checkpoint", path, rule, reason, fix)
 
 
 def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.cost.cost import plan_cost
-from planner.cost.overload import broken_promises
+from planner.cost.overload import overloads
 from planner.estimate.failures import report_failures
 from planner.estimate.idle_overlap import idle_overlaps
 from planner.estimate.links import expected_traffic
@@ -65,7 +65,7 @@ def with_estimates(
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
     )
-    return replace(plan, warnings=(*plan.warnings, *broken_promises(spec, plan.demand)))
+    return replace(plan, warnings=(*plan.warnings, *overloads(spec, plan.demand)))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

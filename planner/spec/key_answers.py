@@ -6,7 +6,7 @@ that was meant is there under a wrong name, so that nobody calls it missing too.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
@@ -29,13 +29,18 @@ from planner.spec.misplaced import given_elsewhere, homes_of, may_hold, turned_o
 from planner.spec.model_names import is_hub_name, named_on_hub
 from planner.spec.other_names import qualifiers_of, said_better
 from planner.spec.phase import PhaseSpec
-from planner.spec.schema import Spec
+from planner.spec.pods import GatewayPodSpec
+from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.undecided import AUTO
 from planner.spec.unknown_key import Answer, UnknownKey, none_such, put_instead, renamed
 from planner.spec.why_not import what_instead_of
 
 __all__ = ["answer_to", "violation_of"]
 
+GATEWAYS = {  # a section of the gateway -> the other one, and what that has
+    "gateway": ("kubernetes.gateway", GatewayPodSpec.model_fields),
+    "kubernetes.gateway": ("gateway", GatewaySpec.model_fields),
+}
 UNITS_OF_WINDOW = "schedule.windows.units"  # of one phase, where there is one only
 
 
@@ -86,6 +91,18 @@ def named_on_a_hub(key: UnknownKey) -> Answer | None:
     reason = "a model is given by config or by catalog"
     named = None if key.beside.keys() & {"config", "catalog"} else named_on_hub(key.value)
     return renamed(key, {"model.catalog": named}, reason) if named else Answer(reason, none_such(key).fix)
+
+
+def of_the_gateway(key: UnknownKey) -> Answer | None:
+    """Answer what belongs to the gateway's pod below `gateway`, and what belongs to the gateway below its pod."""
+    home, fields = GATEWAYS.get(key.parent, ("", {}))
+    if key.name not in fields:
+        return None
+    path, there = f"{home}.{key.name}", key.spec
+    for part in home.split("."):
+        there = there.get(part) or {} if isinstance(there, Mapping) else {}
+    is_given = isinstance(there, Mapping) and key.name in there
+    return Answer(f"{path} already gives it", removal()) if is_given else renamed(key, {path: key.value})
 
 
 def turning_overlap_on(key: UnknownKey) -> Answer | None:
@@ -179,6 +196,7 @@ ANSWERS: Sequence[Callable[[UnknownKey], Answer | None]] = (
     as_an_engine_says,
     as_kustomize_says,
     beside_the_models_name,
+    of_the_gateway,
     said_better_beside,
     left_to_us,
     named_on_a_hub,

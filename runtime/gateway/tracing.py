@@ -112,7 +112,9 @@ def traces_from_environment(model_name: str) -> Traces | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise RuntimeFailure(f"{endpoint} is set, but {error.name} is missing: install tidemill[otel]") from None
+        raise RuntimeFailure(
+            f"{endpoint} is set, but {error.name} is missing: pip install '.[otel]' in a checkout"
+        ) from None
     resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -32,7 +32,7 @@ MAX_SCHEMA_BYTES = 64 * 1024  # assumed: over ten times what agents send
 MAX_REMAINDERS = 20_000  # measured: under 100 ms. A minute's seconds, cents and thousands have far fewer
 MAX_DIGITS = 20  # of a number with 64 bits; the library takes 32
 OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}  # assumed: an indented line
-MISSING = "it needs llguidance, which is not installed: pip install 'tidemill[json]'"
+MISSING = "it needs llguidance, which is not installed: pip install '.[json]' in a checkout"
 SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # two of these beside each other hold together
 
 

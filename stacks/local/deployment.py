@@ -65,7 +65,9 @@ def running_names() -> list[str]:
 def require_runtime() -> None:
     """Raise LocalError when the base install has no runtime."""
     if importlib.util.find_spec("torch") is None:
-        raise LocalError("R106 the runtime is not installed", "torch is missing", "pip install 'tidemill[runtime]'")
+        raise LocalError(
+            "R106 the runtime is not installed", "torch is missing", "pip install '.[runtime]' in a checkout"
+        )
 
 
 def require_cpu(plan: Deployable, given: Path) -> None:

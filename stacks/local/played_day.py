@@ -103,7 +103,7 @@ def read_length(written: str) -> float:
     """Return the seconds that --day asks for. Raise CallError."""
     length_s = read_seconds(written)
     if length_s is None or not SHORTEST_S <= length_s <= DAY_S:
-        rule = f"R118 --day ({written}) must be a time from {SHORTEST_S:g}s to 24h"
+        rule = f"R118 --day ({written}) must be a number and s, min or h, from {SHORTEST_S:g}s to 24h"
         reason = "a day is played no slower than it is, and units need seconds to start"
         raise CallError([Violation("", None, rule, reason, "for example --day 5min").at("tidemill up")])
     return length_s

@@ -42,7 +42,7 @@ def require_plot(path: Path) -> None:
         rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
         raise CallError([Violation("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
     if importlib.util.find_spec("matplotlib") is None:
-        rule, fix = "R409 needs matplotlib", "pip install 'tidemill[plot]'"
+        rule, fix = "R409 needs matplotlib", "pip install '.[plot]' in a checkout"
         raise OutputError([Violation("--plot", None, rule, "it is not installed", fix).at("tidemill simulate")])
 
 

@@ -49,7 +49,7 @@ def _beside(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[tuple[s
 
 def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
     """Say which requests keep promises, when units were too few, and what became of failed ones."""
-    if any(each.latencies.ttft_kept is not None for each in columns[0].day.outcomes.values()):
+    if any(each.day.outcomes["mid"].latencies.ttft_kept is not None for each in columns):
         yield "Kept are requests whose first token comes within slo.ttft_ms, and tokens that come within slo.tpot_ms."
     if len(columns) == 1:
         yield "How fast units are is a prediction: see the plan for what its range rests on."
@@ -61,15 +61,26 @@ def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
 def _notes_of(column: Column) -> Iterator[str]:
     curves = column.day.curves["mid"]
     for load in column.day.plan.demand if column.day.date is None else ():
-        if (asked := load.load * column.day.scale) > 1:
+        if not load.served_per_s:
+            yield f"{load.phase} is asked for work at {load.at}, when none of its units is on."
+        elif (asked := load.load * column.day.scale) > 1:
             yield f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}."
     if refused := _stretches(curves.refused > 0):
-        yield f"requests are refused {refused}, since every place of decode is taken."
+        yield f"requests are refused {refused}, since {_why_refused(column)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
         yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails."
     for failure in column.day.idle_failures:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
+
+
+def _why_refused(column: Column) -> str:
+    """Return what takes the places of decode: the phase that is asked for most of what it makes."""
+    loads = {load.phase: load.load for load in column.day.plan.demand}
+    is_waiting = loads.get("prefill", 0.0) > max(loads.get("decode", 0.0), 1.0)
+    return (
+        "prompts that wait for prefill take every place of decode" if is_waiting else "every place of decode is taken"
+    )
 
 
 def _stretches(marked: NDArray[np.bool_]) -> str:

@@ -31,7 +31,7 @@ NO_PASSES = {
     "max_over_mean_sampled": "adds a figure to a map",
     "start_times": "reads layouts and their memory",
     "missed_promises": "compares figures of a plan with its spec",
-    "broken_promises": "compares figures of a plan with its spec",
+    "overloads": "compares figures of a plan with its spec",
     "idle_overlaps": "compares a prediction with another of the same layout",
 }
 

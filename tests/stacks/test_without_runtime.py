@@ -25,7 +25,7 @@ def test_what_needs_the_runtime_says_how_to_install_it(capsys, words):
 
     assert status == 1
     assert capsys.readouterr().err == (
-        "tidemill: the runtime is not installed; torch is missing; pip install 'tidemill[runtime]' [R106]\n"
+        "tidemill: the runtime is not installed; torch is missing; pip install '.[runtime]' in a checkout [R106]\n"
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.cost.demand import PhaseLoad
-from planner.cost.overload import broken_promises
+from planner.cost.overload import overloads
 from planner.spec.check import check_spec
 from tests.planner.conftest import SPEC
 
@@ -20,7 +20,7 @@ def spec(spec_folder):
 @pytest.mark.parametrize(("asked", "is_broken"), [(0, False), (100, False), (100.4, False), (101, True), (300, True)])
 def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, asked, is_broken, spec):
     """The warning names the promise and the time, from the first whole per cent too much on."""
-    found = broken_promises(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 0.0)])
+    found = overloads(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 0.0)])
 
     assert [each.path for each in found] == ([field] if is_broken else [])
     assert all("at 20:00" in each.rule for each in found)
@@ -28,15 +28,15 @@ def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, a
 
 def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
     """Nothing is served then, and no share of it can be told."""
-    (found,) = broken_promises(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0)])
+    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0)])
 
     assert "more than none" in found.rule
 
 
-def test_what_is_not_promised_is_not_broken(spec_folder):
-    """The plan's text still says how full units are."""
-    (spec_folder / "spec.yaml").write_text(SPEC)
+def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
+    """Requests are refused then, too, and counted as income."""
+    (spec_folder / "spec.yaml").write_text(SPEC + "\ntraffic: {input_tokens: 1e9, output_tokens: 1e8}\n")
+    (found,) = overloads(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)])
 
-    assert (
-        broken_promises(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)]) == ()
-    )
+    assert (found.path, found.rule.split()[0]) == ("traffic", "W138")
+    assert "03:00 for 300%" in found.rule

@@ -169,6 +169,7 @@ OTHERS = {
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
     "W126": lambda folder: compile_plan(_spec(folder, FLOODED)).warnings,
+    "W138": lambda folder: compile_plan(_spec(folder, FLOODED | {"slo": {}})).warnings,
     "W137": lambda folder: compile_plan(_spec(folder, HALVED)).warnings,
     "S753": _of_another_engine,
     "S760": _of_an_unknown_model,

@@ -96,5 +96,5 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setenv(tracing.ENDPOINTS[0], "http://127.0.0.1:4317")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
 
-    with pytest.raises(RuntimeFailure, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set, .*install tidemill\[otel\]"):
+    with pytest.raises(RuntimeFailure, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set, .*pip install '\.\[otel\]'"):
         traces_from_environment("m")
