@@ -158,7 +158,7 @@ class _Prompt:
 
 
 def _is_embedding(values: bytes) -> bool:
-    return len(values) % VALUE_BYTES == 0 and all(map(math.isfinite, _numbers(values)))
+    return bool(values) and len(values) % VALUE_BYTES == 0 and all(map(math.isfinite, _numbers(values)))
 
 
 def _numbers(values: bytes) -> list[float]:

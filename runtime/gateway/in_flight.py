@@ -30,7 +30,8 @@ def new_request_id() -> str:
 class InFlightRequest:
     """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
 
-    A rank that says a token id outside the vocabulary of `num_token_ids`, or a token out of turn, fails the request.
+    A rank that says a token id outside the vocabulary of `num_token_ids`, a token twice, or more tokens than were asked
+    for, fails the request.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class InFlightRequest:
         self._prefill, self._decode = prefill, decode
         self._num_token_ids = num_token_ids
         self._deliver = deliver
-        self._next_index = 0
+        self._next_index = self._max_tokens = 0
         self._early: dict[int, Token] = {}  # by index
 
     @property
@@ -50,7 +51,7 @@ class InFlightRequest:
 
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> None:
         """Send the prompt off, with the tokens that other ranks have generated, which `size` counts as prompt."""
-        self._next_index = len(generated)
+        self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
         self._prefill.subscribe(self.request_id, size, self._receive)
         self._decode.subscribe(self.request_id, size, self._receive)
         self._prefill.send(
@@ -82,6 +83,8 @@ class InFlightRequest:
             self._fail(f"{rank} said a token id outside the vocabulary")
         elif message.index < self._next_index or message.index in self._early:
             self._fail(f"{rank} said token {message.index} twice")
+        elif message.index >= self._max_tokens:
+            self._fail(f"{rank} said token {message.index}, and {self._max_tokens} were asked for")
         elif message.index > self._next_index:
             self._early[message.index] = message
         else:

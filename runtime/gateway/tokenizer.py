@@ -151,9 +151,12 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
     if decoder.get("type") != "ByteLevel":
         raise CheckpointError(f"{path} has the decoder {decoder.get('type')!r}; the gateway reads ByteLevel only")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        encoder = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
         raise CheckpointError(f"{path} is no tokenizer: {error}") from None
+    encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
+    encoder.no_padding()
+    return encoder
 
 
 def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:

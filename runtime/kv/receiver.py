@@ -204,8 +204,8 @@ async def _read_layers(offer: Offer, latents: Tensor, frames: FrameReader[FromPr
         if message.layer >= num_layers or message.start != num_read[message.layer]:
             raise WireError("a piece is not the next one of its layer")
         num_read[message.layer] = end = message.start + message.num_tokens
-        if end > num_tokens:
-            raise WireError("a piece is longer than its layer")
+        if not message.start < end <= num_tokens:
+            raise WireError("a piece is empty, or longer than its layer")
         await _read_piece(message, payload_bytes, as_bytes(latents[message.layer, message.start : end]), frames)
     if not isinstance(message, Handover) or message.request_id != offer.request_id or payload_bytes:
         raise WireError("it does not end with its handover")

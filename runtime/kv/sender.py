@@ -143,7 +143,7 @@ class KvSender:
         connection = self._sending[outgoing] = self._connection(host, port)
         try:
             reply = await connection.carry(outgoing)
-        except (OSError, WireError, TimeoutError) as error:
+        except (OSError, UnicodeError, WireError, TimeoutError) as error:
             said = outgoing.failure or str(error) or NO_ANSWER
             self._complain(f"KV could not be sent to {host}:{port}: {said}")
             reason = outgoing.failure or _without_address(error)

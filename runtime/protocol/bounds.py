@@ -89,7 +89,7 @@ def why_no_address(host: str | None, port: int | None) -> str | None:
         address = ipaddress.ip_address(host)
     except ValueError:
         return f"{host!r} is not an IP address"
-    if address.is_unspecified or not host.isprintable():
+    if address.is_unspecified or "%" in host:  # behind it is the name of an interface, of one machine only
         return f"{host!r} is not one machine's address"
     if not 1 <= port <= 65535:
         return f"{port} is not a port"

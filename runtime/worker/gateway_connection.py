@@ -32,6 +32,7 @@ from runtime.protocol.messages import (
     Pong,
     Prefill,
     Rejected,
+    Renewed,
     State,
     gateway_of,
 )
@@ -163,6 +164,10 @@ class GatewayLink:
                 self.send(Pong())  # from this thread, however long a step takes
             case Dismissed():
                 self.is_dismissed = True
+            case Prefill() | Embed() if self._hello.phase == "decode":
+                raise WireError("it asks a decode rank to compute a prompt")
+            case Renewed():
+                raise WireError("it answers what nobody asked")
             case Prefill() | Embed() | Expect():
                 self.gateway = gateway_of(message.request_id)
                 self._receive(message)

@@ -27,7 +27,9 @@ BLOCK_TOKENS = 512  # of one hash id; source: Mooncake's README of the traces
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 TIME = re.compile(r"\d{4}-\d\d-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:\.\d+)?)")
 WINDOW = re.compile(r"(?P<start>\d+(?:\.\d+)?)-(?P<end>\d+(?:\.\d+)?)")
+COUNT = re.compile(r"[0-9]{1,9}")
 MILLI = 1e-3
+LONGEST_S = 366 * DAY_S
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class TraceRequest:
 
 def read_trace(path: Path) -> tuple[TraceRequest, ...]:
     """Return the requests in the file at `path`, by time. Raises CallError where it is no such trace."""
+    if path.exists() and not path.is_file():  # a pipe is waited for, and some devices never end
+        raise _wrong(path, "R411 must be a readable file", "it is no regular file", "choose another")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -51,7 +55,9 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
     found = list(_azure(path, lines[1:]) if header == AZURE else _mooncake(path, lines))
     if not found:
         raise _unknown(path, "it has no request")
-    first = min(each.at for each in found)
+    first, last = min(each.at for each in found), max(each.at for each in found)
+    if not last - first <= LONGEST_S:
+        raise _unknown(path, "its first and last request are more than a year apart")
     return tuple(sorted((replace(each, at=each.at - first) for each in found), key=lambda each: each.at))
 
 
@@ -72,7 +78,7 @@ def in_window(requests: Sequence[TraceRequest], start: float, end: float, scale:
 def _azure(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
     for number, row in enumerate(csv.reader(lines), start=2):
         matched = TIME.match(row[0]) if len(row) == len(AZURE) else None
-        if matched is None or not (row[1].isdigit() and row[2].isdigit()):
+        if matched is None or not (COUNT.fullmatch(row[1]) and COUNT.fullmatch(row[2])):
             raise _unknown(path, f"line {number} has no time and two counts")
         hours = DAY_S * int(matched["day"]) + MINUTE_S * HOUR_MINUTES * int(matched["hour"])
         seconds = hours + MINUTE_S * int(matched["minute"]) + float(matched["second"])
@@ -86,7 +92,7 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
             at, prompt, output = (each[key] for key in ("timestamp", "input_length", "output_length"))
             blocks = tuple(int(block) for block in each.get("hash_ids", ()))
             yield TraceRequest(float(at) * MILLI, max(int(prompt), 1), max(int(output), 1), blocks)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise _unknown(path, f"line {number} is no request") from None
 
 

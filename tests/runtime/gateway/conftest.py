@@ -47,7 +47,7 @@ TOOL_TEMPLATE = (
 )
 KV_DIGEST = "sha256:" + "a" * 64
 UNIT_DIGEST = "sha256:" + "b" * 64
-MAX_REQUEST_TOKENS = 128
+MAX_REQUEST_TOKENS = 384
 MAX_REQUESTS, MAX_QUEUED_REQUESTS = 8, 2
 PATIENCE_S = 60  # for what only a hanging test waits for, on a machine that does a lot besides
 STALL_TIMEOUT_S = 150

@@ -160,6 +160,7 @@ def test_a_unit_may_come_back_as_another_launch(gateway, join, until, other):
         ({"phase": "decode", "kv_port": -1}, "it takes KV where nobody can send it: -1 is not a port"),
         ({"phase": "decode", "kv_host": "10.0.0.9\x00"}, "is not an IP address"),
         ({"phase": "decode", "kv_host": "fe80::1%\x00"}, "is not one machine's address"),
+        ({"phase": "decode", "kv_host": "fe80::1%eth0"}, "is not one machine's address"),
         ({"phase": "decode", "kv_host": "0.0.0.0"}, "is not one machine's address"),
     ],
 )

@@ -222,6 +222,21 @@ def test_who_waits_takes_room_from_new_requests():
     assert failed.reason == "its machine burns, and the gateway is stopping"
 
 
+def test_a_rank_that_goes_on_and_on_fails_the_request():
+    """Nobody asked for so many tokens: neither are they told, nor kept until the others come."""
+
+    async def run():
+        call = Call(2)
+        asked = await call.asked(0)
+        call.peers[0].rank.take(Token(asked.request_id, 10**6, ANSWER[0], None))
+        return call.told, (await call.peers[0].heard())[-1]
+
+    (failed,), last = in_time(run())
+
+    assert failed.reason.startswith("rank 0 of unit mixed-0 said token 1000000, and ")
+    assert isinstance(last, Abort)
+
+
 def test_a_rank_that_skips_back_fails_the_request():
     """Two tokens with one number: one of them is wrong, and nobody knows which."""
 

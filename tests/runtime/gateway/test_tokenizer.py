@@ -33,6 +33,18 @@ def test_a_chat_starts_with_the_templates_bos_only(tokenizer):
     assert ids[-1] == ASSISTANT_ID
 
 
+def test_no_prompt_is_cut_or_filled_up(write_checkpoint, tmp_path):
+    """Whoever saved the tokenizer may have trained with both."""
+    folder = write_checkpoint(tmp_path)
+    as_it_is = load_tokenizer(folder).encode("mill mill mill")
+    encoder = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encoder.enable_truncation(2)
+    encoder.enable_padding(length=64)
+    encoder.save(str(folder / "tokenizer.json"))
+
+    assert load_tokenizer(folder).encode("mill mill mill") == as_it_is
+
+
 @pytest.mark.parametrize("bos_token", [BOS, {"content": BOS, "lstrip": False}])
 def test_bos_may_be_written_with_its_stripping_rules(write_checkpoint, tmp_path, bos_token):
     """DeepSeek-V3's tokenizer_config.json writes bos_token as an object, newer ones as a string."""

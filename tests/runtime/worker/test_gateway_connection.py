@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import RuntimeFailure
 from runtime.protocol.frames import VERSION, FrameReader, encode_frame
-from runtime.protocol.messages import Abort, FromRank, Hello, Load, Rejected, State
+from runtime.protocol.messages import Abort, FromRank, Hello, Load, Rejected, Renewed, State
 from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -46,6 +46,26 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
     asyncio.run(with_gateway(behave, use))
 
     assert heard == [[HELLO, State("loading", 0.4)]] * 2
+
+
+def test_what_no_gateway_says_to_this_rank_ends_the_line_and_not_the_rank():
+    """The gateway is called again, as after any other line that broke."""
+    lines = []
+
+    async def behave(frames, writer):
+        lines.append(writer)
+        writer.write(encode_frame(Renewed("ticket")))
+        while await frames.read() is not None:
+            pass
+
+    async def use(link, received):
+        running = asyncio.create_task(link.run())
+        while len(lines) < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return received
+
+    assert asyncio.run(with_gateway(behave, use)) == []
 
 
 def test_a_rank_says_its_load_on_every_connection_with_no_request_that_is_new():

@@ -24,7 +24,7 @@ from runtime.worker import gateway_links
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.gateway_links import GatewayLinks
 
-HELLO = Hello("demo-decode-0", "decode", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", "127.0.0.1", 5)
+HELLO = Hello("demo-prefill-0", "prefill", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 HOSTS = ["127.0.0.31", "127.0.0.32"]
 LOAD = Load(1, 0, 5, 15, 64, ["one-1"])
 

@@ -20,6 +20,7 @@ from stacks.simulator.replay import replay
 from stacks.simulator.service import service_of
 from stacks.simulator.trace import TraceRequest, in_window, read_trace, read_window
 
+AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MINUTES = 4  # of a trace that is compared with flows
 DATA = Path(__file__).parent / "data"
 AZURE, MOONCAKE = DATA / "azure_conv_60.csv", DATA / "mooncake_conversation_60.jsonl"
@@ -55,7 +56,19 @@ def test_mooncakes_format_is_read():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "[1]\n"],
+    [
+        "",
+        "[1]\n",
+        AZURE_HEAD,
+        f"{AZURE_HEAD}noon,1,2\n",
+        f"{AZURE_HEAD}2023-11-16 18:15:46,²,2\n",
+        f"{AZURE_HEAD}2023-11-16 18:15:46,{'9' * 5000},2\n",
+        '{"timestamp": 1e999, "input_length": 1, "output_length": 1}\n',
+        '{"timestamp": 0, "input_length": 1e999, "output_length": 1}\n',
+        '{"timestamp": 0, "input_length": 1, "output_length": 1}\n' * 2 + '{"timestamp": 1e18, "input_length": 1,'
+        ' "output_length": 1}\n',
+        "[" * 100_000,
+    ],
 )
 def test_what_is_no_trace_is_refused(text, tmp_path):
     """The message names the line, and nothing is a traceback."""
