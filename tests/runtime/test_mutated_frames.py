@@ -56,6 +56,7 @@ LIMITS = Limits(max_requests=16, max_request_tokens=32, max_batch_tokens=64, kv_
 SAMPLING = Sampling(2, 1.0, 0.9, 3, [7], num_logprobs=2)
 BYSTANDER = "bystander"
 SIZE = RequestSize(5, 5)
+MIXED_HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 9, "sha256:unit", "sha256:kv", None, None)
 DECODE_HELLO = Hello("decode-0", "decode", 0, 1, "node-0", 9, "sha256:unit", "sha256:kv", "127.0.0.1", 29600)
 
 
@@ -216,7 +217,7 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
             writer.close()
 
         async with await asyncio.start_server(gateway, HOST, 0) as server:
-            link = GatewayLink(GatewayAddress(HOST, server.sockets[0].getsockname()[1]), DECODE_HELLO, rank.inbox.put)
+            link = GatewayLink(GatewayAddress(HOST, server.sockets[0].getsockname()[1]), MIXED_HELLO, rank.inbox.put)
             running = asyncio.ensure_future(link.run())
             while not done.is_set():
                 await asyncio.sleep(0.05)
