@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.demand import PhaseLoad
 from planner.facts.day import hh_mm
 from planner.plan.columns import filled, table
 from stacks.simulator.columns import Column
@@ -60,7 +61,7 @@ def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
 
 def _notes_of(column: Column) -> Iterator[str]:
     curves = column.day.curves["mid"]
-    for load in column.day.plan.demand if column.day.date is None else ():
+    for load in _demand(column):
         if not load.served_per_s:
             yield f"{load.phase} is asked for work at {load.at}, when none of its units is on."
         elif (asked := load.load * column.day.scale) > 1:
@@ -74,9 +75,14 @@ def _notes_of(column: Column) -> Iterator[str]:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
 
 
+def _demand(column: Column) -> Sequence[PhaseLoad]:
+    """Return how full the plan's phases are when they are fullest; nothing for a date, which has a day of its own."""
+    return column.day.plan.demand if column.day.date is None else ()
+
+
 def _why_refused(column: Column) -> str:
     """Return what takes the places of decode: the phase that is asked for most of what it makes."""
-    loads = {load.phase: load.load for load in column.day.plan.demand}
+    loads = {load.phase: load.load for load in _demand(column)}
     is_waiting = loads.get("prefill", 0.0) > max(loads.get("decode", 0.0), 1.0)
     return (
         "prompts that wait for prefill take every place of decode" if is_waiting else "every place of decode is taken"
