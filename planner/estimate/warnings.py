@@ -57,6 +57,7 @@ def warnings_of(
         _split_racks(spec, nodes),
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
+        _unseen_tokenizer(spec.written),
         _folder_of_any_node(spec.written) if is_runnable else (),
         _image_for_cpus(spec.written) if is_runnable else (),
         _image_of_another(spec.written),
@@ -235,27 +236,23 @@ def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
         rule = "W106 is in none of kubernetes.volumes"
         reason = "pods see only the volumes they mount, and images rarely contain weights"
         yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
-    read = kubernetes.stage.source if kubernetes.stage else path
-    own = [volume.model_dump() for volume in kubernetes.gateway.volumes or ()]
-    if (
-        _is_on_gpus(spec)
-        and spec.engine_name == "tidemill"
-        and read is not None
-        and own
-        and volume_of(read, own) is None
-    ):
+
+
+def _unseen_tokenizer(spec: Spec) -> Iterator[Violation]:
+    """Yield a checkpoint whose tokenizer is on no volume that the gateway mounts of its own."""
+    read, own = _read_by_gateway(spec), [volume.model_dump() for volume in spec.kubernetes.gateway.volumes or ()]
+    if read is not None and own and volume_of(read, own) is None:
         rule = "W106 is in none of kubernetes.gateway.volumes"
         reason = "of the checkpoint the gateway reads config.json and the tokenizer's files"
         fix = "add a volume with them to kubernetes.gateway.volumes, or write [] if they are in its image"
-        yield Violation("model.checkpoint", path, rule, reason, fix)
+        yield Violation("model.checkpoint", spec.checkpoint, rule, reason, fix)
 
 
 def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
     """Yield a folder of nodes that the gateway mounts as units do, where nothing says that it runs on such nodes."""
-    kubernetes, path = spec.kubernetes, spec.checkpoint
-    if not _is_on_gpus(spec) or path is None or spec.engine_name != "tidemill":
+    kubernetes, read = spec.kubernetes, _read_by_gateway(spec)
+    if read is None:
         return
-    read = kubernetes.stage.source if kubernetes.stage else path
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
     is_told = kubernetes.gateway.volumes is not None or kubernetes.gateway.node_selector
     if index is not None and (folder := kubernetes.volumes[index].host_path) and not is_told:
@@ -265,6 +262,13 @@ def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
             "name such nodes in kubernetes.gateway.node_selector, or what it is to mount in kubernetes.gateway.volumes"
         )
         yield Violation(f"kubernetes.volumes.{index}.host_path", folder, rule, reason, fix)
+
+
+def _read_by_gateway(spec: Spec) -> str | None:
+    """Return the folder from which our gateway reads the tokenizer; None where units on GPUs have no such gateway."""
+    if not _is_on_gpus(spec) or spec.checkpoint is None or spec.engine_name != "tidemill":
+        return None
+    return spec.kubernetes.stage.source if spec.kubernetes.stage else spec.checkpoint
 
 
 def _image_for_cpus(spec: Spec) -> Iterator[Violation]:

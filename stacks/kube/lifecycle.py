@@ -243,7 +243,7 @@ def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patien
             raise
         # It may be stored, now or in a minute: what is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
-    ready = _await_ready(api, reference, stored, patience) if waits and missing(stored) else stored
+    ready = _await_ready(api, reference, _uid(stored), patience) if waits and missing(stored) else stored
     return Stored(_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
 
 
@@ -261,12 +261,12 @@ def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
             raise RefusedError(str(Reference.of(manifest)), error.status, error.answer) from error
 
 
-def _await_ready(api: Api, reference: Reference, stored: Manifest, patience: Patience) -> Manifest:
+def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
     """Wait for the object and return it, ready. Raise NotReadyError, at once when there is nothing left to wait for."""
     seen: list[Manifest] = []
 
     def look() -> str | None:
-        live, lacking = _look(api, reference, _uid(stored))
+        live, lacking = _look(api, reference, uid)
         seen[:] = [live] if live else seen
         return lacking
 

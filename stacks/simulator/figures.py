@@ -67,7 +67,7 @@ def side_by_side(
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
-        if any(values) or (None in values and any(value is not None for value in values)):
+        if any(values) or 0 < values.count(None) < len(values):
             yield figure.title, *(written(figure, each) for each in values)
 
 

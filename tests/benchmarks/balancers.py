@@ -89,13 +89,13 @@ def report(name, figures):
 
 
 def check_spreads(goals, name, balanced):
-    """How even ranks have to be."""
+    """Hold how even ranks are against the goals."""
     goals.check(f"{name}: KV spread", balanced.kv_spread, "<", 0.10)
     goals.check(f"{name}: prefill attention spread", balanced.attention_spread, "<", 0.15)
 
 
 def check_times(goals, name, figures):
-    """That nobody waits longer for it."""
+    """Hold the longest times against those of the better baseline."""
     balanced, baselines = figures[Policy.BALANCED], [figures[Policy.LEAST_REQUESTS], figures[Policy.ROUND_ROBIN]]
     for what in ("ttft_s", "tpot_s"):
         best = min(quantile(getattr(each, what), 0.99) for each in baselines)

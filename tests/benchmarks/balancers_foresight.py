@@ -1,4 +1,4 @@
-"""What even a decode balancer would reach that knew how long each answer will be: what is left is chance.
+"""A decode balancer with foresight: it knows how long each answer will be.
 
 Requests come when they come and stay where they are put, so KV is never quite even. Here a request begins to decode as
 it comes, gets a token each `tpot_s`, and goes where the KV that it meets until its own end is least.

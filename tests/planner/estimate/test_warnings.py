@@ -31,6 +31,20 @@ def test_no_overlap_is_offered_that_the_engine_lacks(rules_of):
     assert "W102" not in rules_of({"engine": "vllm", "decode.overlap": "dual_batch"})
 
 
+def test_the_gateways_own_volumes_have_to_hold_the_tokenizer(rules_of):
+    """With none of its own it mounts what units do; an empty list says that its image has the files."""
+    units = {"model": {"catalog": "deepseek-v3", "checkpoint": "/models/v3"}}
+    units |= {"kubernetes": {"volumes": [{"claim": "weights", "mount_path": "/models"}]}}
+
+    def of_gateway(volumes):
+        return rules_of(units | {"kubernetes": units["kubernetes"] | {"gateway": {"volumes": volumes}}})
+
+    assert "W106" not in rules_of(units)
+    assert "W106" not in of_gateway([])
+    assert "W106" not in of_gateway([{"claim": "small", "mount_path": "/models"}])
+    assert "W106" in of_gateway([{"claim": "small", "mount_path": "/data"}])
+
+
 def test_no_overlap_is_asked_for_that_the_engine_lacks_for_the_model(rules_of):
     """S757 takes decode of DeepSeek-V4 on SGLang to none, and W102 must not name another overlap."""
     keeps = {f"{phase}.kv_precision": "fp8" for phase in ("prefill", "decode")}

@@ -91,7 +91,7 @@ def test_a_replacement_under_the_same_name_keeps_the_new_object(fake, servicer):
 
 
 def test_an_object_that_is_ready_as_it_is_stored_is_not_looked_at_again(fake, servicer):
-    """Of hundreds of objects few have something to wait for."""
+    """Few of hundreds of objects have anything to wait for."""
     create(servicer, CONFIG_MAP)
 
     assert [verb for verb, path in fake.requests if path == MAP_PATH] == ["GET", "PATCH"]
