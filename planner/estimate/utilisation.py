@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import floor
 
 from planner.estimate.throughput.predict import Case, prompt_reading
+from planner.estimate.throughput.queue import utilisation_of
 from planner.facts.terms import Phase
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
@@ -34,7 +35,7 @@ def as_full_as_promised(spec: ResolvedSpec, case: Case, rate: float) -> Case:
         return case
     step = point.step_tokens / case.unit.attention_tp / rate
     wait = (KEPT * promised / 1e3 - prompt_reading(case)) / step - point.prompt_steps
-    used = max(floor(STEPS * point.utilisation_of(max(wait, 0.0))) / STEPS, LEAST)
+    used = max(floor(STEPS * utilisation_of(max(wait, 0.0))) / STEPS, LEAST)
     return replace(case, point=replace(point, utilisation=used))
 
 

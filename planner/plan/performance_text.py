@@ -149,7 +149,9 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
     ):
         if promised is not None and each is not None:
             kept = "keeps" if each.mid * 1e3 <= promised else "misses"
-            yield from filled(f"{found.phase.capitalize()} {kept} the {name} of {promised:g} ms that slo promises.")
+            yield from filled(
+                f"{found.phase.capitalize()} {kept} the mean {name} of {promised:g} ms that slo promises."
+            )
             if name == "TTFT":
                 yield from _wait(plan, found, kept)
 

@@ -3,19 +3,20 @@
 A prompt waits for the backlog D that it finds, which all prompts of the minute find, and for luck E, which is each
 one's own:
 
-    TTFT = D + E + computing,   P(E > t) = rho exp(-rho t / m),   m = rho / (2 (1 - rho)) steps
+    TTFT = D + E + computing,   P(E > t) = rho exp(-(t - shortest) / longer)   from `shortest` on
 
-so that E has the share of prompts that wait and the mean of the steady queue (M/D/1). rho is the least of the share of
-time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D. In a
-mixed unit all that wait are computed at once, so that luck is what is left of a turn: m = rho / 2 of it.
+where E is the wait of the plan's steady queue (`planner/estimate/throughput/queue.py`). rho is the least of the share
+of time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D.
+In a mixed unit all that wait are computed at once, so that luck is what is left of a turn: half of it on average.
 
 An answer's time per token is that of its minute: over hundreds of steps, luck evens out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.estimate.throughput.queue import wait_at
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.curves import Curve, Curves
 from stacks.simulator.service import Service
@@ -33,7 +34,13 @@ class Waits:
 
     least: Curve
     waiting: Curve  # the share that luck makes wait
-    luck: Curve  # seconds on average
+    shortest: Curve  # seconds that these wait at least
+    longer: Curve  # seconds beyond that, on average
+
+    @property
+    def luck(self) -> Curve:
+        """Return the mean of luck of each minute, in seconds."""
+        return np.asarray(self.waiting * (self.shortest + self.longer))
 
     @property
     def mean(self) -> Curve:
@@ -44,7 +51,8 @@ class Waits:
         """Return the share of each minute's prompts whose first token comes within `seconds`."""
         left = seconds - self.least
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            later = np.where(self.luck > 0, self.waiting * np.exp(-self.waiting * np.maximum(left, 0) / self.luck), 0.0)
+            further = np.maximum(left - self.shortest, 0) / self.longer
+            later = np.where(self.longer > 0, self.waiting * np.exp(-further), 0.0)
         return np.where(left >= 0, 1 - later, 0.0)
 
 
@@ -61,11 +69,15 @@ class Latencies:
 def waits_of(service: Service, curves: Curves) -> Waits:
     """Return how long prompts wait in each minute."""
     rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_LUCK)
+    shortest, longer = np.zeros_like(rho), np.full_like(rho, 0.5)
     if service.turns is not None:
         rho = np.minimum(curves.prompt_busy, MAX_LUCK)
-    luck = rho / 2 / (1.0 if service.turns else 1 - rho) * curves.prompt_seconds
+    else:
+        found = [wait_at(each) for each in rho.tolist()]
+        shortest, longer = np.array([each.shortest for each in found]), np.array([each.longer for each in found])
     turns = service.prompts.steps_per_prompt * curves.prompt_seconds
-    return Waits(np.maximum(curves.prompt_wait - luck, 0.0) + turns, rho, luck)
+    luck = Waits(turns, rho, shortest * curves.prompt_seconds, longer * curves.prompt_seconds)
+    return replace(luck, least=np.maximum(curves.prompt_wait - luck.luck, 0.0) + turns)
 
 
 def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
@@ -88,7 +100,8 @@ def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
 
 def _quantile(waits: Waits, weights: Curve, quantile: float) -> float:
     """Return the TTFT that a share of all requests stays below, by halving."""
-    low, high = 0.0, float(np.max(np.where(np.isfinite(waits.mean), waits.least + 100 * waits.luck, 0.0)))
+    longest = waits.least + waits.shortest + 100 * waits.longer
+    low, high = 0.0, float(np.max(np.where(np.isfinite(waits.mean), longest, 0.0)))
     total = weights.sum()
     if not total or (waits.within(high) * weights).sum() < quantile * total:
         return float("inf") if total else 0.0

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import ceil, fsum
 
+from planner.estimate.throughput.queue import mean_wait, wait_at
+
 __all__ = ["OperatingPoint"]
 
 
@@ -47,11 +49,9 @@ class OperatingPoint:
 
     @property
     def queued_steps(self) -> float:
-        """Steps that a prompt waits on average: an M/D/1 queue's, and none where a saturated phase has no mean."""
-        used = self.utilisation
-        return used / (2 * (1 - used)) if used < 1 else 0.0
+        """Steps that a prompt waits on average: none where a saturated phase has no mean."""
+        return mean_wait(self.utilisation)
 
-    @staticmethod
-    def utilisation_of(queued_steps: float) -> float:
-        """Return the utilisation at which a prompt waits for so many steps on average, as `queued_steps` has it."""
-        return 2 * queued_steps / (1 + 2 * queued_steps)
+    def queued_steps_of(self, share: float) -> float:
+        """Return the steps that such a share of all prompts waits for, or longer."""
+        return wait_at(self.utilisation).of_share(share)

@@ -7,15 +7,13 @@
 `utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden. Where it follows
 from a TTFT that is promised, `estimate/utilisation.py` says so.
 
-Waiting is that of a queue whose server takes one step at a time (M/D/1): at utilisation u, u / (2 (1 - u)) steps on
-average (Pollaczek and Khinchine), and ln(100 u) times that for one request in a hundred: of the u that wait at all, the
-tail is taken as exponential with that mean, as it is where queues are long. A saturated phase has no mean: its TTFT is
-without waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
+Waiting is that of a queue whose server takes one step at a time (`queue.py`). A saturated phase has no mean: its TTFT
+is without waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import log, sqrt
+from math import sqrt
 
 from planner.estimate.throughput.dimensions import Bytes, Seconds, moving
 from planner.estimate.throughput.engines import EngineModel
@@ -41,6 +39,7 @@ __all__ = [
 ]
 
 MORE = 1.1  # of a resource, to ask what it is worth
+RARE = 0.01  # the share of requests that wait for the 99th percentile or longer
 NORMAL_99 = 2.326  # quantile
 NO_OVERHEADS = Overheads(0.0, 0.0, 1.0, 0.0)
 
@@ -275,8 +274,8 @@ def _prompt_latencies(case: Case, rates: Estimate, rate: float) -> tuple[Estimat
     if case.phase == "prefill" and case.machine.nic:
         num_bytes = Bytes(point.prompt_tokens * case.kv_bytes_per_token / group)
         transfer = float(moving(num_bytes, case.machine.nic))
-    rarely = max(1.0, log(max(100 * point.utilisation, 1.0)))
-    mean, slow = slower.times(computing + wait), slower.times(computing + wait * rarely)
+    rarely = point.queued_steps_of(RARE) * step
+    mean, slow = slower.times(computing + wait), slower.times(computing + max(wait, rarely))
     return mean.plus(read), slow.plus(read), transfer
 
 

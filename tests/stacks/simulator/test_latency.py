@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.estimate.throughput.queue import wait_at
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.latency import Waits, latencies_of, waits_of
 
 
-@given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0.01, 10))
-def test_the_shares_have_the_mean_that_they_say(least, waiting, luck):
+@given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0, 1), st.floats(0.01, 10))
+def test_the_shares_have_the_mean_that_they_say(least, waiting, shortest, longer):
     """The mean of TTFT's distribution is the least time and the mean of luck."""
-    waits = Waits(np.array([least]), np.array([waiting]), np.array([luck]))
-    grid = np.linspace(least, least + 60 * luck / waiting, 20_001)
+    waits = Waits(*(np.array([each]) for each in (least, waiting, shortest, longer)))
+    grid = np.linspace(least, least + shortest + 40 * longer, 20_001)
     later = 1 - waits.within(grid)
 
     mean = least + float(np.sum((later[1:] + later[:-1]) / 2 * np.diff(grid)))
@@ -29,6 +30,17 @@ def test_the_mean_wait_is_that_of_the_plans_queue(published_day):
     steps = rho / (2 * (1 - rho)) + service.prompts.steps_per_prompt
 
     assert waits_of(service, curves).mean[minute] == pytest.approx(steps * service.prompts.step_seconds, rel=1e-3)
+
+
+def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
+    """A prompt in a hundred of a steady minute waits as long as the plan says for that utilisation."""
+    service, curves = published_day.services["mid"], published_day.curves["mid"]
+    minute = 5 * 60 + 30
+    steps = service.prompts.steps_per_prompt + wait_at(curves.prompt_busy[minute]).of_share(0.01)
+
+    within = waits_of(service, curves).within(steps * service.prompts.step_seconds)[minute]
+
+    assert within == pytest.approx(0.99, abs=1e-3)
 
 
 def test_kept_promises_are_those_of_the_percentiles(published_day):
