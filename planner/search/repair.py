@@ -53,7 +53,8 @@ def with_changes(
     error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible, memory_of: MemoryOf
 ) -> InfeasibleError:
     """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
-    spec = _with_one_unit_of_auto(spec)
+    is_of_traffic = _needs_nodes(error) and spec.has_windows_of_traffic  # which would count other units anew
+    spec = spec if is_of_traffic else _with_one_unit_of_auto(spec)
     short = tuple(phase for phase in spec.phases if (plan := memory_of(spec, phase)) and plan.short > 0)
 
     def holding(share: float) -> Works:
@@ -77,7 +78,8 @@ def with_changes(
 
         return works
 
-    for stage, share in _stages(error, bool(short)):
+    stages = [(_nodes_at_the_peak, ONE_REQUEST)] if is_of_traffic else _stages(error, bool(short))
+    for stage, share in stages:
         changes = tuple(islice(_without_repeats(stage(spec, holding(share)), spec), MAX_CHANGES))
         if not changes and len(short) > 1:
             changes = tuple(_together(stage, spec, [fitting(phase, share) for phase in short], holding(share)))
@@ -86,11 +88,15 @@ def with_changes(
     return error
 
 
+def _needs_nodes(error: InfeasibleError) -> bool:
+    return any(problem.rule.startswith("S701") for problem in error.problems)
+
+
 def _with_one_unit_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
     """Return `spec` with one unit of each phase whose units the planner decided: of larger units there are fewer."""
-    autos = spec.document.autos
-    if {"schedule", "schedule.windows"} & autos:
+    if spec.has_windows_of_traffic:
         return with_values(spec, {"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})
+    autos = spec.document.autos
     values = {path: 1 for phase in spec.phases if (path := f"{phase}.units") in autos and spec.phase(phase).units > 1}
     return with_values(spec, values) if values else spec
 
@@ -109,10 +115,9 @@ def _together(stage: Stage, spec: ResolvedSpec, fitting: Sequence[Works], works:
 
 def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, float]]:
     """What to try, and the share of the asked KV that it has to leave, in order; what works first is printed."""
-    needs_nodes = any(problem.rule.startswith("S701") for problem in error.problems)
-    on_these_gpus: list[Stage] = (
-        [_fewer_or_more_nodes] if needs_nodes else [_other_limits, _published_limits, _other_units, _larger_system]
-    )
+    on_these_gpus: list[Stage] = [_other_limits, _published_limits, _other_units, _larger_system]
+    if _needs_nodes(error):
+        on_these_gpus = [_fewer_or_more_nodes]
     shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
     yield from product(on_these_gpus, shares)
     yield from product([_larger_gpus], shares)
@@ -201,6 +206,13 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     yield from with_replicas or _first(smaller_units(spec, fewest_slots=True), works)
     for phase in spec.phases:  # which share a node's GPUs otherwise, or none at all
         yield from _first(_larger_units(spec, phase), works)
+
+
+def _nodes_at_the_peak(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """The nodes that the units of the busiest window take."""
+    yield from _first(_more_nodes(spec), works)
+    yield from _first(_uncordoned(spec), works)
+    yield from _first(_fewer_spares(spec), works)
 
 
 def _larger_gpus(spec: ResolvedSpec, works: Works) -> Iterator[Change]:

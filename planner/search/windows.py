@@ -153,8 +153,8 @@ def _require_room(spec: ResolvedSpec, nodes_per_unit: Mapping[Phase, int]) -> No
 def _why(day: DerivedDay) -> str:
     binding = day.bounds[day.binding]
     return (
-        f"the fewest node-hours that carry traffic.profile: {day.mean_nodes:.2f} nodes are taken on average, with those"
-        f" that warm up and drain, and {day.bound:.2f} at least without. {day.binding} binds: {binding:.2f} of these"
+        f"the fewest node-hours that follow traffic.profile: {day.mean_nodes:.2f} nodes are taken on average, with"
+        f" those that warm up and drain, and {day.bound:.2f} at least without. {day.binding} binds: {binding:.2f} of these"
         " are its own"
     )
 

@@ -84,6 +84,11 @@ class ResolvedSpec:
         """Return the model as its phases load it: where tokens are drafted, with an MTP module."""
         return self.model.with_drafts() if self.written.draft_tokens else self.model
 
+    @property
+    def has_windows_of_traffic(self) -> bool:
+        """Whether the traffic counts the units of each window, now or once the planner has decided."""
+        return bool({"schedule", "schedule.windows"} & self.document.autos)
+
     def phase(self, phase: Phase) -> PhaseSpec:
         """Return what is written about `phase`."""
         return self.written.phase(phase)

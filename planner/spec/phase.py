@@ -25,7 +25,10 @@ class PhaseSpec(Section):
 
     units: Annotated[int, Field(ge=1, le=MAX_UNITS), *OR_AUTO] = Field(
         default=1,
-        description="Number of units that run the phase. With auto, they fill the nodes that there are.",
+        description=(
+            "Number of units that run the phase. With auto, they fill the nodes that there are, or carry the traffic"
+            " where schedule.windows is auto."
+        ),
         examples=[1, AUTO],
     )
     gpu: Annotated[str, one_of(GPUS)] | None = Field(

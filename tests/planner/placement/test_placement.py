@@ -71,6 +71,7 @@ def placed(case, previous=None):
     checked = SimpleNamespace(
         written=written,
         cluster=cluster,
+        has_windows_of_traffic=False,
         gpu_of=lambda _: GPUS["cpu"],
         problem=lambda violation: violation.at("spec.yaml", 1, 1),
     )
