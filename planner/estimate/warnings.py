@@ -64,7 +64,7 @@ def warnings_of(
         _no_rdma(spec),
         _escaped_policies(spec.written),
         _short_drain(spec.written),
-        without_effect(spec.written),
+        without_effect(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
         refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),

@@ -1,4 +1,4 @@
-"""Warnings about sections that lack what makes them work, and prices and supplies that nobody has.
+"""Warnings about fields that lack what makes them work, and prices and supplies that nobody has.
 
 They stay warnings: jobs may give way by themselves, and spares may be named later.
 """
@@ -6,7 +6,8 @@ They stay warnings: jobs may give way by themselves, and spares may be named lat
 from collections.abc import Iterator
 
 from planner.problems.errors import Violation
-from planner.problems.fix import nearest
+from planner.problems.fix import nearest, removal
+from planner.spec.check import ResolvedSpec
 from planner.spec.cost import PriceSpec
 from planner.spec.schema import Spec
 
@@ -14,10 +15,16 @@ __all__ = ["without_effect"]
 
 LEAST_PRICE = 1e-4  # USD of a million tokens: assumed, a hundredth of the cheapest that are sold
 MILLION = 1e6
+OF_AUTO = {  # fields of a schedule that count only where another one is `auto`
+    "windows": ("headroom", "min_units", "min_stay", "max_starts", "max_stops"),
+    "drain": ("answered",),
+}
 
 
-def without_effect(spec: Spec) -> Iterator[Violation]:
-    """Yield healing without spares, nodes lent for good, prices of one token, and nodes that are not there."""
+def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
+    """Yield healing without spares, nodes lent for good, rules for a day that is written already, prices of one token,
+    and nodes that are not there."""
+    spec = resolved.written
     controller = spec.kubernetes.controller
     if controller is not None and controller.heal is not None and not spec.cluster.spares:
         rule, reason = "W127 has no spares to heal with", "a unit leaves a faulty node for one of cluster.spares"
@@ -29,11 +36,26 @@ def without_effect(spec: Spec) -> Iterator[Violation]:
         reason = "a job that does not leave a lent node in time keeps the unit's pods waiting"
         fix = "write a priority_class above that of the jobs, for which the scheduler ends them"
         yield Violation("kubernetes.controller.lend_nodes", True, rule, reason, fix)
+    yield from _of_a_written_day(resolved)
     if spec.cost is not None:
         is_list = isinstance(spec.cost.prices, list)
         for index, prices in enumerate(spec.cost.all_prices):
             yield from _of_one_token(prices, f"cost.prices.{index}" if is_list else "cost.prices")
         yield from _more_than_there_are(spec)
+
+
+def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield what only a day that is left to the planner would follow."""
+    written = spec.document.data.get("schedule")
+    if not isinstance(written, dict):
+        return
+    for decided, fields in OF_AUTO.items():
+        if f"schedule.{decided}" in spec.document.autos:
+            continue
+        for field in (each for each in fields if each in written):
+            rule, reason = f"W139 counts only where schedule.{decided} is auto", "what is written stands as it is"
+            fix = removal(words=f"remove it, or write schedule.{decided}: auto")
+            yield Violation(f"schedule.{field}", written[field], rule, reason, fix)
 
 
 def _of_one_token(prices: PriceSpec, place: str) -> Iterator[Violation]:
