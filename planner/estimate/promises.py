@@ -5,12 +5,15 @@ the layout, it kept the promise by what was foreseen of the expert map. The plan
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from math import ceil
+from math import ceil, floor
 
 from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.predict import Prediction
+from planner.estimate.throughput.queue import utilisation_of
+from planner.estimate.utilisation import LEAST, STEPS
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import nearest
+from planner.problems.fix import HERE, Fix, nearest
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["missed_promises"]
@@ -18,6 +21,7 @@ __all__ = ["missed_promises"]
 MS_PER_S = 1e3
 CHOSEN = "auto chose its layout before its expert map was known"
 GIVEN = "the sizes and limits that it is given allow no less"
+WAITING = "its units are so full that prompts wait longer for their turn"
 
 
 def missed_promises(
@@ -37,5 +41,22 @@ def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phas
     ):
         if promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.4g} ms"
-            reason = CHOSEN if phase in searched else GIVEN
-            yield Violation(f"slo.{name}_ms", promised, rule, reason, nearest(ceil(reached)))
+            fix = _less_full(found, promised) if name == "ttft" else None
+            reason = CHOSEN if phase in searched else WAITING if fix else GIVEN
+            yield Violation(f"slo.{name}_ms", promised, rule, reason, fix or nearest(ceil(reached)))
+
+
+def _less_full(found: Prediction, promised: float) -> Fix | None:
+    """Offer a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is as little."""
+    if found.phase != "prefill" or found.point.utilisation == 1 or found.ttft_seconds is None:
+        return None
+    steps, reading = found.point.prompt_steps, found.cache_read_seconds
+    step = (found.ttft_seconds.mid - reading) / (steps + found.point.queued_steps)
+    wait = (promised / MS_PER_S - reading) / step - steps
+    used = floor(STEPS * utilisation_of(max(wait, 0.0))) / STEPS
+    if used < LEAST:
+        return None
+    reached = ceil(found.ttft_seconds.mid * MS_PER_S)
+    path = f"operating_point.{found.phase}.utilisation"
+    words = f"nearest: {reached}, or {path} {used:g}, at which units make fewer tokens"
+    return Fix(words, ({HERE: reached}, {path: used}))

@@ -17,7 +17,7 @@ from planner.facts.terms import Phase
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["KEPT", "as_full_as_promised", "follows_from_promise"]
+__all__ = ["KEPT", "LEAST", "STEPS", "as_full_as_promised", "follows_from_promise"]
 
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle

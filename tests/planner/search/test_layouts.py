@@ -333,6 +333,24 @@ def test_a_promise_that_the_plan_misses_is_a_warning():
     assert not [each for each in kept.warnings if each.rule.startswith("W115")]
 
 
+def test_a_missed_ttft_offers_units_that_are_less_full():
+    """The utilisation that is written is what the prompts wait for; with the one that is offered the TTFT is kept."""
+    fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
+
+    def warned(ttft_ms, utilisation):
+        point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16384, "utilisation": utilisation}}
+        plan = compile_plan(spec_of(16, {"ttft_ms": ttft_ms}, fixed, fixed, operating_point=point))
+        found = next(each.prediction.ttft_seconds.mid for each in plan.outlooks if each.phase == "prefill")
+        return found * 1e3, [each for each in plan.warnings if each.rule.startswith("W115")]
+
+    full, _ = warned(100_000, 0.9)
+    _, missed = warned(full / 2, 0.9)
+    used = missed[0].changes[1]["operating_point.prefill.utilisation"]
+
+    assert warned(full / 2, used)[1] == []
+    assert warned(full / 2, used + 0.01)[1]
+
+
 def test_each_size_is_told_once_with_why_another_was_taken():
     """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
     for each in found_for(spec_of()).phases:
