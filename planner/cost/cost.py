@@ -1,7 +1,8 @@
 """What a day of the plan costs and earns.
 
     cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
-    income  = sum over models and stretches: share x paid share x discount x tokens x price
+    income  = sum over models and stretches: share x paid share x discount x tokens x price; a stretch in which a phase
+            has no unit on sells nothing
     margin  = (income - cost) / cost
     hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
             tokens, so that hits save hit rate / (1 - hit rate) times what prefill costs. What keeps KV on disks costs
@@ -176,7 +177,7 @@ def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> 
     for stretch, share in zip(stretches, shares, strict=True):
         nodes = on.at(stretch.start)
         billed = bill(stretch, _by_gpu(spec, nodes), supplies, spec.cluster.gpus_per_node)
-        tokens = _tokens_of(spec, share)
+        tokens = _tokens_of(spec, share if all(nodes.values()) else 0.0)
         priced.append(
             _Priced(
                 stretch=stretch,

@@ -27,6 +27,8 @@ def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     asked = f"{load.load:.0%} of what those units make" if load.served_per_s else "more than none"
     units = f"the {load.phase} units that are on at {load.at}"
     reason = "requests wait then, or are refused; costs and income still count all of the traffic as answered"
+    if not load.served_per_s:
+        reason = "requests are refused then, and income counts none of them"
     fix = "let more units be on at that time; tidemill simulate says who waits for how long"
     promises = {name: getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[load.phase]}
     for name, promised in promises.items():

@@ -72,6 +72,17 @@ def test_rates_follow_the_hours():
     assert dear.freed_usd == 8 * 4 * (1.5 * 3 + 10.5)
 
 
+def test_hours_without_units_sell_nothing():
+    """Half a day without any unit leaves half of an even day's income, and all of its traffic."""
+    rates = {"usd_per_gpu_hour": 2.0, "prices": PRICES}
+    night_off = NIGHT | {"windows": [NIGHT["windows"][0], {"at": "20:00", "prefill_units": 0, "decode_units": 0}]}
+    always, half = (cost_of(rates, schedule=each, traffic=TRAFFIC) for each in (NIGHT, night_off))
+
+    assert half.tokens.revenue_usd == pytest.approx(always.tokens.revenue_usd / 2)
+    assert [each.revenue_usd for each in half.states] == [half.tokens.revenue_usd, 0]
+    assert sum(each.input_tokens for each in half.states) == TRAFFIC["input_tokens"]
+
+
 def test_own_nodes_are_paid_while_they_are_off_and_others_not():
     """24 own nodes, of which the night uses 22; two more are rented by day, four at most as spot."""
     own = {"kind": "own", "nodes": 24, "usd_per_gpu_hour": 1.0}
