@@ -64,6 +64,7 @@ def warnings_of(
         _no_rdma(spec),
         _escaped_policies(spec.written),
         _short_drain(spec.written),
+        _two_hit_rates(spec.written),
         without_effect(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
@@ -326,6 +327,20 @@ def _short_drain(spec: Spec) -> Iterator[Violation]:
         reason = "answers that take longer are cut when the controller drains their unit, and its nodes stay its own"
         fix = Fix("leave it out, for the schedule's", ({HERE: None},))
         yield Violation("kubernetes.drain", drain, rule, reason, fix)
+
+
+def _two_hit_rates(spec: Spec) -> Iterator[Violation]:
+    """Yield an operating point that has another hit rate than the day."""
+    traffic, point = spec.traffic, spec.operating_point.prefill
+    if point is None or point.cache_hit_rate is None or traffic is None:
+        return
+    at_point, of_day = point.cache_hit_rate, traffic.cache_hit_rate
+    if at_point != of_day:
+        rule = f"W140 is not traffic.cache_hit_rate ({of_day:g})"
+        reason = "speed is predicted with one, and the day's traffic is counted with the other"
+        words = f"nearest: {of_day:g}, or traffic.cache_hit_rate {at_point:g}"
+        fix = Fix(words, ({HERE: of_day}, {"traffic.cache_hit_rate": at_point}))
+        yield Violation("operating_point.prefill.cache_hit_rate", at_point, rule, reason, fix)
 
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:
