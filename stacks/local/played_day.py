@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
+from operator import itemgetter
 
-from planner.facts.day import DAY_S, hh_mm, hh_mm_ss
+from planner.facts.day import DAY_S, MINUTE_S, hh_mm, hh_mm_ss
 from planner.facts.quantities import read_seconds
 from planner.problems.errors import CallError, InfeasibleError, Violation
 from planner.schedule.runs import Act, Kind, Run, acts_of, runs_between
@@ -182,22 +183,26 @@ def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
 
 def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, room: Room) -> None:
     """Raise InfeasibleError when a unit that goes off would have to start again before it has ended."""
-    paces = []
+    paces = {}
     for before, after in _returns(runs):
         assert before.drains is not None
         assert after.serves is not None  # both are there, since there is a time between them
         off = after.serves - before.drains  # never below warm-up and drain: shorter ones are one run
-        paces += [
+        paces[before.unit, off] = min(
             (off - timetable.drain_s) / room.start_s,
             (off - timetable.warm_up_s) / room.drain_s,
             off / (room.start_s + room.drain_s),
-        ]
-    shortest = ceil(DAY_S / min(paces, default=DAY_S))
+        )
+    if not paces:
+        return
+    (unit, off), most = min(paces.items(), key=itemgetter(1))
+    shortest = ceil(DAY_S / most)
     if length_s < shortest:
         rule = f"R117 --day ({length_s:g}s) must be {shortest}s or more for this plan on this machine"
         reason = (
-            f"a start here takes up to {room.start_s:.0f} s and a drain {room.drain_s:.0f} s, in which"
-            f" {DAY_S / length_s:.0f} times as much of the day goes by, and units would be back sooner"
+            f"{unit} stops serving and is back {off / MINUTE_S:.0f} minutes of the day later, which are"
+            f" {off * length_s / DAY_S:.0f} s then; here its drain may take {room.drain_s:.0f} s and its start"
+            f" {room.start_s:.0f} s"
         )
         raise InfeasibleError([Violation("", None, rule, reason, f"nearest: --day {shortest}s").at("tidemill up")])
 

@@ -8,23 +8,30 @@
 The lock says whether a supervisor lives. A process number would not do: the kernel may have given it away again. So
 the record has when the supervisor began as well, and a lock that anybody else holds says nothing.
 
-The folder is its user's alone: whoever can open the lock can hold it.
+The folder is its user's alone: whoever can open the lock can hold it, and whoever can write the record says which
+process `down` ends. Root, too, takes no folder that belongs to somebody else.
 """
 
 import fcntl
 import json
 import os
+import pwd
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from planner.facts.files import read_file
 from stacks.local.errors import LocalError
-from stacks.local.played_day import DayRecord, DueAct
+from stacks.local.played_day import DayRecord
 from stacks.local.processes import began_at
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = [
     "ORDER",
@@ -90,6 +97,10 @@ class Record:
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
 
+    def __post_init__(self) -> None:
+        if not self.gateways:
+            raise ValueError("a deployment has a gateway")
+
     @property
     def endpoint(self) -> str:
         """The first gateway's address, without `/v1`."""
@@ -145,17 +156,21 @@ class RunFolder:
         return self.path / "tls"
 
     def make(self) -> None:
-        """Make the folder, or take what there is, so that no other user reads it. Raise OSError."""
+        """Make the folder, or take what there is, so that no other user reads it. Raise OSError and LocalError."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        for path in (self.path.parent, self.path):
+            _require_own(path)
+            path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record, or None before there is one."""
+        """Return the record, or None before there is one. Raise LocalError where something else stands there."""
+        path = self.path / "deployment.json"
         try:
-            document = json.loads((self.path / "deployment.json").read_text())
+            return _reader().validate_json(read_file(path))
         except FileNotFoundError:
             return None
-        return _record(document)
+        except (OSError, ValueError) as error:
+            raise _damaged(path, error) from None
 
     def write(self, record: Record) -> None:
         """Replace the record; a reader sees the old one or the new one."""
@@ -166,6 +181,8 @@ class RunFolder:
     def is_running(self) -> bool:
         """Return whether the recorded supervisor lives and the lock is held; never for a folder of another user."""
         try:
+            if _strangers(self.path.parent) or _strangers(self.path):
+                return False
             with (self.path / "lock").open() as lock:
                 is_held = not _try_lock(lock)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -213,16 +230,42 @@ def unusable(path: Path, error: OSError) -> LocalError:
     return LocalError(rule, error.strerror or str(error), "set XDG_STATE_HOME to a folder of yours")
 
 
-def _record(document: dict[str, Any]) -> Record:
-    gateways = tuple(GatewayRecord(**gateway) for gateway in document.pop("gateways"))
-    units = tuple(UnitRecord(**unit) for unit in document.pop("units"))
-    day = document.pop("day")
-    return Record(gateways=gateways, units=units, day=_day(day) if day is not None else None, **document)
+@cache
+def _reader() -> "TypeAdapter[Record]":
+    from pydantic import TypeAdapter  # which takes longer to load than all of this room
+
+    return TypeAdapter(Record)
 
 
-def _day(document: dict[str, Any]) -> DayRecord:
-    acts = tuple(DueAct(**act) for act in document.pop("acts"))
-    return DayRecord(acts=acts, first_units=tuple(document.pop("first_units")), **document)
+def _require_own(path: Path) -> None:
+    """Raise LocalError where a folder, or the link to it, belongs to another user."""
+    for owner in _strangers(path):
+        raise _not_ours(path, owner)
+
+
+def _not_ours(path: Path, owner: str) -> LocalError:
+    rule, reason = f"R120 {path} must be yours", f"it belongs to {owner}, who could put other files there"
+    return LocalError(rule, reason, "set XDG_STATE_HOME to a folder of yours")
+
+
+def _strangers(path: Path) -> list[str]:
+    """Return who but us owns the folder or the link to it. Raise OSError."""
+    owners = {path.lstat().st_uid, path.stat().st_uid} - {os.geteuid()}
+    return sorted(map(_user_name, owners))
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _damaged(path: Path, error: OSError | ValueError) -> LocalError:
+    """Return the error for what is no record while somebody holds the lock."""
+    rule = f"R121 {path} must be the record of a deployment"
+    reason = (error.strerror if isinstance(error, OSError) else None) or "it is none, though a process holds its lock"
+    return LocalError(rule, reason, f"end the processes of that deployment, and remove {path.parent}")
 
 
 def _try_lock(file: TextIO) -> bool:

@@ -187,6 +187,8 @@ BROUGHT_ABOUT = {
     "R116": lambda _: plan_play(None, 300.0, {}, 2),
     "R117": _too_short_a_day,
     "R118": lambda _: read_length("5"),
+    "R120": lambda folder: _fails(record._not_ours(Path("/home/b/.local/state/tidemill"), "b")),
+    "R121": lambda folder: _fails(record._damaged(Path("/root/tidemill/demo/deployment.json"), ValueError())),
     "R119": lambda _: deployment.require_no_day(DayRecord(300.0, (), ()), DEMO),
     "R201": _no_such_context,
     "R202": _misshapen,

@@ -75,6 +75,62 @@ def test_a_state_folder_is_its_users_alone(folder):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
+@pytest.fixture
+def another_user():
+    """The number of a user who is not us: only root can give folders away."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to somebody else")
+    return 65_534
+
+
+@pytest.mark.parametrize("whose", ["", "demo"])
+def test_a_folder_of_another_user_is_neither_taken_nor_believed(whose, folder, another_user):
+    """R120, for root too: its owner could put links and records of theirs into it."""
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    os.chown(folder.path.parent / whose, another_user, another_user)
+    with folder.locked():
+        is_running = folder.is_running()
+
+    assert not is_running
+    with pytest.raises(LocalError, match=r"must be yours.*R120"):
+        folder.make()
+
+
+def test_a_link_of_another_user_is_not_followed(tmp_path, another_user):
+    """A link to a folder of ours is theirs to turn."""
+    (tmp_path / "ours").mkdir(mode=0o755)
+    (tmp_path / "demo").symlink_to(tmp_path / "ours")
+    os.chown(tmp_path / "demo", another_user, another_user, follow_symlinks=False)
+
+    with pytest.raises(LocalError, match="R120"):
+        RunFolder(tmp_path / "demo").make()
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(
+    "written", [b"not json", b"{}", b"[]", b"null", b"[" * 100_000, b"\0\xff", b"a folder", b"no gateway", b"a number"]
+)
+def test_a_damaged_record_is_one_sentence(written, folder):
+    """R121, with the folder that can be removed."""
+    folder.write(RECORD)
+    path = folder.path / "deployment.json"
+    text = path.read_bytes()
+    path.unlink()
+    if written == b"a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(
+            {
+                b"no gateway": json.dumps(json.loads(text) | {"gateways": []}).encode(),
+                b"a number": text.replace(b'"ready"', b"5"),
+            }.get(written, written)
+        )
+
+    with folder.locked(), pytest.raises(LocalError, match=r"deployment\.json must be the record.*R121") as error:
+        folder.is_running()
+    assert f"remove {folder.path}" in str(error.value)
+
+
 def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):
     """`status` in a loop beside `up`: the question holds the lock for a moment, and the supervisor waits that long."""
     done = threading.Event()
