@@ -105,7 +105,7 @@ def load_chat_template(
             source=plain + with_tools,
             special_texts=special_texts,
         )
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, RecursionError) as error:
         raise CheckpointError(f"the chat_template in {place} is broken: {error}") from None
 
 

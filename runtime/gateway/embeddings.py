@@ -33,6 +33,7 @@ __all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddin
 
 MAX_INPUTS = 2048  # OpenAI's
 VALUE_BYTES = 4
+TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class _Prompt:
 
 
 def _is_embedding(values: bytes) -> bool:
-    return bool(values) and len(values) % VALUE_BYTES == 0 and all(map(math.isfinite, _numbers(values)))
+    """Return whether it is a vector of length 1, as ranks make them."""
+    return len(values) % VALUE_BYTES == 0 and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
 
 
 def _numbers(values: bytes) -> list[float]:

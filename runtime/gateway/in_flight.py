@@ -30,8 +30,8 @@ def new_request_id() -> str:
 class InFlightRequest:
     """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
 
-    A rank that says a token id outside the vocabulary of `num_token_ids`, a token twice, or more tokens than were asked
-    for, fails the request.
+    A rank that says a token id outside the vocabulary of `num_token_ids`, a token twice, or more tokens or other
+    logprobs than were asked for, fails the request.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class InFlightRequest:
         self._num_token_ids = num_token_ids
         self._deliver = deliver
         self._next_index = self._max_tokens = 0
+        self._num_logprobs: int | None = None
         self._early: dict[int, Token] = {}  # by index
 
     @property
@@ -52,6 +53,7 @@ class InFlightRequest:
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> None:
         """Send the prompt off, with the tokens that other ranks have generated, which `size` counts as prompt."""
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
+        self._num_logprobs = request.sampling.num_logprobs
         self._prefill.subscribe(self.request_id, size, self._receive)
         self._decode.subscribe(self.request_id, size, self._receive)
         self._prefill.send(
@@ -81,6 +83,8 @@ class InFlightRequest:
             self._fail(message.reason + self._between_whom(rank), may_retry=message.may_retry)
         elif not self._is_in_vocabulary(message):
             self._fail(f"{rank} said a token id outside the vocabulary")
+        elif not self._has_its_logprobs(message):
+            self._fail(f"{rank} said other logprobs than were asked for")
         elif message.index < self._next_index or message.index in self._early:
             self._fail(f"{rank} said token {message.index} twice")
         elif message.index >= self._max_tokens:
@@ -110,6 +114,12 @@ class InFlightRequest:
             self._prefill.unsubscribe(self.request_id)
             self._decode.unsubscribe(self.request_id)
         self._deliver(token)
+
+    def _has_its_logprobs(self, token: Token) -> bool:
+        """Return whether it comes with logprobs if they were asked for, and with no more of them."""
+        if token.logprobs is None or self._num_logprobs is None:
+            return token.logprobs is None and self._num_logprobs is None
+        return len(token.logprobs.best) <= self._num_logprobs
 
     def _is_in_vocabulary(self, token: Token) -> bool:
         """Return whether every id is one: the token's own, and those that its logprobs are of."""

@@ -28,6 +28,7 @@ from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat
 __all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
 
 CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the beginning of a text that is too long is enough
+MAX_TOKEN_IDS = 2**24  # assumed: the largest vocabularies have 2**18
 SLACK_TOKENS = 16  # assumed: of the word that is cut
 
 
@@ -152,10 +153,13 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path} has the decoder {decoder.get('type')!r}; the gateway reads ByteLevel only")
     try:
         encoder = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
+        encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
+        encoder.no_padding()
+        encoder.encode("a b")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  # tokenizers raises nothing narrower, and Rust's panics are no Exception
         raise CheckpointError(f"{path} is no tokenizer: {error}") from None
-    encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
-    encoder.no_padding()
     return encoder
 
 
@@ -164,7 +168,12 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     special = {token_id for token_id, token in encoder.get_added_tokens_decoder().items() if token.special}
     vocabulary = encoder.get_vocab(with_added_tokens=True)
-    by_id = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    largest = max(vocabulary.values(), default=-1)
+    if largest >= MAX_TOKEN_IDS:
+        raise CheckpointError(
+            f"the tokenizer has the token id {largest:,}; the gateway knows ids below {MAX_TOKEN_IDS:,}"
+        )
+    by_id = [b""] * (largest + 1)
     for token, token_id in vocabulary.items():
         if token_id not in special:
             is_literal = any(character not in byte_of for character in token)

@@ -105,7 +105,12 @@ def test_a_template_may_be_a_file_or_one_of_several(tmp_path):
     assert prompt_of(tmp_path, CONVERSATION[:1], TOOLS, named).text.endswith("user:mill;</think>")
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }} from a file")
     assert prompt_of(tmp_path, CONVERSATION[:1], source=named).text == "<s> from a file"
-    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}"])
+def test_a_broken_template_is_one_sentence(source, tmp_path):
+    """Brackets without end are Python's own recursion."""
+    (tmp_path / "chat_template.jinja").write_text(source)
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja is broken"):
         prompt_of(tmp_path, CONVERSATION[:1])
 

@@ -60,6 +60,8 @@ def test_each_prompt_has_its_embedding(client, pair, answers, tokenizer, encodin
         lambda message: Token(message.request_id, 0, 4, "stop"),
         lambda message: Embedding(message.request_id, b"123"),
         lambda message: Embedding(message.request_id, packed([math.nan])),
+        lambda message: Embedding(message.request_id, packed([0.0, 0.0])),
+        lambda message: Embedding(message.request_id, packed([3.0, 4.0])),
     ],
 )
 def test_what_a_rank_cannot_embed_is_a_503(client, gateway, answers, answer):

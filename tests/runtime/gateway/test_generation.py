@@ -34,7 +34,7 @@ class Unit:
         self._num_said = Counter()
         self._tokenizer = SimpleNamespace(token_bytes=[b"a", b"b"], num_token_ids=2)
 
-    def ask(self, *stops):
+    def ask(self, *stops, num_logprobs=None):
         registry = SimpleNamespace(
             room=lambda size: 1,
             choose_ranks=lambda size: (self.rank, self.rank),
@@ -45,7 +45,8 @@ class Unit:
             when_there_may_be_room=lambda call: None,
         )
         resumptions = Resumptions(registry, self._metrics, wait_s=1)
-        request = GenerationRequest([0], Sampling(100, 0.0, 1.0, 0, []), stops)
+        sampling = Sampling(100, 0.0, 1.0, 0, [], num_logprobs=num_logprobs)
+        request = GenerationRequest([0], sampling, stops)
         call = Call((request,), num_prompt_tokens=1, stream=True)
         admission = Admission(resumptions, self._metrics, Waits(0, 256, 1.0))
         return Generation(call, "caller", admission, self._tokenizer, self._metrics)
@@ -164,6 +165,30 @@ def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
     assert (text, error, unit.rank.load.work.num_requests) == ("aa", None, 0)
     assert unit.measure("e2e_request_latency_seconds_count") == 1
     assert unit.measure("num_requests_running") == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (None, Logprobs(-0.5, [])),
+        (1, None),
+        (1, Logprobs(-0.5, [(0, -0.5), (1, -1.0)])),
+        (0, Logprobs(-0.5, [(0, -0.5)])),
+    ],
+)
+def test_other_logprobs_than_were_asked_for_fail_a_request(asked, said):
+    """Missing ones would be empty lists, and any number of them the gateway's memory."""
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask(num_logprobs=asked)
+        unit.say(0, logprobs=said)
+        return await asyncio.wait_for(read(answer), 5)
+
+    text, error = asyncio.run(run())
+
+    assert (text, error.code) == ("", "rank_failed")
+    assert "said other logprobs than were asked for" in error.message
 
 
 @pytest.mark.parametrize("said", [(-(10**6), None), (2, None), (0, Logprobs(-0.5, [(1, -0.5), (2**40, -1.0)]))])

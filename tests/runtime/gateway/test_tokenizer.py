@@ -45,6 +45,30 @@ def test_no_prompt_is_cut_or_filled_up(write_checkpoint, tmp_path):
     assert load_tokenizer(folder).encode("mill mill mill") == as_it_is
 
 
+def test_a_vocabulary_of_endless_ids_is_refused(write_checkpoint, tmp_path):
+    """The texts of tokens are a list as long as the largest id."""
+    folder = write_checkpoint(tmp_path)
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["mill"] = 2**31
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(CheckpointError, match="token id 2,147,483,648"):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_that_panics_is_one_sentence(write_checkpoint, tmp_path):
+    """Rust's panics are no Exception: this pattern matches everywhere, and is refused only when it is used."""
+    folder = write_checkpoint(tmp_path)
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["normalizer"] = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is no tokenizer"):
+        load_tokenizer(folder)
+
+
 @pytest.mark.parametrize("bos_token", [BOS, {"content": BOS, "lstrip": False}])
 def test_bos_may_be_written_with_its_stripping_rules(write_checkpoint, tmp_path, bos_token):
     """DeepSeek-V3's tokenizer_config.json writes bos_token as an object, newer ones as a string."""
