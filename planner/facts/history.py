@@ -27,6 +27,7 @@ OPTION = "traffic.history"
 COLUMNS = ("time", "demand")
 MAX_BYTES = 2**24  # assumed: ten years of minutes have less than that
 MAX_DEMAND = 1e18
+LAST_YEAR = "9999"  # of the calendar: its last day is followed by none
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _what_is_wrong(rows: list[tuple[str, str]]) -> str | None:
 def _is_time(written: str) -> bool:
     day, clock = written[:10], written[11:]
     is_clock = len(clock) == 5 and clock[2] == ":" and clock[:2].isdecimal() and clock[3:].isdecimal()
-    return written[10:11] in ("T", " ") and is_date(day) and is_clock and clock[:2] < "24" and clock[3:] < "60"
+    is_day = is_date(day) and day < LAST_YEAR  # there is a day after it
+    return written[10:11] in ("T", " ") and is_day and is_clock and clock[:2] < "24" and clock[3:] < "60"
 
 
 def _is_demand(written: str) -> bool:

@@ -56,6 +56,9 @@ FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 CHOSEN = ("scoring_func", "topk_method", "norm_topk_prob", "rope_interleave", "tie_word_embeddings")
+LAYERS = ("num_hidden_layers", "first_k_dense_replace")
+MAX_LAYERS = 10_000  # assumed, as the next: nobody's model, and small enough to list
+MAX_COUNT = 2**31 - 1
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
     *("first_k_dense_replace", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
@@ -174,6 +177,9 @@ def _count(document: dict[str, Any], key: str, path: Path) -> int:
     value, least = _number(document, key, path), 0 if key == "first_k_dense_replace" else 1
     if not isinstance(value, int) or value < least:
         raise CheckpointError(f"{path}: {key} is {value!r}, a whole number of at least {least} is needed")
+    most = MAX_LAYERS if key in LAYERS else MAX_COUNT
+    if value > most:
+        raise CheckpointError(f"{path}: {key} is {value:,}, a whole number of at most {most:,} is needed")
     return value
 
 

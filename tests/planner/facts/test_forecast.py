@@ -112,6 +112,7 @@ def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
         ("", "S618", "its first line has no columns"),
         ("time,demand\n", "S619", "it has no rows"),
         (rows() + "2026-11-31T00:00,1\n", "S619", "line 26 has the time '2026-11-31T00:00'"),
+        (rows() + "9999-12-31T00:00,1\n", "S619", "line 26 has the time '9999-12-31T00:00'"),
         (rows() + "2026-11-03T24:00,1\n", "S619", "line 26 has the time '2026-11-03T24:00'"),
         (rows() + "2026-11-03T00:00,-1\n", "S619", "line 26 has the demand '-1'"),
         (rows() + "2026-11-03T00:00,nan\n", "S619", "line 26 has the demand 'nan'"),
