@@ -33,8 +33,10 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { NONE = -1 };
 enum { EQUAL, LOCAL_FIRST, FIRST_ON_NODE };  // how tokens choose among replicas
@@ -62,7 +64,10 @@ static inline const int *homes_of(const Layer *layer, int expert) { return layer
 static void *zeros(size_t count, size_t size)
 {
     void *found = calloc(count ? count : 1, size);
-    if (!found) abort();
+    if (!found) {
+        fputs("tidemill: memory is short: there is none left for the search of expert maps\n", stderr);
+        _exit(EXIT_FAILURE);  // the process ends, as nobody can hand this up: Python's own clean-up would ask for memory
+    }
     return found;
 }
 
