@@ -98,10 +98,10 @@ def _with(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]
 def _decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
     traffic = spec.written.traffic
     assert traffic is not None
-    found = [Decision("schedule.windows", f"{len(days[0].windows)} windows", _why(days[0]))]
+    found = [Decision("schedule.windows", _number(days[0]), _why(days[0]))]
     for index, (each, day) in enumerate(zip(traffic.other_days, days[1:], strict=True)):
         why = f"on {', '.join(each.days)}: {day.mean_nodes:.2f} nodes are taken on average, {day.bound:.2f} at least"
-        found.append(Decision(f"schedule.other_days.{index}.windows", f"{len(day.windows)} windows", why))
+        found.append(Decision(f"schedule.other_days.{index}.windows", _number(day), why))
     return found
 
 
@@ -148,6 +148,10 @@ def _require_room(spec: ResolvedSpec, nodes_per_unit: Mapping[Phase, int]) -> No
     reason = f"these units take {taken} nodes at any time"
     fix = nearest(most) if most > 0 else "write fewer units of each phase, or more nodes"
     raise InfeasibleError([spec.problem(Violation(f"schedule.min_units.{phase}", floor[phase], rule, reason, fix))])
+
+
+def _number(day: DerivedDay) -> str:
+    return "1 window" if len(day.windows) == 1 else f"{len(day.windows)} windows"
 
 
 def _why(day: DerivedDay) -> str:

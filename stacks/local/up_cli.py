@@ -105,6 +105,7 @@ def _up(arguments: argparse.Namespace) -> int:
         _say_ready(record, planned, time.monotonic() - began)
         _say_up(record, plan, arguments)
         if arguments.detach:
+            say(f"it goes on until: tidemill down {folder.name}")
             return 0
         (stay if day is None else play_day)(folder)
     return _end(folder, has_json=arguments.format == "json")
@@ -172,10 +173,13 @@ def _curl(record: Record, *, with_key: bool) -> str:
 
 def _end(folder: RunFolder, *, has_json: bool) -> int:
     """Stop what still runs, and say how the day went, if one was played. Return the exit status."""
-    if folder.is_running():
-        say("stopping")
+    running = folder.read() if folder.is_running() else None
+    if running is not None:
+        say(f"stopping; answers that still run have {running.drain_s:g} s to end")
     stop(folder)
     record = folder.read()
+    if running is not None:
+        say(f"{folder.name} is stopped")
     if record is None or record.day is None or record.day.began is None:
         return 0
     with redirect_stdout(sys.stderr if has_json else sys.stdout):  # the document was printed when all was ready
