@@ -41,6 +41,7 @@ __all__ = [
 # Both are counted as the characters that begin or part them, in texts too: a text of a million commas is no prompt.
 MAX_VALUES = 2**20  # assumed: eight times the ids of the longest prompt
 MAX_CONTAINERS = 2**17  # assumed: a token of a long chat each
+SLICE_BYTES = 2**18
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
@@ -267,7 +268,7 @@ def neutral_values(kind: type[Part]) -> dict[str, tuple[Any, ...]]:
 
 def _read_object(raw: bytes) -> dict[str, Any]:
     """Return the body. One of too many parts is refused unread: reading keeps every other thread waiting."""
-    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS or raw.count(b",") > MAX_VALUES:
+    if _count(raw, b"[", b"{") > MAX_CONTAINERS or _count(raw, b",") > MAX_VALUES:
         raise too_many_values(MAX_VALUES, MAX_CONTAINERS)
     try:
         document = msgspec.json.decode(raw)
@@ -276,6 +277,12 @@ def _read_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise invalid("the body is not a JSON object")
     return document
+
+
+def _count(raw: bytes, *characters: bytes) -> int:
+    """Count characters by slices, between which other threads go on: of 8 MB at once it would be 4 ms each."""
+    slices = (raw[begin : begin + SLICE_BYTES] for begin in range(0, len(raw), SLICE_BYTES))
+    return sum(each.count(character) for each in slices for character in characters)
 
 
 def _refuse_unsupported(wishes: dict[str, Any], kind: type[Part], neutral: dict[str, tuple[Any, ...]]) -> None:

@@ -136,7 +136,11 @@ class Generation:
         return None
 
     def close(self) -> None:
-        """Abort everything that still runs: nobody reads on."""
+        """Abort everything that still runs, and forget what has come: nobody reads on."""
+        self._end_all()
+        self._arrived.clear()
+
+    def _end_all(self) -> None:
         for index in range(len(self._turns)):
             self._end(index)
 
@@ -152,7 +156,7 @@ class Generation:
     def _arrive(self, index: int, message: Token | Failed) -> None:
         """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
         if len(self._arrived) == self._max_unread:
-            self.close()
+            self._end_all()
             message = Failed("", "its client does not read the answer")
         if len(self._arrived) <= self._max_unread:  # of those that were on their way then, none is kept
             self._arrived.append((index, message))
