@@ -6,7 +6,7 @@ a missed goal. Two days take 20 minutes. `--times 7` is a system of seven times 
 API server, scheduler, controllers and LeaderWorkerSet are real; KWOK says of every pod that it runs. `tidemill
 controller` is a process with the rights of its own account. It is killed at random moments and started again at once.
 Some nodes of units that serve are deleted, as a cloud's controller removes them, and come back three hours of the day
-later. Two nodes more are spares.
+later. Two nodes more are spares: a unit keeps one that it has taken until the evening, so that a third may have to wait.
 
 What is looked at every second: which units are ready, and which nodes have pods. A unit that lost a node is short until
 it is back; only such a unit may be missed.
@@ -181,6 +181,7 @@ def play(control_plane, api, plan, nodes, arguments):
     failures = sorted(begin + draw.uniform(0.05, 0.9) * length for _ in range(arguments.failures))
     lost = {}  # unit -> when its node was lost, and which one
     repaired = []  # when a node is back, and which one
+    whole = set()  # nodes that are back
     with following(control_plane) as controller:
         while (now := time.time()) < begin + length:
             if kills and now >= kills[0]:
@@ -193,15 +194,18 @@ def play(control_plane, api, plan, nodes, arguments):
                 unit, node = any_node(draw, plan, live)
                 core.delete_node(node)
                 lost[unit] = (now, node)
+                whole.discard(node)
                 repaired.append((now + REPAIRED_S / arguments.pace, node))
                 print(f"{told(clock, plan, now)}  node {node} of {unit} is gone", flush=True)
-            for unit in [each for each, (_, node) in lost.items() if live.is_elsewhere(each, node)]:
+            for unit in [each for each, (_, node) in lost.items() if live.is_back(each, node, whole)]:
                 since, node = lost.pop(unit)
                 seen.recoveries.append(now - since)
-                print(f"{told(clock, plan, now)}  {unit} is back after {now - since:.0f} s", flush=True)
+                where = "its own nodes" if node in live.nodes[unit] else "a spare"
+                print(f"{told(clock, plan, now)}  {unit} is back on {where} after {now - since:.0f} s", flush=True)
             while repaired and now >= repaired[0][0]:
                 _, node = repaired.pop(0)
                 core.create_node(next(each for each in nodes if each.name == node).manifest)
+                whole.add(node)
             judge(seen, plan, nodes, clock, live, now, lost)
             time.sleep(max(0.0, LOOK_S - (time.time() - now)))
     return seen
@@ -218,9 +222,13 @@ class Live:
         """Whether it serves."""
         return self.units[unit]["spec"].get("replicas", 1) == 1 and missing(self.units[unit]) is None
 
-    def is_elsewhere(self, unit, node):
-        """Whether it serves without a node that it has lost. Kubernetes hears of the loss within a minute."""
-        return self.ready(unit) and not {node, None} & self.nodes.get(unit, {None})
+    def is_back(self, unit, node, whole):
+        """Whether it serves again: without the node that it has lost, or on it once that is among the `whole` ones.
+
+        Kubernetes hears of the loss within a minute. Where other units have all spares, the node is waited for.
+        """
+        nodes = self.nodes.get(unit, {None})
+        return self.ready(unit) and None not in nodes and (node not in nodes or node in whole)
 
 
 def look_at(api):
