@@ -6,7 +6,7 @@ a missed goal. Two days take 20 minutes. `--times 7` is a system of seven times 
 API server, scheduler, controllers and LeaderWorkerSet are real; KWOK says of every pod that it runs. `tidemill
 controller` is a process with the rights of its own account. It is killed at random moments and started again at once.
 Some nodes of units that serve are deleted, as a cloud's controller removes them, and come back three hours of the day
-later. Two nodes more are spares: a unit keeps one that it has taken until the evening, so that a third may have to wait.
+later. Two nodes more are spares. A unit keeps one that it has taken until the evening, so that a third has to wait.
 
 What is looked at every second: which units are ready, and which nodes have pods. A unit that lost a node is short until
 it is back; only such a unit may be missed.
