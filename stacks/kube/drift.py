@@ -4,7 +4,7 @@ Drift is what applying the manifest again would change. So three objects go in: 
 the server answers to a dry run of applying the manifest. The last two went through the same server, with the same
 defaults, the same spelling of quantities and the same admission, so they are equal wherever nothing drifted, and no
 knowledge of any kind's schema is needed. Where they are equal the manifest's own value stands; where they differ, the
-live one.
+live one. Where an object surely stands as it was applied (`stands_as_applied`), the server is spared the dry run.
 
 What others put beside our fields is in both and is no drift: defaults, status, a sidecar, an annotation. A field that
 we own and the manifest no longer has is in the live object only, and is drift: applying would remove it.
@@ -22,7 +22,7 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["FIELD_MANAGER", "as_found", "laid_over", "owned_fields"]
+__all__ = ["FIELD_MANAGER", "as_found", "laid_over", "owned_fields", "stands_as_applied"]
 
 FIELD_MANAGER = "tidemill"
 
@@ -34,6 +34,16 @@ def as_found(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
     answer = _map_as_found(manifest, live, applied, owned_fields(applied))
     assert isinstance(answer, dict)
     return answer
+
+
+def stands_as_applied(manifest: Manifest, live: Manifest) -> bool:
+    """Return whether applying would surely change nothing: we own the manifest's fields and no others, with its values.
+
+    What has another spelling, such as a quantity, or a default within an item's key, is not sure: ask the server.
+    """
+    metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
+    ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}
+    return _stands(ours | ({"metadata": metadata} if metadata else {}), live, owned_fields(live))
 
 
 def laid_over(live: Manifest, manifest: Manifest) -> Manifest:
@@ -49,6 +59,24 @@ def owned_fields(stored: Manifest) -> Owned:
     entries = stored["metadata"].get("managedFields") or []
     ours = (e for e in entries if e["manager"] == FIELD_MANAGER and e["operation"] == "Apply")
     return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
+
+
+def _stands(ours: Any, live: Any, owned: Owned) -> bool:
+    names = owned.keys() - {"."}
+    if not names:  # a value that is owned as a whole
+        return bool(ours == live)
+    if isinstance(ours, dict) and isinstance(live, dict):
+        is_ours = names == {f"f:{key}" for key in ours} and ours.keys() <= live.keys()
+        return is_ours and all(_stands(value, live[key], owned[f"f:{key}"]) for key, value in ours.items())
+    keys = {name: json.loads(name.removeprefix("k:")) for name in names if name.startswith("k:")}
+    if isinstance(ours, list) and isinstance(live, list) and len(keys) == len(names) == len(ours):
+        return all(_item_stands(key, ours, live, owned[name]) for name, key in keys.items())
+    return False
+
+
+def _item_stands(key: Manifest, ours: list[Any], live: list[Any], owned: Owned) -> bool:
+    item, found = _with(key, ours), _with(key, live)
+    return item is not None and found is not None and _stands(item, found, owned)
 
 
 def _laid_over(live: Any, value: Any) -> Any:

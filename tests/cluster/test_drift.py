@@ -12,7 +12,7 @@ from kubernetes.client import CoreV1Api
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.diff import differences, path_text
-from stacks.kube.drift import FIELD_MANAGER
+from stacks.kube.drift import FIELD_MANAGER, stands_as_applied
 from stacks.kube.lifecycle import read
 from stacks.kube.manifest import Reference
 
@@ -240,6 +240,14 @@ def test_nothing_has_drifted_right_after_apply(api, kind):
     assert read(api, manifest).manifest == manifest
 
 
+@pytest.mark.parametrize("kind", ["ConfigMap", "ServiceAccount"])
+def test_what_stands_as_applied_is_seen_without_a_dry_run(api, kind):
+    """Most objects of a preview do: their fields are ours, and have our values."""
+    manifest = applied(api, kind)
+
+    assert stands_as_applied(manifest, api.get(Reference.of(manifest)))
+
+
 @pytest.mark.parametrize(("kind", "patch", "expected"), EDITS.values(), ids=EDITS)
 def test_exactly_what_was_edited_is_named_and_restored(api, kind, patch, expected):
     """A hand edit of ours is found at its path and undone; what others put beside it is not ours to judge."""
@@ -247,6 +255,7 @@ def test_exactly_what_was_edited_is_named_and_restored(api, kind, patch, expecte
     edit(api, manifest, patch)
 
     assert changes(api, manifest) == expected
+    assert not (expected and stands_as_applied(manifest, api.get(Reference.of(manifest))))
 
     api.apply(manifest, force=True)
     assert changes(api, manifest) == {}

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.kube.drift import as_found, laid_over, owned_fields
+from stacks.kube.drift import as_found, laid_over, owned_fields, stands_as_applied
 from tests.stacks.kube.test_diff import MANIFESTS
 
+KEYS = ('k:{"port":80,"protocol":"TCP"}', 'k:{"port":80,"protocol":"UDP"}')
 OWNED = {
     "f:spec": {
         "f:ports": {
@@ -101,6 +102,21 @@ def test_other_lists_are_found_as_a_whole():
 def test_a_field_that_the_server_does_not_keep_stands():
     """It was never stored, so nobody edited it."""
     assert found({"kept": 1, "given": 2}, {"kept": 9}, {"kept": 1}) == {"kept": 9, "given": 2}
+
+
+def test_an_object_stands_as_applied_where_our_fields_have_our_values():
+    """Whatever others put beside them; not with one field fewer or more of ours, or with another value."""
+    ours = {"ports": [port("TCP", "web"), port("UDP", "quic")]}
+    owned = {"f:spec": {"f:ports": {key: {".": {}, "f:port": {}, "f:protocol": {}, "f:name": {}} for key in KEYS}}}
+    theirs = ours | {"x": 1, "ports": [port("TCP", "x", number=5), *reversed(ours["ports"])]}
+
+    assert stands_as_applied(manifest(ours), stored(theirs, owned))
+    assert not stands_as_applied(manifest(ours), stored({"ports": [port("TCP", "web"), port("UDP", "edited")]}, owned))
+    assert not stands_as_applied(manifest(ours), stored({"ports": ours["ports"][:1]}, owned))
+    assert not stands_as_applied(manifest({"ports": ours["ports"][:1]}), stored(ours, owned))
+    assert not stands_as_applied(manifest(ours | {"x": 1}), stored(theirs, owned))
+    assert not stands_as_applied(manifest(ours), stored(ours, {"f:spec": owned["f:spec"] | {"f:old": {}}}))
+    assert not stands_as_applied(manifest(ours), {**stored(ours), "metadata": {"name": "n"}})
 
 
 def test_only_what_was_applied_under_our_name_is_ours():
