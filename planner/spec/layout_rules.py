@@ -231,8 +231,9 @@ def phases_take_equal_requests(
         return None
     if "max_request_tokens" not in of_decode:
         rule = f"S505 is {decode} unless given, and must equal prefill.max_request_tokens ({prefill})"
-        fix = Fix(f"write {decode_path}: {prefill}", ({decode_path: prefill},))
-        return Broken(rule, reason, fix, decode_path)
+        held = min(prefill, model.max_position_embeddings) if model else prefill
+        as_held = {decode_path: held} | ({} if held == prefill else {"prefill.max_request_tokens": held})
+        return Broken(rule, reason, Fix(f"write {decode_path}: {held}", (as_held,)), decode_path)
     most = min(decode, model.max_position_embeddings) if model else decode
     words = f"write prefill.max_request_tokens: {most}"
     as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
