@@ -10,7 +10,7 @@ from math import ceil, floor
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.throughput.queue import utilisation_of
-from planner.estimate.utilisation import LEAST, STEPS
+from planner.estimate.utilisation import LEAST, STEPS, follows_from_promise
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix, nearest
@@ -41,13 +41,14 @@ def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phas
     ):
         if promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.4g} ms"
-            fix = _less_full(found, promised) if name == "ttft" else None
+            is_given = name == "ttft" and not follows_from_promise(spec.written, phase)
+            fix = _less_full(found, promised) if is_given else None
             reason = CHOSEN if phase in searched else WAITING if fix else GIVEN
             yield Violation(f"slo.{name}_ms", promised, rule, reason, fix or nearest(ceil(reached)))
 
 
 def _less_full(found: Prediction, promised: float) -> Fix | None:
-    """Offer a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is as little."""
+    """Offer a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is so short."""
     if found.phase != "prefill" or found.point.utilisation == 1 or found.ttft_seconds is None:
         return None
     steps, reading = found.point.prompt_steps, found.cache_read_seconds
