@@ -4,8 +4,10 @@ Units, rates and prices are step functions of the time of day, each entry from i
 until the first's on the next day. So every sum over a day is a sum over its stretches, without any error of sampling.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import fsum
 from typing import Generic, TypeVar
 
@@ -36,15 +38,15 @@ class TimesOfDay(Generic[Value]):
         entries = tuple(sorted(((minute_of(at), value) for at, value in times), key=lambda entry: entry[0]))
         return cls(entries) if entries else cls.always(otherwise)
 
-    @property
+    @cached_property
     def starts(self) -> tuple[int, ...]:
         """Return the minutes at which something else begins to hold."""
         return tuple(minute for minute, _ in self.entries)
 
     def at(self, minute: int) -> Value:
         """Return what holds at `minute`: before the first entry it is yesterday's last."""
-        begun = [value for start, value in self.entries if start <= minute]
-        return begun[-1] if begun else self.entries[-1][1]
+        number = bisect_right(self.starts, minute)
+        return self.entries[number - 1][1]
 
 
 @dataclass(frozen=True)

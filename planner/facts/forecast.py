@@ -7,6 +7,9 @@
     r[d, s] = z[d, s] - centre of d's weekday in s, widened for the days that went into the centre
     forecast of quantile q = exp(centre of the next day's weekday + quantile q of r in s and its neighbours)
 
+An entry with next to nothing of what others have at that time is an outage, and left out: one dead day would otherwise
+make the mean of logarithms that of hardly any demand. What no day of a weekday has is no outage: nobody works then.
+
 The quantile is of each entry by itself. That a whole day turns out busier than usual is in the residuals, because
 they keep the days' levels. It knows no holidays and no weather: a day that is known to be unlike others has a profile.
 
@@ -31,6 +34,8 @@ __all__ = ["Forecast", "forecast"]
 WEEK = 7
 POOLED_DAYS = 1.0  # assumed: the shape of all days counts as much as one day of the weekday itself
 NEIGHBOURS_MINUTES = 60  # assumed: residuals of an hour on each side are alike
+OUTAGE = 0.01  # of the median of that time: assumed, as no ordinary night or holiday is so quiet
+MOST = 1e18  # what a profile may say: growth over centuries has no end
 SMALLEST = 1e-9  # of the largest demand: logarithms of 0 are none
 DIGITS = 6
 
@@ -41,6 +46,7 @@ class Forecast:
 
     date: str
     num_days: int  # past ones
+    num_outages: int  # entries of theirs that were left out
     median: tuple[float, ...]
     quantile: tuple[float, ...]  # the one that was asked for
 
@@ -53,9 +59,13 @@ def forecast(history: History, quantile: float) -> Forecast:
     largest = np.nanmax(days)
     if not largest > 0:
         nothing = (0.0,) * days.shape[1]
-        return Forecast(history.next_date, len(days), nothing, nothing)
+        return Forecast(history.next_date, len(days), 0, nothing, nothing)
     weekdays = np.array([weekday_of(day.date) for day in history.days])
     ages = np.array([day.days_before_next for day in history.days])
+    are_outages = _outages(days, weekdays)
+    days[are_outages] = np.nan
+    has_some = ~np.isnan(days).all(axis=1)
+    days, weekdays, ages = days[has_some], weekdays[has_some], ages[has_some]
     logs = np.log(np.maximum(days, largest * SMALLEST))
     levelled = logs + _growth(logs, ages)[:, None]
     centres = {
@@ -66,7 +76,20 @@ def forecast(history: History, quantile: float) -> Forecast:
     )
     middle = centres[weekday_of(history.next_date)]
     low, high = (_quantiles(residuals, each) for each in (0.5, quantile))
-    return Forecast(history.next_date, len(days), _demand(middle + low), _demand(middle + high))
+    num_outages = int(are_outages.sum())
+    return Forecast(history.next_date, len(has_some), num_outages, _demand(middle + low), _demand(middle + high))
+
+
+def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]":
+    """Return `[days, entries]`, whether a demand is next to none, though another day of its weekday has some then."""
+    import numpy as np  # as above
+
+    are_low: NDArray[np.bool_] = days < OUTAGE * np.nanmedian(days, axis=0)
+    for weekday in set(weekdays.tolist()):
+        own = weekdays == weekday
+        never = (are_low | np.isnan(days))[own].all(axis=0) if own.sum() > 1 else np.zeros(days.shape[1], bool)
+        are_low[np.ix_(own, never)] = False
+    return are_low
 
 
 def _growth(logs: "Floats", ages: "Floats") -> "Floats":
@@ -115,4 +138,4 @@ def _quantiles(residuals: "Floats", quantile: float) -> "Floats":
 def _demand(logs: "Floats") -> tuple[float, ...]:
     import numpy as np  # as above
 
-    return tuple(float(f"{each:.{DIGITS}g}") for each in np.exp(logs))
+    return tuple(float(f"{each:.{DIGITS}g}") for each in np.exp(np.minimum(logs, np.log(MOST))))

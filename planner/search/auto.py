@@ -130,6 +130,8 @@ def _of_forecast(spec: ResolvedSpec) -> list[Decision]:
     median, most = sum(day.median), sum(day.quantile)
     above = f"{most / median - 1:.1%} above the median day" if median else "and no past day has any demand"
     why = f"quantile {quantile:g} of the forecast for {day.date} from {day.num_days} past days, {above}"
+    if day.num_outages:
+        why += f"; {day.num_outages} entries are left out, in which next to nothing was asked, as in an outage"
     return [Decision("traffic.profile", list(day.quantile), why)]
 
 

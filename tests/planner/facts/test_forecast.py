@@ -67,6 +67,30 @@ def test_the_quantile_is_what_it_says():
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dead", [0, 7, 13])
+@pytest.mark.parametrize("hours", [range(24), range(9, 12)])
+def test_an_outage_is_left_out(dead, hours):
+    """A day without demand, or some hours of it, changes no forecast: two weeks of 1,000 stay 1,000."""
+    demand = [[1000.0] * 24 for _ in range(14)]
+    for hour in hours:
+        demand[dead][hour] = 0.0
+    found = forecast(history_of(demand), 0.9)
+
+    assert found.num_outages == len(hours)
+    assert found.num_days == 14
+    assert found.quantile == pytest.approx([1000] * 24, rel=0.01)
+
+
+def test_what_no_day_of_a_weekday_has_is_no_outage():
+    """Who closes on Sundays is forecast to be closed on the next one."""
+    demand = [[0.0 if day % 7 == 6 else 1000.0] * 24 for day in range(20)]
+    found = forecast(history_of(demand), 0.5)
+
+    assert found.num_outages == 0
+    assert max(found.median) < 10
+
+
+@pytest.mark.filterwarnings("error")
 def test_gaps_are_filled_from_other_days_and_nothing_stays_nothing():
     """An hour that one day lacks is known from the others, and a service without demand has none tomorrow."""
     gap = [[None if (day, hour) == (3, 2) else 2.0 for hour in range(24)] for day in range(7)]
