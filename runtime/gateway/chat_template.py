@@ -89,7 +89,7 @@ def load_chat_template(
     """Return the folder's template, or None. `configured` is from tokenizer_config.json. Raise CheckpointError."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        place, sources = file, {"default": file.read_text(encoding="utf-8")}
+        place, sources = file, {"default": _read(file)}
     else:
         place, sources = folder / "tokenizer_config.json", _by_name(configured)
     if "default" not in sources:
@@ -105,8 +105,15 @@ def load_chat_template(
             source=plain + with_tools,
             special_texts=special_texts,
         )
-    except (jinja2.TemplateError, RecursionError) as error:
+    except (jinja2.TemplateError, ArithmeticError, RecursionError, SyntaxError, ValueError) as error:
         raise CheckpointError(f"the chat_template in {place} is broken: {error}") from None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
 
 
 def _by_name(configured: str | list[NamedTemplate] | None) -> dict[str, str]:

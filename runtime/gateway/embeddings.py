@@ -33,6 +33,7 @@ __all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddin
 
 MAX_INPUTS = 2048  # OpenAI's
 VALUE_BYTES = 4
+MAX_VALUES = 2**16  # assumed: nine times the hidden size of DeepSeek-V3
 TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
 
 
@@ -159,8 +160,12 @@ class _Prompt:
 
 
 def _is_embedding(values: bytes) -> bool:
-    """Return whether it is a vector of length 1, as ranks make them."""
-    return len(values) % VALUE_BYTES == 0 and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
+    """Return whether it is a vector of length 1, as ranks make them, and of no absurd number of values."""
+    return (
+        len(values) <= MAX_VALUES * VALUE_BYTES
+        and len(values) % VALUE_BYTES == 0
+        and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
+    )
 
 
 def _numbers(values: bytes) -> list[float]:

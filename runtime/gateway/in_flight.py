@@ -89,6 +89,8 @@ class InFlightRequest:
             self._fail(f"{rank} said token {message.index} twice")
         elif message.index >= self._max_tokens:
             self._fail(f"{rank} said token {message.index}, and {self._max_tokens} were asked for")
+        elif message.index == self._max_tokens - 1 and message.finish_reason is None:
+            self._fail(f"{rank} said the last token that was asked for, and not that it is the last")
         elif message.index > self._next_index:
             self._early[message.index] = message
         else:

@@ -16,7 +16,7 @@ character outside that table is literal text).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import tokenizers
@@ -69,7 +69,12 @@ class Tokenizer:
         Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it. The fast form
         keeps no place in the text for each token, which takes most of the memory.
         """
-        return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RuntimeError(f"the tokenizer panics: {error}") from None  # else no handler of ours would see it
 
     def is_too_long(self, text: str, max_tokens: int) -> bool:
         """Return whether the text is surely over `max_tokens`, by its beginning alone: True spares encoding it all.
@@ -104,17 +109,20 @@ class _TokenizerConfig(msgspec.Struct):
         return {name: token.content if isinstance(token, _Token) else token for name, token in tokens.items() if token}
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TOKEN_IDS)]
+
+
 class _ModelConfig(msgspec.Struct):
     """The fields that are read from config.json."""
 
-    vocab_size: int
-    eos_token_id: int | list[int] | None = None
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=MAX_TOKEN_IDS)]
+    eos_token_id: _TokenId | list[_TokenId] | None = None
 
 
 class _GenerationConfig(msgspec.Struct):
     """The fields that are read from generation_config.json."""
 
-    eos_token_id: int | list[int] | None = None
+    eos_token_id: _TokenId | list[_TokenId] | None = None
 
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)

@@ -113,7 +113,7 @@ def start(
     try:
         folder.make()
         _write_launch_files(folder.launch_folder, plan)
-        log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise unusable(folder.path, error) from None
     first = [unit.name for unit in plan.units] if day is None else day.first_units

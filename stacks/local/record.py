@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from planner.facts.files import read_file
 from stacks.local.errors import LocalError
@@ -183,9 +183,9 @@ class RunFolder:
         try:
             if _strangers(self.path.parent) or _strangers(self.path):
                 return False
-            with (self.path / "lock").open() as lock:
+            with _opened(self.path / "lock", os.O_RDONLY) as lock:
                 is_held = not _try_lock(lock)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except OSError:
             return False
         record = self.read() if is_held else None
         return record is not None and began_at(record.supervisor) == record.supervisor_began
@@ -193,7 +193,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock as the deployment's one supervisor. Raise LocalError when there is one already."""
-        with (self.path / "lock").open("a") as lock:
+        with _opened(self.path / "lock", os.O_RDWR | os.O_CREAT) as lock:
             deadline = time.monotonic() + PROBE_GRACE_S
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
@@ -268,7 +268,17 @@ def _damaged(path: Path, error: OSError | ValueError) -> LocalError:
     return LocalError(rule, reason, f"end the processes of that deployment, and remove {path.parent}")
 
 
-def _try_lock(file: TextIO) -> bool:
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file, and wait for nobody: not for the other end of a pipe. Raise OSError, for a link too."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -107,9 +107,19 @@ def test_a_template_may_be_a_file_or_one_of_several(tmp_path):
     assert prompt_of(tmp_path, CONVERSATION[:1], source=named).text == "<s> from a file"
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if %}",
+        "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}",
+        "{% for a in b %}" * 25 + "{% endfor %}" * 25,
+        "{% break %}",
+        "{{ f(x=1, x=2) }}",
+        "{{ " + "1" * 5_000 + " }}",
+    ],
+)
 def test_a_broken_template_is_one_sentence(source, tmp_path):
-    """Brackets without end are Python's own recursion."""
+    """Brackets without end are Python's own recursion, and nested loops Python's own syntax errors."""
     (tmp_path / "chat_template.jinja").write_text(source)
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja is broken"):
         prompt_of(tmp_path, CONVERSATION[:1])

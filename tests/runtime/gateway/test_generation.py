@@ -92,6 +92,22 @@ def test_a_reader_that_stalls_is_given_up(monkeypatch):
     assert (error.status, error.message) == (503, "the request was given up: its client does not read the answer")
 
 
+def test_a_last_token_says_that_it_is_the_last():
+    """Else its caller would wait for ever."""
+
+    async def run():
+        unit = Unit()
+        answer = unit.ask()
+        for _ in range(100):
+            unit.say(0)
+        return await asyncio.wait_for(read(answer), 5)
+
+    text, error = asyncio.run(run())
+
+    assert (text, error.code) == ("a" * 99, "rank_failed")
+    assert "not that it is the last" in error.message
+
+
 def test_a_reader_that_keeps_up_reads_any_number(monkeypatch):
     """The bound is of what waits, not of what was said."""
     monkeypatch.setattr(generation, "MAX_UNREAD_TOKENS", 5)

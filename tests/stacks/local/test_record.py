@@ -131,6 +131,14 @@ def test_a_damaged_record_is_one_sentence(written, folder):
     assert f"remove {folder.path}" in str(error.value)
 
 
+def test_a_lock_that_is_a_pipe_is_waited_for_by_nobody(folder):
+    """Opening one waits for its other end."""
+    (folder.path / "lock").unlink()
+    os.mkfifo(folder.path / "lock")
+
+    assert not folder.is_running()
+
+
 def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):
     """`status` in a loop beside `up`: the question holds the lock for a moment, and the supervisor waits that long."""
     done = threading.Event()
