@@ -7,7 +7,7 @@ they must work on more requests at a time, or use more of their saturated rate, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cost.day import TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.facts.day import MINUTE_S, hh_mm
@@ -20,13 +20,15 @@ __all__ = ["PhaseLoad", "loads_of_day"]
 
 @dataclass(frozen=True)
 class PhaseLoad:
-    """The time at which a phase is fullest. Rates are tokens/s of all units that are on then."""
+    """The time of a day at which a phase is fullest. Rates are tokens/s of all units that are on then."""
 
     phase: Phase
     at: str
     asked_per_s: float
     served_per_s: float
     lowest: float  # load when it is emptiest
+    hours_over: float = 0.0  # in which it is asked for more than it makes
+    day: str | None = None  # a date or a weekday that is not like the others
 
     @property
     def load(self) -> float:
@@ -39,26 +41,31 @@ def loads_of_day(
     schedule: DaySchedule | None,
     num_units: Mapping[Phase, int],
     tokens_per_s: Mapping[Phase, float],
+    day: str | None = None,
 ) -> tuple[PhaseLoad, ...]:
-    """Return each phase's load; `tokens_per_s` are those of one unit, and `num_units` are on without a schedule."""
+    """Return each phase's load on a date or a weekday; without one, on a day like most.
+
+    `tokens_per_s` are those of one unit, and `num_units` are on without a schedule.
+    """
     on = TimesOfDay.always(dict(num_units))
     if schedule is not None:
-        on = TimesOfDay.written(((step.at, step.num_units) for step in schedule.steps), {})
-    stretches = stretches_between([*entry_starts(traffic.profile), *on.starts])
-    shares = demand_shares(traffic.profile, stretches)
+        on = TimesOfDay.written(((step.at, step.num_units) for step in schedule.steps_on(day)), {})
+    profile, scale = traffic.profile_on(day), traffic.day_scale(day)
+    stretches = stretches_between([*entry_starts(profile), *on.starts])
+    shares = demand_shares(profile, stretches)
     found = []
     for phase, rate in tokens_per_s.items():
         loads = [
             PhaseLoad(
                 phase=phase,
                 at=hh_mm(each.start),
-                asked_per_s=traffic.tokens_of(phase) * share / (each.minutes * MINUTE_S),
+                asked_per_s=scale * traffic.tokens_of(phase) * share / (each.minutes * MINUTE_S),
                 served_per_s=on.at(each.start)[phase] * rate,
                 lowest=0.0,
             )
             for each, share in zip(stretches, shares, strict=True)
         ]
         fullest = max(loads, key=lambda one: one.load)
-        lowest = min(one.load for one in loads)
-        found.append(PhaseLoad(phase, fullest.at, fullest.asked_per_s, fullest.served_per_s, lowest))
+        over = sum(each.hours for each, one in zip(stretches, loads, strict=True) if one.load > 1)
+        found.append(replace(fullest, lowest=min(one.load for one in loads), hours_over=over, day=day))
     return tuple(found)

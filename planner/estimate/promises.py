@@ -20,7 +20,10 @@ __all__ = ["missed_promises"]
 
 MS_PER_S = 1e3
 CHOSEN = "auto chose its layout before its expert map was known"
-GIVEN = "the sizes and limits that it is given allow no less"
+GIVEN = {
+    "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
+    "tpot": "steps with fewer requests are shorter",
+}
 WAITING = "its units are so full that prompts wait longer for their turn"
 
 
@@ -43,7 +46,7 @@ def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phas
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.4g} ms"
             is_given = name == "ttft" and not follows_from_promise(spec.written, phase)
             fix = _less_full(found, promised) if is_given else None
-            reason = CHOSEN if phase in searched else WAITING if fix else GIVEN
+            reason = CHOSEN if phase in searched else WAITING if fix else GIVEN[name]
             yield Violation(f"slo.{name}_ms", promised, rule, reason, fix or nearest(ceil(reached)))
 
 

@@ -54,7 +54,8 @@ def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
             continue
         for field in (each for each in fields if each in written):
             rule, reason = f"W139 counts only where schedule.{decided} is auto", "what is written stands as it is"
-            fix = removal(words=f"remove it, or write schedule.{decided}: auto")
+            counted = ", and units: auto in each phase" if decided == "windows" else ""
+            fix = removal(words=f"remove it, or write schedule.{decided}: auto{counted}")
             yield Violation(f"schedule.{field}", written[field], rule, reason, fix)
 
 

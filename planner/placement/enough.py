@@ -47,7 +47,7 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason += " so far"
-    if spec.has_windows_of_traffic:
+    if spec.has_windows_of_traffic and any(f"{each.phase}.units" in spec.document.autos for each in layouts):
         reason += ", and traffic.profile asks for so many in its busiest hour"
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)

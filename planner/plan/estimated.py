@@ -65,7 +65,7 @@ def with_estimates(
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
     )
-    return replace(plan, warnings=(*plan.warnings, *overloads(spec, plan.demand)))
+    return replace(plan, warnings=(*plan.warnings, *overloads(spec, plan.fullest)))
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

@@ -144,7 +144,20 @@ class Plan(DecidedPlan):
 
     @property
     def demand(self) -> tuple[PhaseLoad, ...]:
-        """Return how full the spec's traffic makes each phase whose speed is known."""
+        """Return how full the spec's traffic makes each phase whose speed is known, on a day like most."""
+        return self.demand_on(None)
+
+    @property
+    def fullest(self) -> tuple[PhaseLoad, ...]:
+        """Return how full it makes each of them on the day, of all that are unlike, on which the phase is fullest."""
+        traffic, schedule = self.spec.traffic, self.schedule
+        entries = (*(traffic.other_days if traffic else ()), *(schedule.other_days if schedule else ()))
+        days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
+        by_phase = zip(*map(self.demand_on, days), strict=True)
+        return tuple(max(loads, key=lambda each: each.load) for loads in by_phase)
+
+    def demand_on(self, day: str | None) -> tuple[PhaseLoad, ...]:
+        """Return how full the spec's traffic makes each phase whose speed is known, on a date or a weekday."""
         known = [each for each in self.outlooks if each.prediction is not None]
         if self.spec.traffic is None or not known:
             return ()
@@ -155,7 +168,7 @@ class Plan(DecidedPlan):
             if each.prediction is not None
         }
         units = {phase: each.num_units for phase, each in layouts.items()}
-        return loads_of_day(self.spec.traffic, self.schedule, units, rates)
+        return loads_of_day(self.spec.traffic, self.schedule, units, rates, day)
 
     @cached_property
     def kv_cache(self) -> KvCache | None:

@@ -39,6 +39,7 @@ def _latency(kind: str, place: int, unit_ms: bool) -> Figure[Outcome]:
 
 
 FIGURES: tuple[Figure[Outcome], ...] = (
+    Figure("ttft_mean_ms", "TTFT mean, s", lambda one: one.latencies.ttft_mean * 1e3, ",.2f", 1e-3),
     *(_latency("ttft", place, unit_ms=False) for place in range(len(QUANTILES))),
     *(_latency("tpot", place, unit_ms=True) for place in range(len(QUANTILES))),
     Figure("ttft_kept", "TTFT kept", lambda one: one.latencies.ttft_kept, ".2%"),

@@ -66,8 +66,11 @@ def _notes_of(column: Column) -> Iterator[str]:
             yield f"{load.phase} is asked for work at {load.at}, when none of its units is on."
         elif (asked := load.load * column.day.scale) > 1:
             yield f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}."
-    if refused := _stretches(curves.refused > 0):
-        yield f"requests are refused {refused}, since {_why_refused(column)}."
+    refused, is_off = curves.refused > 0, curves.token_units == 0
+    if times := _stretches(refused & is_off):
+        yield f"requests are refused {times}, since no unit is on."
+    if times := _stretches(refused & ~is_off):
+        yield f"requests are refused {times}, since {_why_refused(column)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
         yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails."
@@ -76,8 +79,8 @@ def _notes_of(column: Column) -> Iterator[str]:
 
 
 def _demand(column: Column) -> Sequence[PhaseLoad]:
-    """Return how full the plan's phases are when they are fullest; nothing for a date, which has a day of its own."""
-    return column.day.plan.demand if column.day.date is None else ()
+    """Return how full the plan's phases are when they are fullest on that day."""
+    return column.day.plan.demand_on(column.day.date)
 
 
 def _why_refused(column: Column) -> str:
@@ -91,7 +94,9 @@ def _why_refused(column: Column) -> str:
 
 def _stretches(marked: NDArray[np.bool_]) -> str:
     """Return the times at which something holds: `10:30-11:10, 14:20-17:00`."""
+    if marked.all():
+        return "all day"
     edges = np.flatnonzero(np.diff(np.concatenate(([False], marked, [False])).astype(int)))
     parts = [f"{hh_mm(int(start))}-{hh_mm(int(end))}" for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    more = f" and {len(parts) - MAX_STRETCHES} times more" if len(parts) > MAX_STRETCHES else ""
+    more = f" and at {left} other time{'s' if left > 1 else ''}" if (left := len(parts) - MAX_STRETCHES) > 0 else ""
     return ", ".join(parts[:MAX_STRETCHES]) + more
