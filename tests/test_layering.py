@@ -52,7 +52,7 @@ FORBIDDEN = {
 # dependencies.
 SIMULATED = {"runtime.gateway.router", "runtime.gateway.answer_lengths", "runtime.protocol.counting"}
 
-# What `compile_plan` calls, in order; no other module of the planner runs a pass.
+# What `compile_plan` calls; no other module of the planner runs a pass.
 PASSES = {
     *("decide", "lay_out", "fit_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule"),
     *("balance", "require_covered", "expected_traffic", "warnings_of", "launch_documents"),
@@ -184,8 +184,9 @@ def test_rooms_that_need_no_torch_import_none(room):
     waiting = [name for name in files if name.startswith(f"{room}.")]
     seen = set(waiting)
     while waiting:
-        for module, part in imports(files[waiting.pop()]):
-            assert module.partition(".")[0] != "torch"
+        name = waiting.pop()
+        for module, part in imports(files[name]):
+            assert module.partition(".")[0] != "torch", f"{name} imports {module}"
             new = {each for each in (module, f"{module}.{part}") if each in files} - seen
             waiting += new
             seen |= new
@@ -235,7 +236,12 @@ def test_only_one_file_speaks_to_kubernetes():
 def test_the_doctors_judgement_needs_no_cluster():
     """Facts and needs in, findings out: of the room's files only three know a way to a cluster."""
     rooms = {"stacks.kube.api", "stacks.kube.connection", "stacks.kube.lifecycle"}
-    knowing = {path.name for path in modules("stacks/doctor") for module, _ in imports(path) if module in rooms}
+    knowing = {
+        path.name
+        for path in modules("stacks/doctor")
+        for module, name in imports(path)
+        if rooms & {module, f"{module}.{name}"}
+    }
 
     assert knowing == {"examination.py", "probing.py", "reading.py"}
 

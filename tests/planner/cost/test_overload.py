@@ -2,10 +2,12 @@
 
 import pytest
 
+from planner.compiler import compile_plan
 from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
 from planner.spec.check import check_spec
 from tests.planner.conftest import SPEC
+from tests.planner.test_shipped_specs import SPECS
 
 
 @pytest.fixture
@@ -40,3 +42,16 @@ def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
 
     assert (found.path, found.rule.split()[0]) == ("traffic", "W138")
     assert "03:00 for 300%" in found.rule
+
+
+def test_the_day_that_asks_for_most_is_named(tmp_path):
+    """Saturday's windows have one unit of each phase, and its traffic is everybody's."""
+    published = (SPECS / "deepseek-h800.yaml").read_text()
+    saturday = "{days: [saturday], windows: [{at: '00:00', prefill_units: 1, decode_units: 1}]}"
+    path = tmp_path / "spec.yaml"
+    path.write_text(published.replace("  windows:", f"  other_days: [{saturday}]\n  windows:"))
+
+    warned = [each.rule for each in compile_plan(check_spec(path)).warnings if each.rule.startswith("W138")]
+
+    assert len(warned) == 2
+    assert all("on saturday for" in each and "hours of that day" in each for each in warned)
