@@ -147,7 +147,8 @@ async def embeddings(request: Request) -> Response:
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway.admission.embeddings, request)
         idempotent = _idempotent(request, raw)
-        asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
+        with gateway.idempotency.free_if_wrong(idempotent):
+            asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
@@ -217,9 +218,10 @@ async def _answer(
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway.admission.answers, request)
         idempotent = _idempotent(request, raw)
-        asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
-        _refuse_early(asked.num_choices, gateway.admission.answers, request)
-        call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
+        with gateway.idempotency.free_if_wrong(idempotent):
+            asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
+            _refuse_early(asked.num_choices, gateway.admission.answers, request)
+            call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
     request_id = f"{prefix}-{uuid4().hex}"
     dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
     headers = {REQUEST_ID: request_id}

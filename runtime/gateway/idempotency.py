@@ -16,10 +16,12 @@ API reference, "Idempotent requests": at most 255 characters, kept for 24 hours.
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 
-from runtime.gateway.http_errors import invalid, other_body
+from runtime.gateway.http_errors import ApiError, invalid, other_body
 
 __all__ = ["HEADER", "MAX_CHARACTERS", "IdempotencyKeys", "IdempotentCall"]
 
@@ -74,6 +76,17 @@ class IdempotencyKeys:
         if known.body != body:
             raise other_body(HEADER)
         return known
+
+    @contextmanager
+    def free_if_wrong(self, call: IdempotentCall) -> Iterator[None]:
+        """Forget the call if its body is refused as wrong in this block: the key is free for a right one."""
+        try:
+            yield
+        except ApiError as error:
+            is_wrong = error.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            if call.digest is not None and is_wrong and not call.num_prompt_tokens:
+                self._calls.pop(call.digest, None)
+            raise
 
     def _forget(self) -> None:
         """Forget what is too old, or too much."""

@@ -49,6 +49,21 @@ def test_another_call_under_the_same_key_is_refused(other):
     keys.call("order-7", "bob", *other)
 
 
+@pytest.mark.parametrize(("status", "is_free"), [(400, True), (404, True), (413, True), (429, False), (503, False)])
+def test_a_wrong_body_does_not_spend_its_key(status, is_free):
+    """The corrected call may have it; one that only had no room comes again as it was."""
+    keys = IdempotencyKeys()
+    call = keys.call("order-7", None, PATH, b"wrong")
+    with pytest.raises(ApiError), keys.free_if_wrong(call):
+        raise ApiError(status, "no")
+
+    if is_free:
+        keys.call("order-7", None, PATH, BODY)
+    else:
+        with pytest.raises(ApiError, match="Idempotency"):
+            keys.call("order-7", None, PATH, BODY)
+
+
 @pytest.mark.parametrize("key", ["", "k" * (MAX_CHARACTERS + 1), "a\x00b"])
 def test_what_is_no_key_is_refused(key):
     """With the rule, and nothing is kept."""
