@@ -89,31 +89,36 @@ class _Watched:
         self.group.start()
 
     def leave(self, within_s: float) -> None:
-        """Ask the group to finish what it has and end, and plan no more starts."""
+        """Ask the group to finish what it has and end, and plan no more starts. Asked again, it has no more time."""
         self.due = self.hangs_since = None
-        self.leaves_by = time.monotonic() + within_s
+        leaves_by = time.monotonic() + within_s
+        self.leaves_by = leaves_by if self.leaves_by is None else min(self.leaves_by, leaves_by)
         self.group.terminate()
 
     def has_left(self) -> tuple[bool, str | None]:
         """Return whether a group that leaves is gone, and if so, what was wrong with its end."""
         assert self.leaves_by is not None
         is_running = self.group.is_running()
-        if is_running and time.monotonic() < self.leaves_by:
+        if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
             return False, None
         status, reason = self.group.end_if_known() or (0, "")
         self.group.kill()
-        self.is_off, self.leaves_by = True, None
+        self.is_off, self.leaves_by, self.hangs_since = True, None, None
         if is_running:
             return True, f"{self.group.name} did not end by itself"
         return True, reason if status else None
 
     def why_ended(self, *, hangs: bool) -> tuple[int, str] | None:
         """Return the status and the reason of a group that ended, or that has hung for a while; None if it goes on."""
-        now = time.monotonic()
-        self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
-        if self.hangs_since is not None and now - self.hangs_since >= HANGS_S:
+        if self._has_hung(hangs=hangs):
             return -1, f"{self.group.name} has a process that is stopped or hangs"
         return self.group.end_if_known()
+
+    def _has_hung(self, *, hangs: bool = False) -> bool:
+        """Return whether it has hung for a while: it does while a process of it is stopped."""
+        now = time.monotonic()
+        self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
+        return self.hangs_since is not None and now - self.hangs_since >= HANGS_S
 
     def end(self) -> None:
         """End what is left of the group, and plan its next start."""

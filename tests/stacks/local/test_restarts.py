@@ -14,6 +14,7 @@ from stacks.local.processes import GONE, ProcessGroup, state_of
 from stacks.local.record import UnitRecord
 from stacks.local.reports import RankReport, as_reported, has_living_lost
 from stacks.local.restarts import MOST_S, SOUND_S, Backoff
+from stacks.local.supervisor import _Watched
 from tests.stacks.deployments import wait_until
 
 UNIT = UnitRecord("demo-decode-0", "decode", "ready", 2)
@@ -85,6 +86,26 @@ def test_the_children_of_a_process_are_gone_with_it(tmp_path):
     group.kill()
 
     assert state_of(int((tmp_path / "a.log").read_text())) == GONE
+
+
+def test_a_stopped_process_does_not_keep_a_unit_from_leaving(tmp_path, monkeypatch):
+    """Its SIGTERM waits with it. Being told to leave again gives no more time."""
+    monkeypatch.setattr("stacks.local.supervisor.HANGS_S", 0.1)
+    watched = _Watched(ProcessGroup("unit", [program("a", SLEEPS)], tmp_path))
+    watched.group.start()
+    os.kill(watched.group.pids[0], signal.SIGSTOP)
+    wait_until(watched.group.is_stopped)
+
+    watched.leave(600)
+    first = watched.leaves_by
+    watched.leave(1200)
+    again = watched.leaves_by
+    ended = []
+    wait_until(lambda: ended.append(watched.has_left()) or ended[-1][0])
+
+    assert again == first
+    assert ended[-1] == (True, "unit did not end by itself")
+    assert watched.is_off
 
 
 def test_an_echo_waits_for_its_cause(tmp_path, monkeypatch):
