@@ -16,7 +16,7 @@ from math import ceil
 
 from planner.cluster.inventory import nodes_for
 from planner.estimate.expert_loads import expert_loads
-from planner.estimate.utilisation import KEPT
+from planner.estimate.utilisation import KEPT, follows_from_promise
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
@@ -259,7 +259,10 @@ def _violation(
     assumed = (
         "" if is_said or phase == "prefill" else f", as many as max_requests, since operating_point.{phase} says none"
     )
-    reason = f"the fastest, EP{best.numbers['ep_size']}, takes {best.reached[field]:,.1f} ms{load}{assumed}"
+    takes = f"{best.reached[field]:,.1f} ms and up to {1 - KEPT:.0%} more"
+    reason = f"the fastest, EP{best.numbers['ep_size']}, takes {takes}{load}{assumed}"
+    if field == "ttft_ms" and follows_from_promise(spec.written, phase):
+        reason += ", half full, and is kept no emptier unless operating_point.prefill.utilisation says so"
     promised = f"slo.{field}"
     changes = tuple({path: number} for path, number in [*fewer.items(), (promised, reached)])
     fix = fix_of(changes, spec) if fewer else nearest(reached)
