@@ -97,10 +97,6 @@ class Record:
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
 
-    def __post_init__(self) -> None:
-        if not self.gateways:
-            raise ValueError("a deployment has a gateway")
-
     @property
     def endpoint(self) -> str:
         """The first gateway's address, without `/v1`."""
@@ -166,11 +162,14 @@ class RunFolder:
         """Return the record, or None before there is one. Raise LocalError where something else stands there."""
         path = self.path / "deployment.json"
         try:
-            return _reader().validate_json(read_file(path))
+            record = _reader().validate_json(read_file(path))
+            if not record.gateways:
+                raise ValueError("a deployment has a gateway")
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise _damaged(path, error) from None
+        return record
 
     def write(self, record: Record) -> None:
         """Replace the record; a reader sees the old one or the new one."""

@@ -190,9 +190,13 @@ BINDING = {
 
 
 def test_what_cannot_be_compared_can_be_looked_at_and_deleted(api):
-    """An admission rule of the cluster refuses the dry run; that must keep nobody from `destroy`."""
+    """An admission rule of the cluster refuses the dry run; that must keep nobody from `destroy`.
+
+    The dry run is asked for since somebody has edited the object.
+    """
     manifest = config_map(frozen="yes")
     lifecycle.create(api, manifest, patience(5))
+    api.merge(Reference.of(manifest), {"data": {"frozen": "edited"}}, manager="kubectl-edit")
     for each in (POLICY, BINDING):
         api.apply(each, force=True)
     assert patience(30).until_none(lambda: None if lifecycle.read(api, manifest).unsure else "not in force") is None

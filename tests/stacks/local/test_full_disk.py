@@ -8,7 +8,7 @@ import pytest
 from stacks.local import supervisor as module
 from stacks.local.certificates import RENEWED_AFTER, now
 from stacks.local.layout import GatewayProcess, Identity, Layout, NodeProcess
-from stacks.local.record import Record, RunFolder
+from stacks.local.record import GatewayRecord, Record, RunFolder
 
 IDENTITY = "spiffe://tidemill.dev/ns/tidemill/deployment/demo/gateway"
 
@@ -20,7 +20,11 @@ def deployment(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     identity = Identity(IDENTITY, "server", folder.certificates / "gateway")
     layout = Layout((GatewayProcess(NodeProcess("gateway", None, ("true",)), "127.0.0.1", 1),), (), (identity,), 1.0)
-    return module._Supervisor(folder, layout, Record("demo", "sha256:0", (), "demo", ())), folder
+    return module._Supervisor(
+        folder,
+        layout,
+        Record("demo", "sha256:0", (GatewayRecord("gateway", "http://127.0.0.1:1", "ready"),), "demo", ()),
+    ), folder
 
 
 def full(*_):
@@ -37,7 +41,7 @@ def test_a_record_that_cannot_be_written_is_written_later(deployment, monkeypatc
         assert folder.read().stages == {}
     supervisor._watch()
 
-    assert folder.read().stages.keys() == {"loading", "joining", "ready"}  # as of no units or gateways at all
+    assert folder.read().stages.keys() == {"loading", "joining", "ready"}  # its gateway is ready, and there are no units
 
 
 def test_certificates_that_cannot_be_renewed_are_renewed_later(deployment, monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from stacks.local import supervisor as module
 from stacks.local.layout import GatewayProcess, Layout, NodeProcess
-from stacks.local.record import Record, RunFolder, UnitRecord
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 
 
 def test_units_drain_until_the_gateways_answers_have_ended(tmp_path, monkeypatch):
@@ -12,7 +12,7 @@ def test_units_drain_until_the_gateways_answers_have_ended(tmp_path, monkeypatch
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     units = tuple(UnitRecord(f"demo-{index}", "mixed", state, 1) for index, state in enumerate(("ready", "off")))
     layout = Layout((GatewayProcess(NodeProcess("gateway", None, ("true",)), "127.0.0.1", 1),), (), (), 1.0)
-    record = Record("demo", "sha256:0", (), "demo", units)
+    record = Record("demo", "sha256:0", (GatewayRecord("gateway", "http://127.0.0.1:1"),), "demo", units)
     supervisor, told = module._Supervisor(RunFolder(tmp_path), layout, replace(record, drain_s=1.0)), []
     monkeypatch.setattr(module._Supervisor, "_end", lambda self, *_: told.append(self._folder.read()))
 
