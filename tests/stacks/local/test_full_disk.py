@@ -41,7 +41,11 @@ def test_a_record_that_cannot_be_written_is_written_later(deployment, monkeypatc
         assert folder.read().stages == {}
     supervisor._watch()
 
-    assert folder.read().stages.keys() == {"loading", "joining", "ready"}  # its gateway is ready, and there are no units
+    assert folder.read().stages.keys() == {
+        "loading",
+        "joining",
+        "ready",
+    }  # its gateway is ready, and there are no units
 
 
 def test_certificates_that_cannot_be_renewed_are_renewed_later(deployment, monkeypatch):
