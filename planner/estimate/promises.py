@@ -5,12 +5,11 @@ the layout, it kept the promise by what was foreseen of the expert map. The plan
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from math import ceil, floor
+from math import ceil
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
-from planner.estimate.throughput.queue import utilisation_of
-from planner.estimate.utilisation import LEAST, STEPS, follows_from_promise
+from planner.estimate.utilisation import LEAST, follows_from_promise, within
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix, nearest
@@ -56,8 +55,7 @@ def _less_full(found: Prediction, promised: float) -> Fix | None:
         return None
     steps, reading = found.point.prompt_steps, found.cache_read_seconds
     step = (found.ttft_seconds.mid - reading) / (steps + found.point.queued_steps)
-    wait = (promised / MS_PER_S - reading) / step - steps
-    used = floor(STEPS * utilisation_of(max(wait, 0.0))) / STEPS
+    used = within(promised / MS_PER_S - reading, step, steps)
     if used < LEAST:
         return None
     reached = ceil(found.ttft_seconds.mid * MS_PER_S)

@@ -17,7 +17,7 @@ from planner.facts.terms import Phase
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["KEPT", "LEAST", "STEPS", "as_full_as_promised", "follows_from_promise"]
+__all__ = ["KEPT", "LEAST", "as_full_as_promised", "follows_from_promise", "within"]
 
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
@@ -34,9 +34,17 @@ def as_full_as_promised(spec: ResolvedSpec, case: Case, rate: float) -> Case:
     if promised is None or not follows_from_promise(spec.written, case.phase):
         return case
     step = point.step_tokens / case.unit.attention_tp / rate
-    wait = (KEPT * promised / 1e3 - prompt_reading(case)) / step - point.prompt_steps
-    used = max(floor(STEPS * utilisation_of(max(wait, 0.0))) / STEPS, LEAST)
-    return replace(case, point=replace(point, utilisation=used))
+    used = within(KEPT * promised / 1e3 - prompt_reading(case), step, point.prompt_steps)
+    return replace(case, point=replace(point, utilisation=max(used, LEAST)))
+
+
+def within(seconds: float, step: float, prompt_steps: int) -> float:
+    """Return the highest utilisation at which a prompt's mean wait and its own steps take no more than `seconds`.
+
+    It is rounded down, and 0 where the prompt's own steps take longer. `step` is a step's seconds.
+    """
+    wait = max(seconds / step - prompt_steps, 0.0)
+    return floor(STEPS * utilisation_of(wait)) / STEPS
 
 
 def follows_from_promise(spec: Spec, phase: Phase) -> bool:
