@@ -13,7 +13,8 @@ Sources: openai/gpt-2 `src/encoder.py` (bytes_to_unicode); huggingface/tokenizer
 character outside that table is literal text).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -69,12 +70,8 @@ class Tokenizer:
         Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it. The fast form
         keeps no place in the text for each token, which takes most of the memory.
         """
-        try:
+        with _panics_as_errors():
             return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":
-                raise
-            raise RuntimeError(f"the tokenizer panics: {error}") from None  # else no handler of ours would see it
 
     def is_too_long(self, text: str, max_tokens: int) -> bool:
         """Return whether the text is surely over `max_tokens`, by its beginning alone: True spares encoding it all.
@@ -160,15 +157,25 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
     if decoder.get("type") != "ByteLevel":
         raise CheckpointError(f"{path} has the decoder {decoder.get('type')!r}; the gateway reads ByteLevel only")
     try:
-        encoder = tokenizers.Tokenizer.from_file(str(path))
-        encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
-        encoder.no_padding()
-        encoder.encode("a b")
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # noqa: BLE001  # tokenizers raises nothing narrower, and Rust's panics are no Exception
+        with _panics_as_errors():
+            encoder = tokenizers.Tokenizer.from_file(str(path))
+            encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
+            encoder.no_padding()
+            encoder.encode("a b")
+    except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
         raise CheckpointError(f"{path} is no tokenizer: {error}") from None
     return encoder
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise RuntimeError for a panic of the library's Rust, which is no Exception: no handler of ours would see it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizer panics: {error}") from None
 
 
 def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
