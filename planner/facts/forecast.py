@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.facts.day import DAY_MINUTES
-from planner.facts.history import History
+from planner.facts.history import MAX_DEMAND, History
 from planner.facts.wall_clock import weekday_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ WEEK = 7
 POOLED_DAYS = 1.0  # assumed: the shape of all days counts as much as one day of the weekday itself
 NEIGHBOURS_MINUTES = 60  # assumed: residuals of an hour on each side are alike
 OUTAGE = 0.01  # of the median of that time: assumed, as no ordinary night or holiday is so quiet
-MOST = 1e18  # what a profile may say: growth over centuries has no end
 SMALLEST = 1e-9  # of the largest demand: logarithms of 0 are none
 DIGITS = 6
 
@@ -138,4 +137,5 @@ def _quantiles(residuals: "Floats", quantile: float) -> "Floats":
 def _demand(logs: "Floats") -> tuple[float, ...]:
     import numpy as np  # as above
 
-    return tuple(float(f"{each:.{DIGITS}g}") for each in np.exp(np.minimum(logs, np.log(MOST))))
+    # growth over centuries has no end
+    return tuple(float(f"{each:.{DIGITS}g}") for each in np.exp(np.minimum(logs, np.log(MAX_DEMAND))))

@@ -21,7 +21,7 @@ from planner.facts.files import read_file
 from planner.facts.wall_clock import days_between, is_date, next_date
 from planner.problems.errors import Violation
 
-__all__ = ["History", "HistoryFile", "PastDay", "read_history"]
+__all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
 
 OPTION = "traffic.history"
 COLUMNS = ("time", "demand")

@@ -60,8 +60,8 @@ def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
 
 
 def _notes_of(column: Column) -> Iterator[str]:
-    curves = column.day.curves["mid"]
-    for load in _demand(column):
+    curves, demand = column.day.curves["mid"], column.day.plan.demand_on(column.day.date)
+    for load in demand:
         if not load.served_per_s:
             yield f"{load.phase} is asked for work at {load.at}, when none of its units is on."
         elif (asked := load.load * column.day.scale) > 1:
@@ -70,7 +70,7 @@ def _notes_of(column: Column) -> Iterator[str]:
     if times := _stretches(refused & is_off):
         yield f"requests are refused {times}, since no unit is on."
     if times := _stretches(refused & ~is_off):
-        yield f"requests are refused {times}, since {_why_refused(column)}."
+        yield f"requests are refused {times}, since {_why_refused(demand)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
         yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails."
@@ -78,14 +78,9 @@ def _notes_of(column: Column) -> Iterator[str]:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
 
 
-def _demand(column: Column) -> Sequence[PhaseLoad]:
-    """Return how full the plan's phases are when they are fullest on that day."""
-    return column.day.plan.demand_on(column.day.date)
-
-
-def _why_refused(column: Column) -> str:
+def _why_refused(demand: Sequence[PhaseLoad]) -> str:
     """Return what takes the places of decode: the phase that is asked for most of what it makes."""
-    loads = {load.phase: load.load for load in _demand(column)}
+    loads = {load.phase: load.load for load in demand}
     is_waiting = loads.get("prefill", 0.0) > max(loads.get("decode", 0.0), 1.0)
     return (
         "prompts that wait for prefill take every place of decode" if is_waiting else "every place of decode is taken"

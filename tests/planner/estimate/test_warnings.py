@@ -32,7 +32,7 @@ def test_no_overlap_is_offered_that_the_engine_lacks(rules_of):
 
 
 def test_the_gateways_own_volumes_have_to_hold_the_tokenizer(rules_of):
-    """With none of its own it mounts what units do; an empty list says that its image has the files."""
+    """A gateway without volumes of its own mounts the units'; an empty list says that its image has the files."""
     units = {"model": {"catalog": "deepseek-v3", "checkpoint": "/models/v3"}}
     units |= {"kubernetes": {"volumes": [{"claim": "weights", "mount_path": "/models"}]}}
 
