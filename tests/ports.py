@@ -21,11 +21,13 @@ HOLDING_PORT = 9_999  # nothing is served there
 _held: list[socket.socket] = []
 
 
-def free_port(address: str = LOOPBACK) -> int:
-    """Return a TCP port of `address` that nobody listens on."""
+def free_port(*addresses: str) -> int:
+    """Return a TCP port that nobody listens on at any of `addresses`, LOOPBACK unless told."""
     while True:
         port = random.SystemRandom().choice(BELOW_EPHEMERAL)
-        with contextlib.suppress(OSError), socket.create_server((address, port)):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for address in addresses or (LOOPBACK,):
+                held.enter_context(socket.create_server((address, port)))
             return port
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.deployed import RESOURCES, Deployed, new_stack
 from tests.stacks.controller.day_spec import write_day
 
-__all__ = ["NAME", "Look", "day_deployed", "hh_mm_in", "look", "looks_until"]
+__all__ = ["NAME", "Look", "clock_shows", "day_deployed", "deployment_of", "hh_mm_in", "look", "looks_until"]
 
 NAME = "demo-day"
 POLL_S = 0.5
@@ -60,14 +60,27 @@ def _with_mounts(cluster: Cluster) -> dict[str, Any]:
 
 def hh_mm_in(minutes: float) -> str:
     """What clocks in UTC show so many minutes from now."""
-    then = datetime.now(UTC) + timedelta(minutes=minutes)
+    return clock_shows(time.time() + 60 * minutes)
+
+
+def clock_shows(instant: float) -> str:
+    """What clocks in UTC show at a time of time.time()."""
+    then = datetime.fromtimestamp(instant, UTC)
     return hh_mm(then.hour * 60 + then.minute)
+
+
+def deployment_of(deployed: Deployed) -> dict[str, Any]:
+    """Its TidemillDeployment, as it is."""
+    objects = client.CustomObjectsApi(deployed.cluster.api)
+    live: dict[str, Any] = objects.get_namespaced_custom_object(
+        "tidemill.dev", "v1alpha1", deployed.namespace, "deployments", NAME
+    )
+    return live
 
 
 def look(deployed: Deployed) -> Look:
     """One look."""
-    objects = client.CustomObjectsApi(deployed.cluster.api)
-    live = objects.get_namespaced_custom_object("tidemill.dev", "v1alpha1", deployed.namespace, "deployments", NAME)
+    live = deployment_of(deployed)
     pods = client.CoreV1Api(deployed.cluster.api).list_namespaced_pod(
         deployed.namespace, label_selector="tidemill.dev/unit"
     )

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kubernetes import client
 
+from stacks.controller.observe import clock_of
 from tests.benchmarks.played_day import Streams, undisturbed
-from tests.cluster.cluster_day import NAME, day_deployed, hh_mm_in, look, looks_until
+from tests.cluster.cluster_day import NAME, clock_shows, day_deployed, deployment_of, look, looks_until
 from tests.cluster.policies import connects, enforced_policies
 from tests.cluster.products import PULUMI
 from tests.cluster.test_cluster import pod_spec
@@ -22,27 +23,22 @@ from tests.cluster.test_cluster import pod_spec
 NAMESPACE, PACE = "day-and-night", 120
 ALL = tuple(f"{NAME}-{phase}-{index}" for phase in ("decode", "prefill") for index in (0, 1))
 GATEWAY = f"{NAME}-gateway"
+BOTH = {"prefill_units": 2, "decode_units": 2}
 NIGHT = tuple(unit for unit in ALL if unit.endswith("-0"))
-UP_MIN, EVENING_MIN, NIGHT_MIN = 2, 50, 200  # until `up` has made the day, of this world; of the day's, from then on
+EVENING_MIN, NIGHT_MIN = 120, 200  # of the day: a minute until the evening, in which `up` tells the cluster of it
 CHANGED_S = 240  # on two busy cores a unit takes a minute to start
 
 
 @pytest.fixture(scope="module")
 def up(cluster, toolchain, tmp_path_factory):
-    """All units on, and the evening near."""
+    """All units on, all day."""
     (executable,) = toolchain(PULUMI)
-    both = {"prefill_units": 2, "decode_units": 2}
-    evening = UP_MIN + EVENING_MIN
-    windows = [
-        {"at": hh_mm_in(evening), "prefill_units": 1, "decode_units": 1},
-        {"at": hh_mm_in(evening + NIGHT_MIN), **both},
-    ]
     made = day_deployed(
         executable,
         tmp_path_factory.mktemp("day"),
         cluster,
         NAMESPACE,
-        schedule={"windows": windows, "warm_up": "90min"},
+        schedule={"windows": [{"at": "00:00", **BOTH}], "warm_up": "90min"},
         kubernetes={"namespace": NAMESPACE, "controller": {"pace": PACE, "demand": {}}},
     )
     with enforced_policies(cluster):
@@ -109,6 +105,8 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
     A preview in the night finds nothing to do, and `status` calls the units off. Demand is measured, and is no more
     than forecast.
     """
+    told = tell_of_a_night(up)
+    assert (told.status, look(up).running) == (0, ALL), told.output
     with streams_of(up) as streams:
         began = time.time()
         evening = looks_until(up, lambda each: each.running == NIGHT, CHANGED_S)
@@ -134,6 +132,17 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
     events = client.CoreV1Api(up.cluster.api).list_namespaced_event(NAMESPACE).items
     ours = [(each.reason, each.message.partition(":")[0]) for each in events if each.reason in ("Start", "Drain")]
     assert sorted(ours) == sorted((reason, unit) for reason in ("Start", "Drain") for unit in ALL if unit not in NIGHT)
+
+
+def tell_of_a_night(deployed):
+    """Write a day into its spec whose evening is near by the cluster's own clock, and run `up`."""
+    now = clock_of(deployment_of(deployed)).of(time.time())
+    evening, morning = (clock_shows(now + 60 * minutes) for minutes in (EVENING_MIN, EVENING_MIN + NIGHT_MIN))
+    night = {"prefill_units": 1, "decode_units": 1}
+    deployed.change_spec(
+        lambda spec: spec["schedule"].update(windows=[{"at": evening, **night}, {"at": morning, **BOTH}])
+    )
+    return deployed.pulumi.up()
 
 
 def streams_of(deployed):

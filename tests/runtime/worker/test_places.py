@@ -78,7 +78,7 @@ def test_as_many_nodes_as_places_have_them_all(here):
 @pytest.fixture
 def launch(tmp_path, free_port):
     """The launch file of a unit of two places and a spare, on a port of our own."""
-    return read_unit_launch(write(tmp_path, sealed(UNIT, ports__places=free_port(LEADER))))
+    return read_unit_launch(write(tmp_path, sealed(UNIT, ports__places=free_port(LEADER, WORKER, OTHER))))
 
 
 def with_roll(launch, talk):
