@@ -7,13 +7,12 @@ from planner.facts.wall_clock import date_before, is_date, next_date, weekday_of
 
 __all__ = ["WEEKDAYS", "entry_of", "is_day", "week_around"]
 
-FIRST_YEAR, LAST_YEAR = "0002", "9998"
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
 def is_day(written: str) -> bool:
-    """Return whether `written` names a weekday, or a date of the calendar with a week before it and one after it."""
-    return written in WEEKDAYS or (is_date(written) and FIRST_YEAR <= written[:4] <= LAST_YEAR)
+    """Return whether `written` names a weekday, or a date."""
+    return written in WEEKDAYS or is_date(written)
 
 
 def entry_of(day: str, entries: Sequence[Sequence[str]]) -> int | None:

@@ -82,11 +82,12 @@ def days_between(first: str, last: str) -> int:
 
 
 def is_date(written: str) -> bool:
-    """Return whether `written` is a date of the calendar, as YYYY-MM-DD."""
+    """Return whether `written` is a date, as YYYY-MM-DD, with a whole year of the calendar before it and after it."""
     try:
-        return date.fromisoformat(written).isoformat() == written
+        day = date.fromisoformat(written)
     except ValueError:
         return False
+    return day.isoformat() == written and date.min.year < day.year < date.max.year
 
 
 def _shown(local: datetime) -> WallTime:

@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import CheckpointError
@@ -122,10 +123,18 @@ def _by_name(configured: str | list[NamedTemplate] | None) -> dict[str, str]:
     return {entry.get("name", "default"): entry.get("template", "") for entry in configured}
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """One without powers: Jinja works out a constant one as it reads a template, however many digits it has."""
+
+    intercepted_binops = frozenset({"**"})
+
+    def call_binop(self, context: object, operator: str, left: object, right: object) -> None:
+        """Refuse the one operator that is intercepted."""
+        raise SecurityError(f"a chat template may not use {operator}")
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_from_template
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -50,7 +50,7 @@ def find_running(name: str | None) -> RunFolder | None:
 
     Raise LocalError for several.
     """
-    running = [folder for folder in running_deployments() if name in (None, folder.name)]
+    running = running_deployments(name)
     if len(running) > 1:
         rule = f"R103 several deployments run here ({', '.join(folder.name for folder in running)})"
         raise LocalError(rule, "which one is meant is not clear", "give its name, its spec or its plan")

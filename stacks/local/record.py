@@ -93,6 +93,7 @@ class Record:
     supervisor_began: int = 0  # as `began_at` has it
     stages: dict[str, float] = field(default_factory=dict)
     failure: str | None = None  # why the whole deployment ended, once it has
+    is_stopping: bool = False  # nothing new is begun; what runs may take `drain_s` to end
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
@@ -207,8 +208,8 @@ def state_root() -> Path:
     return Path(base) / "tidemill"
 
 
-def running_deployments() -> list[RunFolder]:
-    """Return this user's deployments that have a living supervisor, by name.
+def running_deployments(name: str | None = None) -> list[RunFolder]:
+    """Return this user's deployments that have a living supervisor, by name, or the one of that name.
 
     Raise LocalError if they cannot be read.
     """
@@ -219,7 +220,7 @@ def running_deployments() -> list[RunFolder]:
         return []
     except OSError as error:
         raise unusable(root, error) from None
-    folders = [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name)]
+    folders = [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name) and name in (None, path.name)]
     return [folder for folder in folders if folder.is_running()]
 
 

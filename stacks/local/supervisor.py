@@ -185,15 +185,16 @@ class _Supervisor:
         A second request ends everything at once.
         """
         gateways = [watched.group for watched in self._gateways.values()]
+        self._say_stopping()
         if self._record.failure is None:
-            self._say_draining()
             self._end(gateways, self._layout.drain_s + STOP_GRACE_S)
         self._end([*gateways, *(watched.group for watched in self._units.values())], STOP_GRACE_S)
 
-    def _say_draining(self) -> None:
+    def _say_stopping(self) -> None:
         """Record that every unit which is up only finishes what it has: answers may take a while yet."""
+        self._record = replace(self._record, is_stopping=True)
         for unit in self._record.units:
-            if unit.state == "ready":
+            if unit.state == "ready" and self._record.failure is None:
                 self._record = self._record.with_unit(replace(unit, state="draining"))
         self._write_if_changed()
 

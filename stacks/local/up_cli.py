@@ -114,6 +114,10 @@ def _up(arguments: argparse.Namespace) -> int:
 def _same_plan_running(plan: Deployable) -> Record | None:
     folder = find_running(plan.name)
     record = folder.read() if folder else None
+    if record is not None and record.is_stopping:
+        reason = f"its answers have up to {record.drain_s:g} s to end"
+        fix = f"start it again once tidemill down {plan.name} has returned"
+        raise LocalError(f"R122 {plan.name} is being stopped here", reason, fix)
     if record is not None and record.plan_digest != plan.digest:
         raise LocalError(
             f"R107 {plan.name} is already running here with another plan",

@@ -6,6 +6,7 @@ wait for (a supervisor that does not end, a base install) is put in its place.
 
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +63,7 @@ def _two_supervisors(folder):
 
 
 def _which_one(_):
-    with patch.object(deployment, "running_deployments", lambda: [Folder(name="chat"), Folder(name="demo")]):
+    with patch.object(deployment, "running_deployments", lambda _: [Folder(name="chat"), Folder(name="demo")]):
         deployment.find_running(None)
 
 
@@ -81,6 +82,11 @@ def _without_torch(_):
 def _another_plan(_):
     with patch.object(up_cli, "find_running", lambda _: Folder(record=DEMO)):
         up_cli._same_plan_running(SimpleNamespace(name="demo", digest=f"sha256:{'1' * 64}"))
+
+
+def _stops_still(_):
+    with patch.object(up_cli, "find_running", lambda _: Folder(record=replace(DEMO, drain_s=30.0, is_stopping=True))):
+        up_cli._same_plan_running(SimpleNamespace(name="demo", digest=DEMO.plan_digest))
 
 
 def _stopped_meanwhile(_):
@@ -190,6 +196,7 @@ BROUGHT_ABOUT = {
     "R120": lambda folder: _fails(record._not_ours(Path("/home/b/.local/state/tidemill"), "b")),
     "R121": lambda folder: _fails(record._damaged(Path("/root/tidemill/demo/deployment.json"), ValueError())),
     "R119": lambda _: deployment.require_no_day(DayRecord(300.0, (), ()), DEMO),
+    "R122": _stops_still,
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),

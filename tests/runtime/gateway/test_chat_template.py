@@ -116,6 +116,7 @@ def test_a_template_may_be_a_file_or_one_of_several(tmp_path):
         "{% break %}",
         "{{ f(x=1, x=2) }}",
         "{{ " + "1" * 5_000 + " }}",
+        "{{ 10**(10**9) }}",
     ],
 )
 def test_a_broken_template_is_one_sentence(source, tmp_path):
@@ -123,6 +124,12 @@ def test_a_broken_template_is_one_sentence(source, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(source)
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja is broken"):
         prompt_of(tmp_path, CONVERSATION[:1])
+
+
+def test_a_template_has_no_powers(tmp_path):
+    """One that only a conversation makes is refused when it is asked for."""
+    with pytest.raises(ApiError, match=r"may not use \*\*"):
+        prompt_of(tmp_path, CONVERSATION[:1], source="{{ 10 ** messages | length }}")
 
 
 def test_a_template_that_jinja_knows_is_the_one_of_transformers(tmp_path):

@@ -11,10 +11,11 @@ import pytest
 
 from stacks import cli
 from stacks.live import status_cli
+from stacks.local import record
 from stacks.local.deployment import stop
 from stacks.local.errors import LocalError
 from stacks.local.processes import began_at
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments
 
 GATEWAY = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
 RECORD = Record("demo", "sha256:0", (GATEWAY,), "m", ())
@@ -129,6 +130,20 @@ def test_a_damaged_record_is_one_sentence(written, folder):
     with folder.locked(), pytest.raises(LocalError, match=r"deployment\.json must be the record.*R121") as error:
         folder.is_running()
     assert f"remove {folder.path}" in str(error.value)
+
+
+def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch):
+    """Another one that is asked for by its name is found."""
+    monkeypatch.setattr(record, "state_root", lambda: folder.path.parent)
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    other = RunFolder(folder.path.parent / "other")
+    other.make()
+    (other.path / "deployment.json").write_text("not json")
+
+    with folder.locked(), other.locked():
+        assert [each.name for each in running_deployments(folder.name)] == [folder.name]
+        with pytest.raises(LocalError, match="R121"):
+            running_deployments()
 
 
 def test_a_lock_that_is_a_pipe_is_waited_for_by_nobody(folder):

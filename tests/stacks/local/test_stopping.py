@@ -19,3 +19,4 @@ def test_units_drain_until_the_gateways_answers_have_ended(tmp_path, monkeypatch
     supervisor._stop()
 
     assert [unit.state for unit in told[0].units] == ["draining", "off"]
+    assert told[0].is_stopping
