@@ -7,6 +7,7 @@ The invariant: however it ends, its ranks forget it; whoever still works on it g
 It does not go on at other ranks: `resumption.py` does.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from uuid import uuid4
@@ -118,10 +119,15 @@ class InFlightRequest:
         self._deliver(token)
 
     def _has_its_logprobs(self, token: Token) -> bool:
-        """Return whether it comes with logprobs if they were asked for, and with no more of them."""
+        """Return whether it comes with as many logprobs as were asked for, of different tokens and best first."""
         if token.logprobs is None or self._num_logprobs is None:
             return token.logprobs is None and self._num_logprobs is None
-        return len(token.logprobs.best) <= self._num_logprobs
+        best = [logprob for _, logprob in token.logprobs.best]
+        return (
+            len(best) == len(dict(token.logprobs.best)) == min(self._num_logprobs, self._num_token_ids)
+            and best == sorted(best, reverse=True)
+            and all(-math.inf < each <= 0 for each in (token.logprobs.chosen, *best))
+        )
 
     def _is_in_vocabulary(self, token: Token) -> bool:
         """Return whether every id is one: the token's own, and those that its logprobs are of."""

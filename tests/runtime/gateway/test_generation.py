@@ -190,6 +190,12 @@ def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
         (1, None),
         (1, Logprobs(-0.5, [(0, -0.5), (1, -1.0)])),
         (0, Logprobs(-0.5, [(0, -0.5)])),
+        (2, Logprobs(-0.5, [(0, -0.5)])),
+        (2, Logprobs(-0.5, [(0, -0.5), (0, -0.5)])),
+        (2, Logprobs(-0.5, [(0, -1.0), (1, -0.5)])),
+        (0, Logprobs(0.5, [])),
+        (0, Logprobs(float("nan"), [])),
+        (1, Logprobs(-0.5, [(0, float("-inf"))])),
     ],
 )
 def test_other_logprobs_than_were_asked_for_fail_a_request(asked, said):
