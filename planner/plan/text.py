@@ -36,6 +36,7 @@ __all__ = ["plan_text"]
 MAX_NODES = 4  # that are not used; more are counted
 MAX_RUNS = 8  # of nodes of a unit; more are counted
 MAX_UNITS = 12  # of a phase; more are counted
+MAX_NUMBERS = 4  # of a field; more are counted
 
 METHODS = {
     "greedy": "Found by the greedy search",
@@ -152,8 +153,12 @@ def _defaults(plan: Plan) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """Return the value as YAML writes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return the value as YAML writes it; of many numbers, how many they are and between which: the JSON has them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) > MAX_NUMBERS and all(isinstance(each, int | float) for each in value):
+        return f"{len(value)} numbers, {min(value):,.6g} to {max(value):,.6g}"
+    return json.dumps(value)
 
 
 def _phases(plan: Plan) -> str:

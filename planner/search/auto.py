@@ -84,7 +84,7 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     spec, of_points = _at_their_points(spec, memory_of)
     decisions += of_points
     spec, of_day = with_windows(spec, layout_of, memory_of, _rates(search, of_layouts))
-    decisions += [*of_day, *_of_windows(spec.written)]
+    decisions = _with(decisions, [*of_day, *_of_windows(spec.written)])
     if is_counted:
         spec, of_cluster = with_counted_nodes(spec, layout_of, demand)
         decisions.append(of_cluster)
@@ -95,6 +95,12 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     silent = {each.path for each in decisions} | _of_no_effect(spec.written)
     defaults = (each for each in _defaults(spec.written, spec.document.data, "") if each.path not in silent)
     return Decided(spec, (*decisions, *defaults), search)
+
+
+def _with(decisions: Sequence[Decision], later: Sequence[Decision]) -> list[Decision]:
+    """Return all of them; a later one stands for an earlier one of the same field."""
+    decided = {each.path for each in later}
+    return [*(each for each in decisions if each.path not in decided), *later]
 
 
 def _of_no_effect(spec: Spec) -> set[str]:

@@ -152,6 +152,18 @@ def test_a_plan_has_the_windows_that_its_traffic_asks_for(written, tmp_path):
     assert plan.schedule.transitions[1].warm_up_from == "07:50:00"
 
 
+def test_each_field_is_decided_once(tmp_path):
+    """Units that speed would count are those of the day, and are told as such."""
+    spec = PAIR.replace("units: 2", "units: auto").replace("nodes: 44", "nodes: 100")
+    (tmp_path / "spec.yaml").write_text(f"{spec}{TRAFFIC}schedule: auto\n")
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+
+    paths = [each.path for each in plan.decisions]
+    assert len(paths) == len(set(paths))
+    told = {each.path: each.value for each in plan.decisions}
+    assert all(told[f"{phase}.units"] == plan.spec.num_units(phase) for phase in ("prefill", "decode"))
+
+
 def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):
     """S762: a floor above the cluster is infeasible, and the most that fits is offered."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC}schedule: {{windows: auto, min_units: {{decode: 3}}}}\n")
