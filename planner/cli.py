@@ -47,9 +47,9 @@ def add_validate(commands: Any) -> None:
         commands,
         "validate",
         "find every mistake in specs",
-        "Check specs against all rules, and their units against the memory of their GPUs; nothing is placed.",
+        "Check specs against all rules, and check that units fit into the memory of their GPUs. Nothing is placed.",
     )
-    validate.add_argument("specs", nargs="+", type=Path, metavar="SPEC", help="YAML files")
+    validate.add_argument("specs", nargs="+", type=Path, metavar="SPEC", help="one or more YAML files")
     add_format(validate)
     validate.set_defaults(command=_validate)
 
@@ -73,7 +73,7 @@ def add_plan(commands: Any) -> None:
     plan = add_command(
         commands,
         "plan",
-        "show what a spec becomes",
+        "compile a spec into a plan, and show it",
         "Compile a spec into a plan: layouts, memory, units on nodes, expert maps, links, failures, the day's states.",
     )
     plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
@@ -102,7 +102,7 @@ def add_experts(commands: Any) -> None:
         commands,
         "experts",
         "make an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and what no map can beat. "
+        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and the best possible one. "
         "With --from URL instead, save the loads that running ranks have recorded (see experts --from= --help).",
     )
     add_options(experts)
@@ -116,7 +116,7 @@ def add_render(commands: Any) -> None:
         commands,
         "render",
         "write a plan's Kubernetes manifests",
-        "Write the manifests of a plan, one object a file, with the launch files of its units. "
+        "Write the Kubernetes manifests of a plan, one object per file, with the launch files of its units. "
         "A spec is compiled first; a plan that tidemill plan wrote is rendered as it stands.",
     )
     add_given(render)

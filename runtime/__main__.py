@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_checkpoint(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    summary = "what the files of a checkpoint hold"
+    summary = "compute the digests of a checkpoint"
     checkpoint = commands.add_parser("checkpoint", prog="tidemill checkpoint", help=summary, description=summary)
     actions = checkpoint.add_subparsers(required=True, metavar="COMMAND")
     digest = _command(actions, "digest", _digest, "write the manifest that ranks compare while they load")
@@ -119,30 +119,42 @@ def _add_checkpoint(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
     generate = _command(
-        commands, "generate", _generate, "greedy text from a checkpoint, offline", prog="tidemill generate"
+        commands,
+        "generate",
+        _generate,
+        "generate text from a checkpoint, offline and greedily",
+        prog="tidemill generate",
     )
     generate.add_argument("checkpoint", help="a folder, or bundled:NAME")
-    generate.add_argument("--prompt-ids", type=Path, required=True, help="JSON: a list of lists of token ids")
-    generate.add_argument("--max-tokens", type=int, default=64)
-    generate.add_argument("--ep", type=int, default=1, help="ranks to spread the experts over")
+    generate.add_argument(
+        "--prompt-ids", type=Path, required=True, help="JSON file with the prompts: a list of lists of token ids"
+    )
+    generate.add_argument("--max-tokens", type=int, default=64, help="tokens to generate for each prompt (default: 64)")
+    generate.add_argument("--ep", type=int, default=1, help="number of ranks to spread the experts over (default: 1)")
     generate.add_argument("--dtype", choices=["float32", "bfloat16", "fp8"], default="float32")
     generate.add_argument(
-        "--expert-map", type=Path, help="JSON [moe_layers][slots] of logical experts (default: contiguous)"
+        "--expert-map", type=Path, help="JSON file with logical experts, [moe_layers][slots] (default: contiguous)"
     )
     generate.add_argument(
-        "--deterministic", action="store_true", help="tokens that do not depend on batch, --ep or --expert-map"
+        "--deterministic", action="store_true", help="generate the same tokens for any batch, --ep and --expert-map"
     )
     generate.add_argument(
-        "--overlap", choices=["none", "dual_batch", "five_stage"], default="none", help="of two halves of a batch"
+        "--overlap",
+        choices=["none", "dual_batch", "five_stage"],
+        default="none",
+        help="overlap the two halves of a batch",
     )
     generate.add_argument(
-        "--split", choices=["equal", "local_first"], default="equal", help="which replica of an expert a token goes to"
+        "--split",
+        choices=["equal", "local_first"],
+        default="equal",
+        help="how tokens are split among the replicas of an expert",
     )
-    generate.add_argument("--nodes", type=int, default=1, help="that the ranks are taken to be on, for local_first")
-    generate.add_argument("--format", choices=["json"], default="json", help="of the outputs on stdout")
-    generate.add_argument("--logits", type=Path, help="write the prompts' logits to this .npz")
+    generate.add_argument("--nodes", type=int, default=1, help="number of nodes to assume, for --split local_first")
+    generate.add_argument("--format", choices=["json"], default="json", help="output format on stdout")
+    generate.add_argument("--logits", type=Path, help="write the logits of the prompts to this .npz file")
     generate.add_argument(
-        "--trace", type=Path, help="write what each rank did when, for ui.perfetto.dev, to this .json"
+        "--trace", type=Path, help="write a timeline of the ranks to this .json file, for ui.perfetto.dev"
     )
     generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     generate.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -35,10 +35,10 @@ def add_previous(parser: argparse.ArgumentParser) -> None:
         "--previous",
         type=Path,
         metavar="PLAN.json",
-        help="an earlier plan: move its units and change its maps as little as possible",
+        help="an earlier plan: keep its units and expert maps as far as possible",
     )
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     """Add the option that every command has."""
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="output for people or for programs")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format; default: text")

@@ -24,21 +24,22 @@ def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad]) -> tuple[Problem,
 
 
 def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
-    asked = f"{load.load:.0%} of what those units make" if load.served_per_s else "more than none"
-    if load.hours_over:
-        asked += f", and for too much in {load.hours_over:.3g} hours of that day"
-    units = f"the {load.phase} units that are on at {load.at}{f' on {load.day}' if load.day else ''}"
-    reason = "requests wait then, or are refused; costs and income still count all of the traffic as answered"
+    time = f"{load.at}{f' on {load.day}' if load.day else ''}"
+    asked = f"asks for {load.load:.0%} of the tokens that the {load.phase} units serve at {time}"
+    reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
     if not load.served_per_s:
+        asked = f"asks for tokens at {time}, when no {load.phase} units are on"
         reason = "requests are refused then, and income counts none of them"
-    fix = "let more units be on at that time"
+    if load.hours_over:
+        asked += f", and for more than they serve during {load.hours_over:.3g} h of that day"
+    fix = f"turn on more {load.phase} units at that time"
     if spec.has_windows_of_traffic and f"{load.phase}.units" not in spec.document.autos:
         fix = f"write {load.phase}.units: auto, for as many as the traffic asks for"
-    fix += "; tidemill simulate says who waits for how long"
+    fix += " (tidemill simulate shows how long requests wait)"
     promises = {name: getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[load.phase]}
     for name, promised in promises.items():
         if promised is not None:
-            rule = f"W126 is not kept, since traffic asks {units} for {asked}"
+            rule = f"W126 is not kept, because traffic {asked}"
             yield Violation(f"slo.{name}_ms", promised, rule, reason, fix)
     if not any(promises.values()):
-        yield Violation("traffic", None, f"W138 asks {units} for {asked}", reason, fix)
+        yield Violation("traffic", None, f"W138 {asked}", reason, fix)

@@ -196,7 +196,7 @@ def _keys(spec: ResolvedSpec) -> Found:
     secret = spec.written.gateway.keys
     if secret is not None:
         rule = f"S761 must be absent to run on {spec.written.engine_name}"
-        yield Violation("gateway.keys", secret, rule, "its router reads no such file", removal())
+        yield Violation("gateway.keys", secret, rule, "its router cannot read this file of keys", removal())
 
 
 def _replicas(spec: ResolvedSpec) -> Found:
@@ -210,7 +210,7 @@ def _replicas(spec: ResolvedSpec) -> Found:
 def _tls(spec: ResolvedSpec) -> Found:
     if spec.written.kubernetes.tls is not None:
         rule = f"S765 must be absent to run on {spec.written.engine_name}"
-        yield Violation("kubernetes.tls", None, rule, "its servers and router read no such certificates", removal())
+        yield Violation("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
 
 
 _SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions

@@ -134,7 +134,7 @@ def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str
 
 
 def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Violation:
-    rule = f"S721 must be none: {layout.phase} has units that stand in one {coverage}"
+    rule = f"S721 must not be {coverage}, since {layout.phase} has units inside a single {coverage}"
     reason = f"losing that {coverage} loses every replica of their experts"
     return Violation("coverage", coverage, rule, reason, nearest("none"))
 
@@ -143,15 +143,15 @@ def _too_few_slots(
     spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf | None
 ) -> Violation:
     """Return the slots that are lacking, and what they would cost: bytes, and what becomes of the balance."""
-    redundant = fewest * layout.ep_size - layout.num_logical_experts
+    coverage, redundant = spec.written.coverage, fewest * layout.ep_size - layout.num_logical_experts
     more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
     rule = (
-        f"S720 must be at least {redundant} with coverage: {spec.written.coverage} "
-        f"({fewest} slots a GPU, for replicas of {layout.num_logical_experts} experts in two domains)"
+        f"S720 must be at least {redundant} with coverage: {coverage} "
+        f"({fewest} slots per GPU, so that each of {layout.num_logical_experts} experts is in two {coverage}s)"
     )
-    reason = f"{layout.slots_per_gpu} slots a GPU would become {fewest}, {gb(more_bytes)} a GPU more"
+    reason = f"{fewest} slots per GPU instead of {layout.slots_per_gpu} take {gb(more_bytes)} more of each GPU"
     if mean_of is not None:
         now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
-        reason += f", and max/mean load {then:.3f} instead of {now:.3f}"
+        reason += f", and max/mean load becomes {then:.3f} instead of {now:.3f}"
     path = f"{layout.phase}.redundant_experts"
     return Violation(path, spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))

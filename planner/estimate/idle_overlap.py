@@ -33,7 +33,8 @@ def _idle(outlook: PhaseOutlook) -> Iterator[Violation]:
         return
     overlapped, alone = saturated_rate(case), saturated_rate(replace(case, overlap="none"))
     if alone >= LEAST_GAIN * overlapped:
-        rates = f"{overlapped:,.0f} tokens/s a GPU, and none makes {alone:,.0f}"
-        rule = f"W137 is predicted to cost more than it hides: {rates}"
-        reason = "half a batch beside an exchange computes more slowly, and there is little to wait for"
-        yield Violation(f"{outlook.phase}.overlap", case.overlap, rule, reason, Fix("write none", ({HERE: "none"},)))
+        rates = f"{overlapped:,.0f} instead of {alone:,.0f} tokens/s per GPU"
+        rule = f"W137 is predicted to be slower than overlap: none ({rates})"
+        reason = "two half batches compute less efficiently than one batch, and the overlap hides less time than that"
+        fix = Fix("write overlap: none", ({HERE: "none"},))
+        yield Violation(f"{outlook.phase}.overlap", case.overlap, rule, reason, fix)

@@ -81,7 +81,7 @@ def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | N
 
 def _too_much_kv(memory: MemoryPlan, point: OperatingPoint) -> Violation:
     fitting = memory.kv_tokens // round(point.kv_tokens)
-    rule = f"S711 must have KV for all of them, {memory.kv_tokens:,} tokens fit"
-    reason = f"{point.requests:,} requests of {point.kv_tokens:,} tokens have {point.requests * point.kv_tokens:,}"
+    rule = f"S711 must fit into the memory for KV, which holds {memory.kv_tokens:,} tokens"
+    reason = f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}"
     fix = nearest(fitting) if fitting else "write fewer kv_tokens"
     return Violation(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)

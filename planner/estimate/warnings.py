@@ -83,12 +83,13 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
         if plan.phase == "prefill" or _is_held(plan, section):
             continue
         full = "1 request" if plan.full_requests == 1 else f"{plan.full_requests:,} requests"
-        rule = f"W101 is more than memory holds: KV for {full} of full length ({plan.max_request_tokens:,} tokens)"
+        length = f"{plan.max_request_tokens:,} tokens"
+        rule = f"W101 is more than memory holds: there is KV for {full} of full length ({length})"
         mean = plan.kv_tokens // section.max_requests
-        reason = f"at that many at once, each has {mean:,} tokens on average, and others wait or are preempted"
+        reason = f"with so many at once, each has KV for {mean:,} tokens on average, and some wait or are preempted"
         held = _most_held(spec, plan.phase, memory_of)
         share = f"1/{1 / USUAL_SHARE:.0f} of full length"
-        fix = Fix(f"nearest: {held}, as many as have KV for {share} each", ({HERE: held},))
+        fix = Fix(f"nearest: {held}, so that each has KV for {share}", ({HERE: held},))
         yield Violation(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
 
 
@@ -121,8 +122,10 @@ def _overlaps(spec: ResolvedSpec) -> Iterator[Violation]:
         written = spec.phase(phase).overlap if phase in spec.phases else own
         is_overlapped = model is None or phase in model.overlaps
         if written in others and is_overlapped and own in ENGINES[engine].overlaps:
-            rule = f"W102 is meant for {others[written]}, and {phase} has {own}"
-            reason = "prefill hides dispatch behind a second micro-batch, decode behind attention split in two"
+            rule = f"W102 is meant for {others[written]}, and {own} is meant for {phase}"
+            reason = (
+                "dual_batch hides dispatch behind a second micro-batch, and five_stage behind attention in two parts"
+            )
             yield Violation(f"{phase}.overlap", written, rule, reason, nearest(own))
 
 
@@ -162,7 +165,8 @@ def _larger_nodes(spec: ResolvedSpec) -> Iterator[Violation]:
         usual = gpu.node_gpus if gpu.nvlink_leaves_node else gpu.nvlink_domain
         if usual is None or written <= usual:
             continue
-        rule, reason = f"W112 is more than {usual}, as nodes with {name} have", "links are planned as inside one node"
+        rule = f"W112 is more than the {usual} GPUs that nodes with {name} usually have"
+        reason = f"the plan takes the links between all {written} GPUs as links inside one node"
         fix: Fix | str = f"write {usual}, and each node by itself"
         if isinstance(nodes, int) and written % usual == 0:
             more = nodes * (written // usual)
@@ -214,7 +218,9 @@ def _one_leaf_a_rack(
     change: Change = {f"cluster.nodes.{node.index}.leaf": most[node.rack] for node in strays}
     first = most[strays[0].rack]
     more = f"{len(strays) - 1} more node{'' if len(strays) == 2 else 's'}"
-    words = f"write {first}, and in {more} the leaf of most of its rack" if len(strays) > 1 else f"nearest: {first}"
+    words = (
+        f"write {first}, and in {more} the leaf that most of its rack has" if len(strays) > 1 else f"nearest: {first}"
+    )
     return f"cluster.nodes.{strays[0].index}.leaf", strays[0].leaf, Fix(words, (change,))
 
 
@@ -257,10 +263,11 @@ def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
     is_told = kubernetes.gateway.volumes is not None or kubernetes.gateway.node_selector
     if index is not None and (folder := kubernetes.volumes[index].host_path) and not is_told:
-        rule = "W133 is a folder of nodes that the gateway mounts too, on whatever node it gets"
-        reason = "on a node without the folder its pod does not start"
+        rule = "W133 is a folder on nodes, and the gateway mounts it too, on any node of the cluster"
+        reason = "the gateway's pod does not start on a node without this folder"
         fix = (
-            "name such nodes in kubernetes.gateway.node_selector, or what it is to mount in kubernetes.gateway.volumes"
+            "select nodes that have it with kubernetes.gateway.node_selector, "
+            "or give the gateway other volumes in kubernetes.gateway.volumes"
         )
         yield Violation(f"kubernetes.volumes.{index}.host_path", folder, rule, reason, fix)
 
@@ -291,7 +298,7 @@ def _image_of_another(spec: Spec) -> Iterator[Violation]:
         rule = f"W110 has the name of an image of {called[0]}, and engine is {engine}"
         reason = f"pods start with the command of {engine}"
         published = ENGINES[engine].image
-        words = f"remove it, for {published.format(version=spec.engine_version)}" if published else ""
+        words = f"remove it, and pods run {published.format(version=spec.engine_version)}" if published else ""
         fix = removal(words=words) if words else f"name an image of {engine}, or write engine: {called[0]}"
         yield Violation("kubernetes.image", image, rule, reason, fix)
 
@@ -313,9 +320,9 @@ def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
 def _escaped_policies(spec: Spec) -> Iterator[Violation]:
     """Yield pods on the network of their nodes, where no NetworkPolicy holds."""
     if spec.kubernetes.host_network and spec.kubernetes.network_policies:
-        rule = "W119 takes the pods of units out of NetworkPolicies"
-        reason = "whoever reaches the nodes then reaches the ranks' ports, where collectives authenticate nobody"
-        fix = "fence the nodes by their own firewall, or give pods their NICs by kubernetes.rdma"
+        rule = "W119 exempts the pods of units from NetworkPolicies"
+        reason = "whoever can reach the nodes can reach the ranks' ports, and collectives have no authentication"
+        fix = "protect the nodes with a firewall, or remove it and give pods their NICs with kubernetes.rdma"
         yield Violation("kubernetes.host_network", True, rule, reason, fix)
 
 
@@ -324,8 +331,8 @@ def _short_drain(spec: Spec) -> Iterator[Violation]:
     drain, paid = spec.kubernetes.drain, spec.paid_drain_s
     if drain is not None and paid is not None and drain < paid:
         rule = f"W125 is less than schedule.drain ({paid:g} s)"
-        reason = "answers that take longer are cut when the controller drains their unit, and its nodes stay its own"
-        fix = Fix("leave it out, for the schedule's", ({HERE: None},))
+        reason = "the controller cuts off longer answers, although their unit keeps its nodes for all of schedule.drain"
+        fix = Fix("remove it, so that schedule.drain applies", ({HERE: None},))
         yield Violation("kubernetes.drain", drain, rule, reason, fix)
 
 

@@ -32,9 +32,9 @@ def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
             "kubernetes.controller.heal", None, rule, reason, "name nodes in cluster.spares, or remove heal"
         )
     if controller is not None and controller.lend_nodes and spec.kubernetes.priority_class is None:
-        rule = "W128 has no kubernetes.priority_class beside it"
-        reason = "a job that does not leave a lent node in time keeps the unit's pods waiting"
-        fix = "write a priority_class above that of the jobs, for which the scheduler ends them"
+        rule = "W128 is set without kubernetes.priority_class"
+        reason = "if a job does not leave a lent node in time, the unit's pods stay pending"
+        fix = "write kubernetes.priority_class: a class above that of the jobs, so that the scheduler preempts them"
         yield Violation("kubernetes.controller.lend_nodes", True, rule, reason, fix)
     yield from _of_a_written_day(resolved)
     if spec.cost is not None:
@@ -53,7 +53,8 @@ def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
         if f"schedule.{decided}" in spec.document.autos:
             continue
         for field in (each for each in fields if each in written):
-            rule, reason = f"W139 counts only where schedule.{decided} is auto", "what is written stands as it is"
+            rule = f"W139 has an effect only with schedule.{decided}: auto"
+            reason = f"the planner leaves any other schedule.{decided} as it is"
             counted = ", and units: auto in each phase" if decided == "windows" else ""
             fix = removal(words=f"remove it, or write schedule.{decided}: auto{counted}")
             yield Violation(f"schedule.{field}", written[field], rule, reason, fix)
@@ -75,5 +76,5 @@ def _more_than_there_are(spec: Spec) -> Iterator[Violation]:
     there = nodes if isinstance(nodes, int) else len(nodes)
     for index, supply in enumerate(spec.cost.supplies):
         if supply.nodes is not None and supply.nodes > there:
-            rule, reason = f"W130 is more than the cluster's {there} nodes", "no unit can stand on the others"
+            rule, reason = f"W130 is more than the cluster's {there} nodes", "no unit can use the others"
             yield Violation(f"cost.supplies.{index}.nodes", supply.nodes, rule, reason, nearest(there))

@@ -167,7 +167,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
     if not 0 <= call.keep_within < math.inf:
         rule, reason = (
             "S808 must be a number, at least 0",
-            "a layer keeps its old map when that is at most this share less even",
+            "a layer keeps its previous map if a new one is better balanced by at most this share",
         )
         yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))
     if call.coverage == "rack" and call.nodes_per_rack is None:
@@ -186,7 +186,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
         rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit can compute more in one step"
         yield Violation("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
     if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
-        rule, reason = "S815 must be a size above 0 with its unit", "the answer gives moves and slots in bytes"
+        rule, reason = "S815 must be a size above 0 with its unit", "the answer also counts moves and slots in bytes"
         yield Violation("--expert-bytes", call.expert_bytes, rule, reason, for_example("44.05MB"))
 
 
@@ -199,7 +199,7 @@ def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
     is_of_no_effect = call.experts_per_token is not None and call.step_tokens is None and not has_groups
     if is_of_no_effect and not {"experts_per_token", "groups"} & wrong:
         rule = "S821 must come with --step-tokens or --groups"
-        reason = "it is used only for the sampling within a step and for the nodes that a token goes to"
+        reason = "it has an effect only on sampling within a step, and on how many nodes a token goes to"
         yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
     if call.groups_per_token is not None and not has_groups and not {"groups_per_token", "groups"} & wrong:
         rule, reason = "S829 must come with --groups", "without --groups, all experts form one group"
@@ -255,7 +255,7 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
         return None
     fewest = fewest_slots_per_gpu(num_experts, call.domains())
     if fewest is None:
-        rule = f"S816 must be none: all {call.gpus} GPUs stand in one {call.coverage}"
+        rule = f"S816 must not be {call.coverage}, since all {call.gpus} GPUs are in one {call.coverage}"
         reason = f"losing that {call.coverage} loses every replica of the experts"
         return Violation("--coverage", call.coverage, rule, reason, nearest("none"))
     slots = call.num_slots_per_gpu(num_experts)
@@ -263,11 +263,13 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
         return None
     rule = (
         f"S817 must be at least {fewest} with --coverage {call.coverage} "
-        f"(replicas of {num_experts} experts in two domains, on {call.gpus} GPUs)"
+        f"(each of {num_experts} experts in two {call.coverage}s, on {call.gpus} GPUs)"
     )
-    reason = f"{slots} slots a GPU would become {fewest}"
+    reason = f"each GPU then holds {fewest} slots instead of {slots}"
     if call.expert_bytes is not None:
-        reason += f", {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} a GPU more"
+        reason += (
+            f", which take {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} more per GPU"
+        )
     return Violation("--slots-per-gpu", slots, rule, reason, nearest(fewest))
 
 

@@ -54,13 +54,13 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="LOADS",
-        help=".npy, JSON or what SGLang recorded (.pt): token counts [layers][experts]; of several windows a file each",
+        help="token counts [layers][experts], as .npy, JSON or SGLang's recording (.pt); one file for each time window",
     )
     parser.add_argument(
         "--balance",
         default="mean",
         metavar="mean|worst|quantile=Q",
-        help="of several windows: their mean, the worst, or a quantile of max/mean over them; default: mean",
+        help="what to balance over several LOADS: their mean, the worst, or a quantile of max/mean; default: mean",
     )
 
 
@@ -69,24 +69,43 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=int, required=True, metavar="N", help="number of GPUs to spread the experts over"
     )
     parser.add_argument(
-        "--nodes", type=int, required=True, metavar="M", help="number of nodes that hold these GPUs, equally many each"
+        "--nodes",
+        type=int,
+        required=True,
+        metavar="M",
+        help="number of nodes; each holds the same number of these GPUs",
     )
-    parser.add_argument("--slots-per-gpu", type=int, metavar="S", help="default: ceil(experts / GPUs)")
+    parser.add_argument(
+        "--slots-per-gpu", type=int, metavar="S", help="physical experts per GPU; default: ceil(experts / GPUs)"
+    )
     parser.add_argument("--groups", type=int, default=1, metavar="G", help="expert groups of the gate; default: 1")
 
 
 def _add_goals(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", choices=get_args(Policy), default="auto", help="default: auto")
-    parser.add_argument("--effort", choices=get_args(Effort), default="refined", help="default: refined")
+    parser.add_argument(
+        "--policy",
+        choices=get_args(Policy),
+        default="auto",
+        help="how to place experts: over all GPUs, or by groups within nodes; default: auto",
+    )
+    parser.add_argument(
+        "--effort",
+        choices=get_args(Effort),
+        default="refined",
+        help="how long to search for a better map; default: refined",
+    )
     parser.add_argument(
         "--coverage",
         choices=get_args(Coverage),
         default="none",
         help="failure domain that every expert must survive; default: none",
     )
-    parser.add_argument("--nodes-per-rack", type=int, metavar="N", help="for --coverage rack")
+    parser.add_argument("--nodes-per-rack", type=int, metavar="N", help="size of a rack, for --coverage rack")
     parser.add_argument(
-        "--split", choices=get_args(SplitRule), default="equal", help="which replica tokens go to; default: equal"
+        "--split",
+        choices=get_args(SplitRule),
+        default="equal",
+        help="how tokens are split among the replicas of an expert; default: equal",
     )
 
 
@@ -94,37 +113,47 @@ def _add_counting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expert-bytes",
         metavar="SIZE",
-        help="size of one expert of one layer, such as 44.05MB: counts moves and slots in bytes",
+        help="size of one expert of one layer, such as 44.05MB: also count moves and slots in bytes",
     )
     parser.add_argument(
         "--step-tokens",
         type=int,
         metavar="N",
-        help="tokens of a step over all GPUs: adds what sampling adds to max/mean",
+        help="tokens of one step over all GPUs: also show how much sampling adds to max/mean",
     )
-    parser.add_argument("--experts-per-token", type=int, metavar="K", help="for --step-tokens and --groups; default: 8")
     parser.add_argument(
-        "--groups-per-token", type=int, metavar="K", help="groups that a token goes to at most; default: half of them"
+        "--experts-per-token",
+        type=int,
+        metavar="K",
+        help="experts that the gate chooses, for --step-tokens and --groups; default: 8",
+    )
+    parser.add_argument(
+        "--groups-per-token", type=int, metavar="K", help="most groups that a token goes to; default: half of them"
     )
 
 
 def _add_previous(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--previous", type=Path, metavar="MAP.json", help="the map in service: change few slots of it")
+    parser.add_argument(
+        "--previous",
+        type=Path,
+        metavar="MAP.json",
+        help="the map now in service: change few of its slots",
+    )
     parser.add_argument(
         "--keep-within",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="keep a layer's previous map while it is less even than a new one by at most this share; default: 0",
+        help="keep a layer's previous map if a new one is better balanced by at most this share; default: 0",
     )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--export", choices=get_args(Engine), help="write -o as this engine reads it")
+    parser.add_argument("--export", choices=get_args(Engine), help="write the file of -o in the format of this engine")
     parser.add_argument(
         "--first-layer",
         type=int,
         metavar="N",
-        help="the first MoE layer's number in the model; default: what a recorded dump tells, else 0",
+        help="number of the first MoE layer in the model; default: as in SGLang's recording, else 0",
     )
     parser.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")

@@ -49,5 +49,5 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 def _wrong(written: str, reason: str) -> Violation:
     rule = "S308 must agree with the manifest beside it"
-    fix = "write that again with tidemill checkpoint digest, or remove it"
+    fix = "write the manifest again with tidemill checkpoint digest, or remove it"
     return Violation("model.config", written, rule, reason, fix)

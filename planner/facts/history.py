@@ -67,7 +67,9 @@ def read_history(path: Path, written: str) -> HistoryFile | Violation:
         return Violation(OPTION, written, rule, found, "begin it with the line time,demand")
     wrong = _what_is_wrong(found)
     if wrong:
-        rule = "S619 must have times as 2026-11-02T08:00, of each equal step of a day, and demand from 0 on"
+        rule = (
+            "S619 must have equal time steps over a whole day, times such as 2026-11-02T08:00, and demand of 0 or more"
+        )
         return Violation(OPTION, written, rule, wrong, "correct the file")
     return HistoryFile(_history(found), digest_of_bytes(content))
 

@@ -121,7 +121,7 @@ def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = 
     if broken := shapes.broken():
         return Violation(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
     if unplanned := shapes.unplanned():
-        fix = "choose a checkpoint without that: no layout plans it so far"
+        fix = "choose another model: tidemill cannot plan such layers yet"
         return Violation(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
     return shapes.model(file)
 

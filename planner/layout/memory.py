@@ -189,10 +189,10 @@ def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
     _, field = max(parts)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, {gb(request)}), "
-        f"{gb(plan.short)} are missing"
+        f"but {gb(plan.short)} are missing"
     )
     reason = (
-        f"of {gb(plan.gpu_bytes)}, weights take {gb(plan.weight_bytes)} ({plan.num_slots} routed slots), "
+        f"a GPU has {gb(plan.gpu_bytes)}: weights need {gb(plan.weight_bytes)} ({plan.num_slots} expert slots), "
         f"activations {gb(plan.activations)}, buffers {gb(plan.buffers)}, reserve {gb(plan.reserve)}"
     )
     if plan.fixed_kv:

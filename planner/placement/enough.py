@@ -41,21 +41,24 @@ def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
 def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Violation:
     """Count all nodes or, where phases run on several GPUs, those with `gpu`."""
     needed = _num_nodes(layouts)
-    parts = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
+    of_units = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
+    parts = f"units x nodes of a unit: {of_units}"
     usable = sum(not node.unusable for node in nodes)
     reason = "units do not share nodes"
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
-        reason += " so far"
+        reason = "units cannot share a node yet"
     if spec.has_windows_of_traffic and any(f"{each.phase}.units" in spec.document.autos for each in layouts):
-        reason += ", and traffic.profile asks for so many in its busiest hour"
+        reason += ", and the busiest hour of traffic.profile needs all of these"
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)
-        least, kept = needed + num_spares, f" + spares {num_spares}" if num_spares else ""
+        least, kept = needed + num_spares, f", + spares {num_spares}" if num_spares else ""
         rule = f"S701 must be at least {least} ({parts}{kept})"
         return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
     unusable = [node for node in nodes if node.unusable]
-    kept_away = "".join(f", {node.name} {node.unusable}" for node in unusable[:3])
+    more = ", ..." if len(unusable) > 3 else ""
+    whys = ", ".join(f"{node.name}: {node.unusable}" for node in unusable[:3])
+    there = f"only {usable} of {len(nodes)} are usable ({whys}{more})" if unusable else f"there are only {usable}"
     of_gpu = f" of {gpu}" if gpu else ""
-    rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), {usable} of {len(nodes)} are{kept_away}"
+    rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), but {there}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")

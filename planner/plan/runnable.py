@@ -54,7 +54,7 @@ def _without_weights(spec: ResolvedSpec) -> Iterator[Violation]:
 
 def _not_this_model(spec: ResolvedSpec) -> Iterator[Violation]:
     if spec.model.model_type not in RUNNABLE:
-        reason = f"the bundled runtime computes no {spec.model.model_type} so far"
+        reason = f"the bundled runtime cannot run {spec.model.model_type} yet"
         rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
         yield Violation(*spec.written.named_model, rule, reason, _another_engine(spec.model.model_type))
 
@@ -86,11 +86,11 @@ def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase in spec.phases:
         attention_tp = spec.phase(phase).attention_tp
         if attention_tp != 1:
-            reason = "the bundled runtime gives each rank its own requests so far: attention is data-parallel only"
+            reason = "the bundled runtime has only data-parallel attention so far: each rank serves requests of its own"
             yield Violation(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
         yield from _kv_in_another_type(phase, spec)
         if drafts := spec.phase(phase).draft_tokens:
-            reason = "the bundled runtime verifies no drafts so far: a step gives each request one token"
+            reason = "the bundled runtime has no speculative decoding yet: each step gives a request one token"
             fix = Fix("nearest: 0, or write engine: sglang or vllm", ({HERE: 0},))
             yield Violation(f"{phase}.draft_tokens", drafts, "S734 must be 0 to run", reason, fix)
         precision = spec.phase(phase).precision
@@ -104,6 +104,6 @@ def _kv_in_another_type(phase: Phase, spec: ResolvedSpec) -> Iterator[Violation]
     section = spec.phase(phase)
     own = kv_dtype(section.precision)
     if kv_dtype(section.precision, section.kv_precision) != own:
-        reason = f"the bundled runtime keeps KV in {own} under precision {section.precision} so far"
+        reason = f"with precision {section.precision}, the bundled runtime keeps KV in {own} only"
         fix = removal(*(f"{each}.kv_precision" for each in spec.phases), words="leave it out")
         yield Violation(f"{phase}.kv_precision", section.kv_precision, f"S730 must be {own} to run", reason, fix)

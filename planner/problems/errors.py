@@ -159,8 +159,8 @@ def _told(problems: Sequence[Problem]) -> Iterator[Problem]:
         if number[each.file, rule_id] <= MAX_TOLD:
             yield each
         elif number[each.file, rule_id] == MAX_TOLD + 1:
-            rule = f"S109 must break a rule at most {MAX_TOLD} times for all of them to be listed"
-            reason = f"{rule_id} is broken here, and perhaps further on"
+            rule = f"S109 breaks {rule_id} more often than the {MAX_TOLD} times that are listed"
+            reason = f"{rule_id} is broken here again, and perhaps further on"
             yield Violation("", None, rule, reason, "correct the listed ones first").at(
                 each.file, each.line, each.column
             )

@@ -35,7 +35,7 @@ def _open(no_lengths: bool, no_time: bool) -> Violation:
         *(["slo.tpot_ms"] if no_time else []),
     ]
     words = " and ".join(missing)
-    reason = "a drain follows from the lengths of answers and the time of a token"
+    reason = "auto computes how long answers last, from their lengths and the time per token"
     return Violation(
-        "schedule.drain", AUTO, f"S524 must be a time without {words}", reason, f"write {words}, or a time"
+        "schedule.drain", AUTO, f"S524 needs {words}", reason, f"write {words}, or write a time, such as drain: 10min"
     )

@@ -16,7 +16,7 @@ from math import ceil
 
 from planner.cluster.inventory import nodes_for
 from planner.estimate.expert_loads import expert_loads
-from planner.estimate.utilisation import KEPT, follows_from_promise
+from planner.estimate.utilisation import KEPT, LEAST, follows_from_promise
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
@@ -250,19 +250,17 @@ def _violation(
 ) -> Violation:
     best = min(broken, key=lambda lost: lost.reached[field])
     reached = max(ceil(best.reached[field] / KEPT), 1)
-    beside = " with its requests" if fewer else ""
-    rule = f"S727 must be at least {reached} for some layout of {phase}{beside}"
+    beside = " with so many requests" if fewer else ""
+    rule = f"S727 must be at least {reached} for any layout of {phase} to keep it{beside}"
     path, number = _requests(spec, phase)
     is_said = path.startswith("operating_point.")
     requests = number if is_said else best.numbers["max_requests"]
-    load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} a GPU"
-    assumed = (
-        "" if is_said or phase == "prefill" else f", as many as max_requests, since operating_point.{phase} says none"
-    )
-    takes = f"{best.reached[field]:,.1f} ms and up to {1 - KEPT:.0%} more"
-    reason = f"the fastest, EP{best.numbers['ep_size']}, takes {takes}{load}{assumed}"
+    load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} per GPU"
+    assumed = "" if is_said or phase == "prefill" else f" (max_requests, as operating_point.{phase} gives no number)"
     if field == "ttft_ms" and follows_from_promise(spec.written, phase):
-        reason += ", half full, and is kept no emptier unless operating_point.prefill.utilisation says so"
+        assumed = f" at {LEAST:.0%} utilisation, unless operating_point.prefill.utilisation is lower"
+    takes = f"{best.reached[field]:,.1f} ms{load}{assumed}"
+    reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept as a margin"
     promised = f"slo.{field}"
     changes = tuple({path: number} for path, number in [*fewer.items(), (promised, reached)])
     fix = fix_of(changes, spec) if fewer else nearest(reached)

@@ -27,9 +27,10 @@ def demand_to_meet(spec: ResolvedSpec) -> Mapping[Phase, float] | None:
     if not is_undecided(spec.cluster.nodes) or not free:
         return None
     if spec.written.traffic is None:
-        rule = "S728 must be a number where units are auto and no traffic is given"
-        reason = "units fill the nodes, so one of both must be known"
-        raise SpecError([spec.problem(Violation("cluster.nodes", AUTO, rule, reason, "write nodes, units or traffic"))])
+        rule = "S728 must be a number when units are auto and there is no traffic"
+        reason = "without traffic, the planner counts units from nodes, or nodes from units"
+        fix = "write cluster.nodes, or units of each phase, or traffic"
+        raise SpecError([spec.problem(Violation("cluster.nodes", AUTO, rule, reason, fix))])
     follows = spec.written.schedule is not None and is_undecided(spec.written.schedule.windows)
     capacity = 1 + (spec.written.schedule.headroom if spec.written.schedule and follows else 0)
     return {phase: spec.written.traffic.peak_per_s(phase) * capacity for phase in spec.phases}
@@ -46,8 +47,8 @@ def require_speeds(spec: ResolvedSpec) -> None:
 
     if all(is_predictable(spec, phase) for phase in spec.phases):
         return  # nothing fits into memory, which is said with what would
-    rule = "S728 must be a number where speeds are not known"
-    reason = "how many nodes serve the traffic's peak hour cannot be predicted"
+    rule = "S728 must be a number when speeds are not known"
+    reason = "nobody can predict how many nodes the traffic's peak hour needs"
     violation = Violation("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
     raise SpecError([spec.problem(violation)])
 

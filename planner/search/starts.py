@@ -101,7 +101,7 @@ def _least(starts: Starts, times: StartTimes) -> float:
 
 def _too_short(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Violation:
     worst, loading = _longest(starts)
-    rule = f"S763 must be at least {as_text(least)}, which the start at {_at(worst)} takes"
+    rule = f"S763 must be at least {as_text(least)}, as long as the start at {_at(worst)} takes"
     return Violation(
         "schedule.warm_up",
         as_text(schedule.warm_up),
@@ -143,12 +143,16 @@ def _too_slow(starts: Starts, times: StartTimes) -> Violation:
     """Say that no warm-up is long enough: the fix is of the storage, where that is what is slow."""
     worst, loading = _longest(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
-    rule = f"S764 must let each start be ready within 6h, the one at {_at(worst)} takes {takes}"
+    rule = f"S764 must let each start end within 6h, but the one at {_at(worst)} takes {takes}"
     gb_per_s = _least_storage(starts, times, LONGEST_S) if times.spec.weights_from == "storage" else None
     fix: Fix | str = "shorten the stages, let fewer units start at once, or read faster"
     if gb_per_s is not None:
         fix = Fix(f"nearest: {gb_per_s}GB/s", ({"schedule.start.storage": f"{gb_per_s}GB/s"},))
-    reason = _stages(worst, loading, times) if loading < inf else f"all starts read {gb(_total(starts))} a day"
+    reason = (
+        _stages(worst, loading, times)
+        if loading < inf
+        else f"all starts together read {gb(_total(starts))} of weights a day"
+    )
     return Violation("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
 
 
@@ -158,9 +162,9 @@ def _total(starts: Starts) -> float:
 
 
 def _not_known() -> Violation:
-    rule = "S523 must be a time where the GPU's memory is not known"
-    reason = "what a unit reads when it starts follows from its memory"
-    return Violation("schedule.warm_up", AUTO, rule, reason, "write the time that you have measured")
+    rule = "S523 must be a time, since the GPU's memory is not known"
+    reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
+    return Violation("schedule.warm_up", AUTO, rule, reason, "write a time that you have measured, such as 10min")
 
 
 def _longest(starts: Starts) -> tuple[Start, float]:
@@ -171,11 +175,12 @@ def _longest(starts: Starts) -> tuple[Start, float]:
 def _stages(start: Start, loading: float, times: StartTimes) -> str:
     """Say what a start of several units takes."""
     shared = start.bytes_per_s / 1e9
-    who = " and ".join(f"{number} {phase}" for phase, number in start.units.items())
-    source = "the storage" if times.spec.weights_from == "storage" else "their sources"
+    who = " and ".join(f"{number} {phase} unit{'' if number == 1 else 's'}" for phase, number in start.units.items())
+    source = "the storage" if times.spec.weights_from == "storage" else "the storage or from serving units"
     return (
-        f"{who} units read {gb(start.num_bytes)} in {loading:,.0f} s, at {shared:,.0f} GB/s of {source} and"
-        f" {times.node_bytes_per_s / 1e9:g} GB/s a node at most, and all else takes {times.fixed_s:,.0f} s"
+        f"loading the weights of {who} ({gb(start.num_bytes)}) takes {loading:,.0f} s, with at most {shared:,.0f} GB/s"
+        f" from {source} and {times.node_bytes_per_s / 1e9:g} GB/s per node, and all other stages take"
+        f" {times.fixed_s:,.0f} s"
     )
 
 

@@ -144,8 +144,8 @@ def _require_room(spec: ResolvedSpec, nodes_per_unit: Mapping[Phase, int]) -> No
         return
     phase = max(spec.phases, key=lambda each: floor[each] * nodes_per_unit[each])
     most = (usable - (taken - floor[phase] * nodes_per_unit[phase])) // nodes_per_unit[phase]
-    rule = f"S762 must be at most {max(most, 0)} ({usable} nodes hold no more units that are always on)"
-    reason = f"these units take {taken} nodes at any time"
+    rule = f"S762 must be at most {max(most, 0)} to fit on {usable} nodes"
+    reason = f"the units of schedule.min_units are always on, and take {taken} nodes"
     fix = nearest(most) if most > 0 else "write fewer units of each phase, or more nodes"
     raise InfeasibleError([spec.problem(Violation(f"schedule.min_units.{phase}", floor[phase], rule, reason, fix))])
 
@@ -165,11 +165,11 @@ def _why(day: DerivedDay) -> str:
 
 def _other_windows(spec: ResolvedSpec) -> Violation:
     written = spec.document.data["schedule"]["other_days"]
-    rule, reason = "S527 must not stand beside windows that are auto", "these follow traffic.other_days"
+    rule, reason = "S527 must not be combined with windows: auto", "auto windows follow traffic.other_days"
     return Violation("schedule.other_days", written, rule, reason, removal())
 
 
 def _no_profile() -> Violation:
-    rule = "S521 must be windows where traffic has no profile"
-    reason = "windows that are auto follow the demand of each hour"
-    return Violation("schedule.windows", AUTO, rule, reason, "write traffic.profile, the demand of the 24 hours")
+    rule = "S521 needs traffic.profile, with demand in some hour"
+    reason = "auto windows follow the demand of each hour"
+    return Violation("schedule.windows", AUTO, rule, reason, "write traffic.profile: the demand of each of 24 hours")

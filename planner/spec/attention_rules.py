@@ -44,7 +44,7 @@ def attention_divides_by_heads(
     kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
     rule = f"S509 must divide the {heads} attention heads{kv}"
     sizes = attention_sizes(ep_size, gpus_per_node, model)
-    return Broken(rule, "attention is shared by whole heads", nearest_of(attention_tp, sizes))
+    return Broken(rule, "GPUs that share attention split it by whole heads", nearest_of(attention_tp, sizes))
 
 
 @_reads("{phase}.kv_precision", "{phase}.precision", "model.shapes", "spec.sections")

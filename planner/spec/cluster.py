@@ -116,8 +116,8 @@ class ClusterSpec(Section):
         Discriminator(_number_or_list),
         *OR_AUTO,
     ] = Field(
-        description="Number of nodes (named node-0 and so on), or a list of nodes. With auto, as many as the units or,"
-        " where these are auto too, the traffic's peak hour take.",
+        description="Number of nodes (named node-0 and so on), or a list of nodes. With auto, as many as the units"
+        " need or, if units are auto too, as many as the traffic's peak hour needs.",
         examples=[22, [{"name": "gpu-a01"}], AUTO],
     )
     gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])

@@ -139,10 +139,10 @@ def gpus_of_nodes_are_known(nodes: Nodes, name: str | None, own: str | None) -> 
     for index, node in _listed(nodes):
         gpu = node.get("gpu")
         if gpu is not None and gpu not in known and unplanned_gpu(gpu) is None:
-            rule = f"S419 must be a GPU that is known ({', '.join(known)})"
+            rule = f"S419 must be a known GPU ({', '.join(known)})"
             if name or own:
                 others = ", ".join(known[1:])
-                rule = f"S419 must be {known[0]}, as the cluster's, or another GPU that is known ({others})"
+                rule = f"S419 must be {known[0]}, which is the cluster's GPU, or another known GPU ({others})"
             reason = "the plan can only use GPUs whose figures it knows"
             yield Broken(rule, reason, instead_of_gpu(gpu, known), f"cluster.nodes.{index}.gpu", gpu)
 
@@ -242,7 +242,7 @@ def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | Non
         return None
     reason = f"each listed node gives its own {key}"
     fix = removal(words=f"remove it, and write {key} for each node")
-    return Broken("S410 must not stand beside a list of nodes", reason, fix)
+    return Broken("S410 must not be combined with a list of nodes", reason, fix)
 
 
 def _node_name(name: str, index: int) -> str:

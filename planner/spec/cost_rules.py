@@ -38,8 +38,9 @@ def entries_divide_hours(
     places = {f"traffic.other_days.{index}.profile": each.get("profile") for index, each in enumerate(others or ())}
     for place, each in {"traffic.profile": profile, **places}.items():
         if each is not None and not DAY_MINUTES % len(each) == 0 == len(each) % HOURS:
-            rule = f"S616 must have as many entries as a day has hours or equal parts of them, it has {len(each)}"
-            yield Broken(rule, f"these are {counts}", "give one entry for each hour or part of one", place, each)
+            rule = f"S616 must have the same number of entries for each hour, it has {len(each)} for 24 hours"
+            fix = "write one entry for each hour, or for each equal part of an hour"
+            yield Broken(rule, f"possible numbers are {counts}", fix, place, each)
 
 
 @_reads("traffic.other_days")
@@ -53,8 +54,11 @@ def other_days_are_unlike_a_profile(others: Sequence[Mapping[str, Any]], given: 
     """What they have is relative to it."""
     if not others or given & {"profile", "history"}:
         return None
-    rule, reason = "S622 must come with profile or history", "the demand of these days is in its unit"
-    return Broken(rule, reason, "write traffic.profile, the demand of the 24 hours of all other days")
+    rule, reason = (
+        "S622 must come with profile or history",
+        "the demand of other days is relative to that of a usual day",
+    )
+    return Broken(rule, reason, "write traffic.profile: the demand of each of the 24 hours of a usual day")
 
 
 @_reads("traffic.output_lengths.p99", "traffic.output_lengths.median")
@@ -70,7 +74,7 @@ def past_days_stand_for_a_profile(history: str | None, given: frozenset[str]) ->
     """Two profiles could differ."""
     if history is None or "profile" not in given:
         return None
-    return Broken("S620 must not stand beside profile", "the profile is forecast from these days", removal())
+    return Broken("S620 must not be combined with profile", "the profile is forecast from these days", removal())
 
 
 @_reads("cost.usd_per_gpu_hour", "cost.given", "spec.sections")
@@ -79,7 +83,7 @@ def what_is_sold_is_counted(_: float, given: frozenset[str], sections: frozenset
     if "prices" not in given or "traffic" in sections:
         return None
     fix = for_example("traffic: {input_tokens: 608e9, output_tokens: 168e9, cache_hit_rate: 0.563}")
-    return Broken("S611 must stand beside traffic", "income is the price times the tokens of a day", fix, "cost.prices")
+    return Broken("S611 must come with traffic", "income is the price times the tokens of a day", fix, "cost.prices")
 
 
 @_reads("cost.prices")
@@ -100,8 +104,8 @@ def one_price_list_has_all_traffic(share: float) -> Broken | None:
     """A share is of several."""
     if abs(share - 1) <= TOLERANCE:
         return None
-    rule = "S612 must be 1 where one model has prices"
-    return Broken(rule, "write tokens that nobody pays for as paid_share", nearest(1))
+    rule = "S612 must be 1 when only one model has prices"
+    return Broken(rule, "paid_share is the field for tokens that nobody pays for", nearest(1))
 
 
 @_reads("cost.supplies")

@@ -18,7 +18,7 @@ def prefill_drafts_nothing(draft_tokens: int) -> Broken | None:
         return None
     rule, reason = (
         "S554 must be 0 in prefill",
-        "decode drafts; prefill loads the MTP module where decode.draft_tokens says",
+        "only decode drafts tokens, and decode.draft_tokens makes prefill load the MTP module too",
     )
     return Broken(rule, reason, removal())
 
@@ -28,8 +28,10 @@ def a_module_drafts(draft_tokens: int, model: Model, phase: Phase) -> Broken | N
     """Not all models have an MTP module, and S554 says it of prefill."""
     if draft_tokens == 0 or phase == "prefill" or model.draft_layer is not None:
         return None
-    has = f"the shape of its {model.num_mtp_layers} MTP modules is not known" if model.num_mtp_layers else "it has none"
-    return Broken(f"S555 must be 0 for {model.model_type}", f"an MTP module drafts, and {has}", nearest(0))
+    has = "the model has none"
+    if model.num_mtp_layers:
+        has = f"the shape of the model's {model.num_mtp_layers} MTP modules is not known"
+    return Broken(f"S555 must be 0 for {model.model_type}", f"an MTP module makes the drafts, and {has}", nearest(0))
 
 
 @_reads("operating_point.{phase}.acceptance_rate", "{phase}.draft_tokens", "{phase}.name")

@@ -40,12 +40,10 @@ def said_by_flag(key: str, phase: Mapping[str, Any]) -> tuple[Mapping[str, int],
         said = {} if has_ep_size else {"ep_size": tensor}
         said |= {"attention_tp": attention_tp} if attention_tp > 1 and "attention_tp" not in flags else {}
         if data == 1:
-            return said, f"{key} counts the GPUs of a unit, and beside dp_size 1 all of them share attention"
-        return said, f"attention_tp is {key} / dp_size, {attention_tp} beside data-parallel attention"
+            return said, f"{key} counts the GPUs of a unit, and with dp_size 1 all of them share attention"
+        return said, f"attention_tp is {key} / dp_size, which is {attention_tp} with data-parallel attention"
     if plain_name(key) in TENSOR_FLAGS and tensor is not None and tensor > MAX_ATTENTION_TP:
-        reason = (
-            f"it is the number of GPUs of a unit, which is ep_size here, and {tensor} of them cannot share attention"
-        )
+        reason = f"here ep_size is the number of GPUs of a unit, and {tensor} GPUs cannot share attention"
         return {} if has_ep_size else {"ep_size": tensor}, reason
     if plain_name(key) in DATA_FLAGS and data is not None and not has_ep_size and not (is_inside and tensor):
         return {"ep_size": data * (tensor or 1)}, "experts are spread over all GPUs of a unit, which ep_size counts"

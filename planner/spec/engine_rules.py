@@ -21,9 +21,9 @@ def versions_are_known(version: str | None, name: EngineName) -> Broken | None:
     if version is None or version in known:
         return None
     if not known:
-        return Broken(f"S541 must not come with {name}", "kubernetes.image decides the version", removal())
+        return Broken(f"S541 must be left out with engine {name}", "kubernetes.image decides the version", removal())
     rule = f"S540 must be {' or '.join(known)}"
-    return Broken(rule, f"tidemill has not read the options of other versions of {name}", nearest(*known))
+    return Broken(rule, f"tidemill knows the options of no other version of {name}", nearest(*known))
 
 
 @_reads("split", "spec.sections", "engine?", "engine.name?")

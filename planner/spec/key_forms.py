@@ -46,7 +46,7 @@ def as_kustomize_says(key: UnknownKey) -> Answer | None:
     if not gone or not meant:
         return None
     changes = {HERE: None, **{key.sibling(each): None for each in gone}, **meant}
-    return Answer("that is Kustomize's form", Fix(to_write(key.as_seen_there(meant)), (changes,)), meant)
+    return Answer("this is how Kustomize writes a patch", Fix(to_write(key.as_seen_there(meant)), (changes,)), meant)
 
 
 def as_a_container_says(key: UnknownKey) -> Answer | None:

@@ -98,8 +98,10 @@ def controllers_scale_whole_units(_: float, unit_kind: str) -> Broken | None:
         "remove kubernetes.unit_kind or kubernetes.controller",
         ({"kubernetes.unit_kind": None}, {"kubernetes.controller": None}),
     )
-    rule = f"S470 must not stand beside kubernetes.unit_kind: {unit_kind}"
-    reason = "only a LeaderWorkerSet can be scaled to none and back without the plan's number of nodes"
+    rule = f"S470 must not be combined with kubernetes.unit_kind: {unit_kind}"
+    reason = (
+        "a LeaderWorkerSet is turned off and on by replicas 0 and 1, but a StatefulSet's replicas are the unit's nodes"
+    )
     return Broken(rule, reason, fix, "kubernetes.controller")
 
 
@@ -124,7 +126,7 @@ def only_our_gateway_reads_a_checkpoint(
     used = name or engine
     if volumes is None or used in (None, OURS):
         return None
-    return Broken(f"S477 must not stand beside engine {used}", "its router mounts no volumes", removal())
+    return Broken(f"S477 must not be combined with engine {used}", "its router mounts no volumes", removal())
 
 
 @_reads("kubernetes.controller.kueue.cluster_queue", "kubernetes.controller.kueue.flavor")
@@ -154,11 +156,11 @@ def sound_nodes_are_not_left(conditions: Sequence[str]) -> Iterator[Broken]:
     for index, kind in enumerate(conditions):
         if kind.partition("=")[0] == "Ready":
             rule, fix = "S472 must not be Ready", removal()
-            reason = "a node is Ready when it is sound, and Kubernetes itself ends the pods of one that is not"
+            reason = "Ready is true on a healthy node, and Kubernetes itself ends the pods of a node that is not Ready"
             yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)
         elif not CONDITION.fullmatch(kind.partition("=")[0]):
             rule = "S476 must be the type of a condition, in letters, digits, hyphens, underscores and dots"
-            reason = "no condition of a node can be called so"
+            reason = "no condition of a node can have this name"
             fix = for_example("GPUMissing")
             yield Broken(rule, reason, fix, f"kubernetes.controller.heal.conditions.{index}", kind)
 
@@ -169,9 +171,9 @@ def demand_is_measured_here(_: float, engine: EngineName | None, name: EngineNam
     used = name or engine
     if used in (None, OURS):
         return None
-    rule, fix = f"S473 must not stand beside engine {used}", removal("kubernetes.controller.demand")
+    rule, fix = f"S473 must not be combined with engine {used}", removal("kubernetes.controller.demand")
     return Broken(
-        rule, "only Tidemill's own gateway measures what each phase has to do", fix, "kubernetes.controller.demand"
+        rule, "only Tidemill's own gateway measures the load of each phase", fix, "kubernetes.controller.demand"
     )
 
 
@@ -182,7 +184,10 @@ def stragglers_are_measured_here(last: bool, engine: EngineName | None, name: En
     if used in (None, OURS) or not last:
         return None
     field = "kubernetes.controller.stragglers_last"
-    rule, reason = f"S474 must not stand beside engine {used}", "only Tidemill's own ranks tell how long they take"
+    rule, reason = (
+        f"S474 must not be combined with engine {used}",
+        "only Tidemill's own ranks report how long they take",
+    )
     return Broken(rule, reason, removal(field), field)
 
 

@@ -279,7 +279,7 @@ def precision_is_known(_: Precision, quantization: str | None, given: frozenset[
         f"S312 is required because model.config has a quantization_config that tidemill does not know ({quantization})"
     )
     reason = f"it knows {', '.join(each.words for each in KNOWN)}"
-    fix = "write the precision to plan with, which tidemill then assumes the weights to be in"
+    fix = "write the precision to plan with: tidemill then assumes that the weights are in it"
     return Broken(rule, reason, fix, f"{phase}.precision")
 
 

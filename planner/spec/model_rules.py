@@ -21,11 +21,11 @@ def model_has_an_origin(
     """Its shapes are in a file or in the catalog, and not in both."""
     has_file, has_entry = (key in given or f"model.{key}" in written for key in ("config", "catalog"))
     if has_file and has_entry:
-        rule, reason = "S310 must not stand beside config", "each of them gives the model's shapes"
+        rule, reason = "S310 must not be combined with config", "each of them gives the model's shapes"
         return Broken(rule, reason, removal("model.catalog", words="remove it"), path="model.catalog")
     if has_file or has_entry:
         return None
-    rule, reason = "S309 is required, unless catalog stands instead", "one of the two must give the model's shapes"
+    rule, reason = "S309 is required, unless model.catalog is given", "one of the two must give the model's shapes"
     fix: Fix | str = "give the checkpoint's config.json, or the model's name in the catalog"
     if named := named_on_hub(checkpoint) or named_on_hub(name):
         fix = Fix(f"write catalog: {named}", ({"model.catalog": named},))

@@ -123,10 +123,10 @@ def _catalog_model(path: str, name: str, data: Mapping[str, Any]) -> Model | Vio
         return Violation(path, name, rule, reason, _instead_of_a_name(name, copy, HERE, data))
     if alike := beginning_with(name):
         reason = (
-            f"the catalog has {len(alike)} that begin so" if len(alike) > 1 else "the catalog has one that begins so"
+            f"the catalog has {len(alike)} names that begin with it" if len(alike) > 1 else "one name begins with it"
         )
         return Violation(path, name, rule, reason, f"write {' or '.join(alike)}")
-    reason = "it is a path" if is_path(name) else "its config.json plans where its family is known"
+    reason = "it is a path" if is_path(name) else "a model of a known family can be planned from its config.json"
     return Violation(path, name, f"S307 is not in the catalog ({known})", reason, _by_its_files(name))
 
 

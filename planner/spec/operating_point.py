@@ -78,8 +78,8 @@ class PrefillPointSpec(Section):
         default=None,
         ge=0.01,
         le=1,
-        description="Share of the saturated rate that the service uses; the most that keeps slo.ttft_ms unless given, "
-        "or 1 without that promise.",
+        description="Share of the saturated rate at which units run. Left out, it is the highest that keeps "
+        "slo.ttft_ms, or 1 without slo.ttft_ms.",
         examples=[0.57],
     )
 

@@ -35,7 +35,7 @@ def wrong_days(place: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Bro
                 rule = "S525 must be a weekday, or a date as 2026-12-24"
                 yield Broken(rule, "the calendar has no other days", _meant(name), path, name)
             elif name in first:
-                rule, reason = f"S526 must differ from {first[name]}", "only one entry can be about a day"
+                rule, reason = f"S526 must differ from {first[name]}", "a day can be in one entry only"
                 fix = removal(path if len(each["days"]) > 1 else f"{place}.{entry}")
                 yield Broken(rule, reason, fix, path, name)
             first.setdefault(name, path)

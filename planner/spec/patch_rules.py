@@ -76,7 +76,9 @@ def patches_leave_alone_what_is_planned(patches: Patches) -> Iterator[Broken]:
         for path in _decided(patch, decided, planned) if isinstance(patch, dict) else ():
             where = ".".join(["kubernetes.patches", str(index), "patch", *path])
             rule = f"S460 must leave {'.'.join(path)} alone"
-            yield Broken(rule, "the plan sets this field or finds the object by it", removal(), where, _at(patch, path))
+            yield Broken(
+                rule, "the plan sets this field, or uses it to find the object", removal(), where, _at(patch, path)
+            )
 
 
 @_reads("kubernetes.patches")

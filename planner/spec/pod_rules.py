@@ -74,7 +74,7 @@ def own_variables_stay(env: Mapping[str, Any]) -> Iterator[Broken]:
     for name in env:
         if name in CONTAINER_VARIABLES:
             rule = f"S443 must be none of {', '.join(CONTAINER_VARIABLES)}"
-            yield Broken(rule, "the pod's command is made of these", removal(), f"kubernetes.env.{name}", env[name])
+            yield Broken(rule, "the pod's command uses these variables", removal(), f"kubernetes.env.{name}", env[name])
 
 
 @_reads("kubernetes.annotations")
@@ -187,7 +187,7 @@ def networks_are_of_pods_with_their_own(networks: Sequence[str], host_network: b
         return None
     fix = Fix("remove networks or host_network", ({HERE: None}, {"kubernetes.host_network": None}))
     return Broken(
-        "S446 must not stand beside host_network: true",
+        "S446 must not be combined with host_network: true",
         "with host_network, pods use the node's network interfaces and cannot join others",
         fix,
     )
@@ -240,7 +240,7 @@ def cpus_are_no_devices(resource: str | None, gpu: str, *of_phases: str | None) 
     """No plugin hands out CPUs."""
     if resource is None or {gpu, *filter(None, of_phases)} != {"cpu"}:
         return None
-    return Broken("S447 must not stand beside cluster.gpu: cpu", "ranks on CPUs request no device", removal())
+    return Broken("S447 must not be combined with cluster.gpu: cpu", "ranks on CPUs request no device", removal())
 
 
 @_reads("kubernetes.gpu_resource")
@@ -316,7 +316,7 @@ def tolerations_are_kubernetes(where: str, tolerations: Sequence[Mapping[str, An
             if each.get("key") is None:
                 fix = removal(f"{path}.value", words="remove value")
             yield Broken(
-                "S451 must not stand beside operator: Exists",
+                "S451 must not be combined with operator: Exists",
                 "with Exists, every value matches",
                 fix,
                 f"{path}.value",

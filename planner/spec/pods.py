@@ -72,7 +72,7 @@ class NicsSpec(Section):
 
     hca: list[str] = Field(
         default=[],
-        description="RDMA devices in the order of the GPUs that they stand beside.",
+        description="RDMA devices in the order of the GPUs that they are next to.",
         examples=[["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]],
     )
     socket: str | None = Field(

@@ -26,7 +26,7 @@ def timezone_is_the_ianas(timezone: str) -> Broken | None:
     if is_timezone(timezone):
         return None
     rule = "S518 must be a name from the IANA time zone database"
-    reason = "other names leave the sign of the offset or daylight saving time open"
+    reason = "only these names say what the offset is and when daylight saving time applies"
     return Broken(rule, reason, nearest_timezone(timezone))
 
 
@@ -88,7 +88,9 @@ def units_are_counted_once(_: int, given: frozenset[str], windows: list[dict[str
     """Two numbers could differ; beside windows that are `auto`, units are what the busiest hour takes."""
     if "units" not in given or not windows:
         return None
-    return Broken("S515 must not stand beside a schedule", "the schedule's windows set the number of units", removal())
+    return Broken(
+        "S515 must not be combined with a schedule", "the schedule's windows set the number of units", removal()
+    )
 
 
 @_reads("spec.sections", *(f"schedule.min_units.{phase}?" for phase in PHASES))

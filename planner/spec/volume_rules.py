@@ -102,7 +102,7 @@ def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken 
     rule = "S457 must be in one of kubernetes.volumes"
     if shown := _shown_at(source, volumes):
         return Broken(rule, "pods see this folder of the node under another path", nearest(shown))
-    reason = f"pods see {' and '.join(paths)}" if paths else "pods see no volume"
+    reason = f"pods see only what volumes mount: {' and '.join(paths)}" if paths else "the spec has no volumes"
     if paths:
         return Broken(rule, reason, nearest(*paths))
     example = {"claim": "models", "mount_path": source}
@@ -132,8 +132,8 @@ def staged_checkpoints_have_a_place(checkpoint: str | None, source: str, volumes
         if not _is_taken_by_pods(checkpoint):
             return None
         return Broken(NOT_FREE, OF_PODS, nearest(_free_path("/checkpoint", volumes)))
-    rule = "S458 must be an absolute path outside kubernetes.volumes, where kubernetes.stage copies it"
-    reason = "pods read the copy there, and only the original is in a volume"
+    rule = "S458 must be an absolute path outside kubernetes.volumes when kubernetes.stage is set"
+    reason = "pods find the staged copy at this path, and volumes hold the original"
     return Broken(rule, reason, nearest(_free_path("/checkpoint", volumes)))
 
 

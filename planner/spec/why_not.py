@@ -19,7 +19,7 @@ OTHER_CURRENCY = re.compile(r"cost\.(?!usd_)[a-z]{3}_per_(gpu|node)_hour")
 def why_we_have_no(path: str) -> str | None:
     """Say why nothing here is called so, where that takes more than a list of what there is."""
     if OTHER_CURRENCY.fullmatch(path):
-        return "GPUs cost US dollars here, and currency is that of prices alone"
+        return "the cost of GPUs is in US dollars, and cost.currency is for prices only"
     return NOT_YET.get(place_of(path)) or WHY_NOT.get(plain_name(path.rpartition(".")[2]))
 
 
@@ -41,7 +41,7 @@ _DRAFTS = "draft_tokens of decode says how many tokens the model's MTP module dr
 _PULLED = "a node pulls only images that it lacks, so each build needs its own tag or digest"
 _SCALED = "units are not scaled with load; a schedule sets their number by time of day, from traffic with windows: auto"
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
-_NICS = "NICs are not counted: gpus_per_nic of an own gpu says how many GPUs share one"
+_NICS = "tidemill does not count NICs: gpus_per_nic of a GPU of your own says how many GPUs share one"
 _GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
@@ -50,9 +50,9 @@ _LENGTHS = "traffic counts the tokens of a day, and operating_point says how lon
 
 # Place of a key -> why there is none.
 NOT_YET = {
-    "throughput": "it is predicted at operating_point, and not written",
-    "kubernetes.hostPath": "a folder of the nodes is one of volumes, with the mount_path where pods find it",
-    "kubernetes.patches.path": "a patch stands in the spec itself, and no file is read",
+    "throughput": "the plan predicts it at operating_point",
+    "kubernetes.hostPath": "a folder on the nodes is one of volumes, and mount_path says where pods find it",
+    "kubernetes.patches.path": "patches are written in the spec itself, and not read from files",
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _NICS),
     "PHASE.resources": _GPUS,
     **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), _GPUS),
@@ -61,19 +61,19 @@ NOT_YET = {
     "kubernetes.volumes.name": "a volume is known by its mount_path",
     "kubernetes.volumes.nfs": _MOUNTED,
     "kubernetes.volumes.csi": _MOUNTED,
-    "cluster.gpu.fp4_tflops": "an own gpu has rates for FP8 and BF16, and its FP4 is planned at that of FP8",
+    "cluster.gpu.fp4_tflops": "a GPU of your own has rates for FP8 and BF16 only, and FP4 is planned at the FP8 rate",
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
     "kubernetes.service": _PATCHED,
     "kubernetes.labels": _PATCHED,
-    "cluster.nodes.zone": "a zone is none of the domains in which nodes fail together here",
-    "cost.usd_per_node_hour": "a GPU's hour is what counts: a node's, divided by its GPUs",
+    "cluster.nodes.zone": "tidemill knows three places of a node: rack, leaf and power",
+    "cost.usd_per_node_hour": "costs are per GPU hour: what a node costs, divided by its GPUs",
     "schedule.windows.end": _WINDOW,
     "schedule.windows.to": _WINDOW,
     "schedule.windows.until": _WINDOW,
     "schedule.windows.duration": _WINDOW,
 }
 
-_SHARED = "write gpus_per_nic, which is gpus_per_node / NICs of a node, below an own gpu"
+_SHARED = "describe the GPU, as gpu: {name: ...}, and write gpus_per_nic below it: gpus_per_node / NICs per node"
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
     "kubernetes.service": "write a patch, for example patches: [{kind: Service, patch: {spec: {type: NodePort}}}]",
@@ -103,7 +103,7 @@ NOT_YET_VALUES = {
 _DP = "dp_size is ep_size / attention_tp, since each rank or attention group serves its own requests"
 _EP = "experts are always spread over all GPUs of a unit (ep_size)"
 _MEMORY = "the plan computes each part of memory and gives the rest to KV"
-_OVERLAP = "overlap says it: dual_batch in prefill, five_stage in decode"
+_OVERLAP = "overlap turns it on: dual_batch in prefill, five_stage in decode"
 _DISPATCH = "how tokens reach experts follows from the phase and its GPUs"
 _LAYERS = "layers are not split over GPUs"
 _EPLB = "expert maps are always balanced, over redundant_experts"
@@ -115,7 +115,7 @@ WHY_NOT = {
     "gpu_memory_utilization": _MEMORY,
     "pipeline_parallel_size": _LAYERS,
     "enable_eplb": _EPLB,
-    "enable_dbo": "overlap says it: dual_batch is what this flag turns on",
+    "enable_dbo": "overlap: dual_batch is what this flag turns on",
     "speculative_config": _DRAFTS,
     # SGLang
     "dp": _DP,

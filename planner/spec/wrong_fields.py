@@ -98,7 +98,7 @@ def _not_told(number: int) -> list[Violation]:
     """Say that there are more mistakes: nobody reads thousands, and asking what was meant by each takes minutes."""
     if number == 0:
         return []
-    rule = f"S109 must have at most {MAX_TOLD} wrong fields for all of them to be listed"
+    rule = f"S109 has more wrong fields than the {MAX_TOLD} that are listed"
     return [Violation("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
 
 
@@ -122,7 +122,7 @@ def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
         rule = f"S205 must be at {limits['word']} {limits['bound']}"
         return Violation(path, value, rule, sentence_of(field_at(path)), nearest(limits["bound"]))
     if is_not_planned_yet(path, value):
-        found = f"it is {' or '.join(map(str, choices_at(path)))} so far"
+        found = f"so far it can be {' or '.join(map(str, choices_at(path)))}"
         fix = "write what your checkpoint is in, if it is one of these"
         return Violation(path, value, "S211 is not planned yet", found, fix)
     if kind == "literal_error":
@@ -172,7 +172,7 @@ def _no_spares(value: Any, data: Mapping[str, Any]) -> Violation:
     number = value if type(value) is int and 0 < value <= MAX_EXAMPLES else 1
     last = _node_names(data["cluster"].get("nodes"))[-number:]
     fix = for_example(f"spares: {as_yaml(last)}") if last else example_at("cluster.spares")
-    reason = f"it is {_noun(value)}, and spares are named, since they stay free"
+    reason = f"it is {_noun(value)}, and the spec must name the nodes that stay free"
     return Violation("cluster.spares", value, "S203 must be a list", reason, fix)
 
 
@@ -198,11 +198,11 @@ def _left_out(path: str, value: Any, rule: str, field: FieldInfo) -> Violation:
     """Return what is said about `auto` where it is no choice: to leave the field out, if that is what was meant."""
     phase, _, name = path.rpartition(".")
     if name == "overlap":
-        reason = f"the planner does not choose it, and left out it is {field.default}"
+        reason = f"the planner does not choose it, and its default is {field.default}"
         usual = value_as_we_say(path, "tbo")
         return Violation(path, value, rule, reason, f"write {usual}, as usual in {phase}, or {field.default}")
     is_ours = field.default is None
-    reason = "the plan decides it where it is left out" if is_ours else f"left out it is {as_yaml(field.default)}"
+    reason = "the plan decides it when it is left out" if is_ours else f"its default is {as_yaml(field.default)}"
     return Violation(path, value, rule, reason, removal(words="leave it out"))
 
 

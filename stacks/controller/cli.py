@@ -26,19 +26,19 @@ def add_controller(commands: Any) -> None:
     controller = add_command(
         commands,
         "controller",
-        "make a deployment's units follow its day",
-        f"Turn the units of a {DEPLOYMENT_KIND} on and off as its day says, until it is told to end. It runs in the "
-        "cluster, where kubernetes.controller puts it; with --dry-run it says what it would do, from anywhere.",
+        "turn a deployment's units on and off by its schedule",
+        f"Turn the units of a {DEPLOYMENT_KIND} on and off as its schedule says, until it is stopped. A spec with "
+        "kubernetes.controller runs it in the cluster. With --dry-run it runs anywhere and prints what it would do.",
     )
     controller.add_argument("deployment", nargs="?", metavar="NAMESPACE/NAME", help=f"the {DEPLOYMENT_KIND}")
     controller.add_argument(
-        "--context", metavar="NAME", help="a context of the kubeconfig; default: this pod's account"
+        "--context", metavar="NAME", help="context of the kubeconfig; default: this pod's service account"
     )
     controller.add_argument(
-        "--address", metavar="ADDRESS", help="this pod's address, to answer a kubelet's probes there; default: nowhere"
+        "--address", metavar="ADDRESS", help="address of this pod, for the kubelet's probes; default: answer no probes"
     )
-    controller.add_argument("--dry-run", action="store_true", help="write nothing, and say what would be done")
-    controller.add_argument("--once", action="store_true", help="look once instead of until it is told to end")
+    controller.add_argument("--dry-run", action="store_true", help="change nothing, and print what would be done")
+    controller.add_argument("--once", action="store_true", help="check the cluster once and exit")
     controller.add_argument(
         "--definition", action="store_true", help=f"print the definition of {DEPLOYMENT_KIND}, for kubectl apply"
     )

@@ -18,13 +18,16 @@ def add_doctor(commands: Any) -> None:
         commands,
         "doctor",
         "find out why a plan would not run in a cluster",
-        "Compare a cluster with what a plan needs of it. A finding that keeps the plan from running makes it exit "
-        "with 3.",
+        "Compare a cluster with what a plan needs. Exit with 3 if a finding keeps the plan from running.",
     )
     add_given(doctor)
-    doctor.add_argument("--context", metavar="NAME", required=True, help="a context of the kubeconfig: the cluster")
     doctor.add_argument(
-        "--probe", action="store_true", help="start a pod on each planned node: can it have the image, who reaches whom"
+        "--context", metavar="NAME", required=True, help="context of the kubeconfig: the cluster to check"
+    )
+    doctor.add_argument(
+        "--probe",
+        action="store_true",
+        help="start a pod on each planned node, to check that it can pull the image and reach the others",
     )
     add_format(doctor)
     doctor.set_defaults(command=_doctor)

@@ -92,7 +92,8 @@ def _summed(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
     absent = [place for place in product(range(num_layers), range(num_experts)) if place not in rows]
     if absent:
         layer, expert = absent[0]
-        reason = f"nobody told of expert {expert} in MoE layer {layer}, one of {len(absent):,} that are missing"
+        others = f", nor of {len(absent) - 1:,} more" if len(absent) > 1 else ""
+        reason = f"there are no samples of expert {expert} in MoE layer {layer}{others}"
         raise RecordedError("R115 --from must cover every expert", reason, "give --from URL once for each rank")
     return tuple(tuple(rows[layer, expert] for expert in range(num_experts)) for layer in range(num_layers))
 

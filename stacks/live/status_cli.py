@@ -31,7 +31,7 @@ def add_status(commands: Any) -> None:
         "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
     )
     add_given(status, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
-    status.add_argument("--context", metavar="NAME", help="a context of the kubeconfig: show the units there")
+    status.add_argument("--context", metavar="NAME", help="context of the kubeconfig: show the units in that cluster")
     status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
     add_format(status)
     status.set_defaults(command=_status)

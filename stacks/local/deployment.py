@@ -96,7 +96,10 @@ def plan_day(plan: Deployable, length_s: float) -> DayRecord:
 def require_no_day(day: DayRecord | None, running: Record) -> None:
     """Raise LocalError when a day is to be played by a deployment that already runs."""
     if day is not None:
-        rule, reason = f"R119 {running.name} is already running here", "a day is played from its beginning"
+        rule, reason = (
+            f"R119 {running.name} is already running here",
+            "--day plays a day from its beginning, so it has to start the units itself",
+        )
         raise LocalError(rule, reason, f"stop it first: tidemill down {running.name}")
 
 
@@ -170,7 +173,9 @@ def stop(folder: RunFolder) -> None:
         if time.monotonic() > deadline:
             rule = f"R105 {folder.name} did not stop within {timeout_s:.0f} s"
             raise LocalError(
-                rule, f"its supervisor is process {record.supervisor}", "kill it; its processes go with it"
+                rule,
+                f"its supervisor is process {record.supervisor}",
+                "kill it, which ends all processes of the deployment",
             )
         time.sleep(POLL_S)
 

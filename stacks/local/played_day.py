@@ -105,7 +105,7 @@ def read_length(written: str) -> float:
     length_s = read_seconds(written)
     if length_s is None or not SHORTEST_S <= length_s <= DAY_S:
         rule = f"R118 --day ({written}) must be a number and s, min or h, from {SHORTEST_S:g}s to 24h"
-        reason = "a day is played no slower than it is, and units need seconds to start"
+        reason = "a day is never played slower than real time, and units take seconds to start"
         raise CallError([Violation("", None, rule, reason, "for example --day 5min").at("tidemill up")])
     return length_s
 
@@ -122,7 +122,7 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
     """
     day = None if timetable is None else replace(timetable, timezone=AS_DAYS, other_days=())
     if day is None or not day.switches:
-        rule, reason = "R116 --day must be given for a plan that switches units", "its units are always on"
+        rule, reason = "R116 --day needs a plan that turns units on and off", "the units of this plan are always on"
         fix = "give the spec a schedule, or leave out --day"
         raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
     runs = [run for run in runs_between(day, 0, DAY_S) if _is_played(run)]
@@ -200,9 +200,9 @@ def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, 
     if length_s < shortest:
         rule = f"R117 --day ({length_s:g}s) must be {shortest}s or more for this plan on this machine"
         reason = (
-            f"{unit} stops serving and is back {off / MINUTE_S:.0f} minutes of the day later, which are"
-            f" {off * length_s / DAY_S:.0f} s then; here its drain may take {room.drain_s:.0f} s and its start"
-            f" {room.start_s:.0f} s"
+            f"{unit} is off for {off / MINUTE_S:.0f} minutes of the day, which are {off * length_s / DAY_S:.0f} s at"
+            f" this speed, but this machine may need {room.drain_s:.0f} s to drain it and {room.start_s:.0f} s to start"
+            " it again"
         )
         raise InfeasibleError([Violation("", None, rule, reason, f"nearest: --day {shortest}s").at("tidemill up")])
 

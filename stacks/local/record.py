@@ -264,7 +264,9 @@ def _user_name(number: int) -> str:
 def _damaged(path: Path, error: OSError | ValueError) -> LocalError:
     """Return the error for what is no record while somebody holds the lock."""
     rule = f"R121 {path} must be the record of a deployment"
-    reason = (error.strerror if isinstance(error, OSError) else None) or "it is none, though a process holds its lock"
+    reason = (
+        error.strerror if isinstance(error, OSError) else None
+    ) or "it cannot be read as one, although a process holds its lock"
     return LocalError(rule, reason, f"end the processes of that deployment, and remove {path.parent}")
 
 

@@ -46,25 +46,33 @@ def add_up(commands: Any) -> None:
         commands,
         "up",
         "run a plan on this machine",
-        "Start every unit of a plan and its gateway as processes here, and say where the gateway answers.",
+        "Start every unit of a plan and its gateway as processes on this machine, and print the gateway's address.",
     )
     add_given(up, default="the bundled demo")
     add_previous(up)
-    up.add_argument("--detach", action="store_true", help="return when the endpoint answers, and leave it running")
-    up.add_argument("--keys", type=Path, metavar="FILE", help="API keys that may ask, as JSON; default: anybody may")
+    up.add_argument(
+        "--detach", action="store_true", help="return when the endpoint answers, and leave everything running"
+    )
+    up.add_argument(
+        "--keys", type=Path, metavar="FILE", help="JSON file with the API keys of clients; default: no key is needed"
+    )
     up.add_argument(
         "--day",
         metavar="DURATION",
-        help="play the schedule's day in this time, such as 5min: units come and go; without it, all stay on",
+        help="play the schedule's day in this time, such as 5min: units turn on and off; default: all stay on",
     )
-    up.add_argument("--host", default="127.0.0.1", help="loopback address of the gateway; nodes take the ones above it")
+    up.add_argument(
+        "--host", default="127.0.0.1", help="loopback address of the gateway; nodes get the addresses after it"
+    )
     add_format(up)
     up.set_defaults(command=_up)
 
 
 def add_down(commands: Any) -> None:
     """Add `down`."""
-    down = add_command(commands, "down", "stop what `up` started", "Stop every process of a deployment here.")
+    down = add_command(
+        commands, "down", "stop what `up` started", "Stop every process of a deployment on this machine."
+    )
     add_given(down, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
     add_format(down)
     down.set_defaults(command=_down)
@@ -78,7 +86,7 @@ def add_key(commands: Any) -> None:
         "make an API key for the gateway",
         "Make an API key and its entry for the gateway's file of keys. The key is shown this once and kept nowhere.",
     )
-    key.add_argument("--name", default="default", help="whose key it is, in logs and in the file of keys")
+    key.add_argument("--name", default="default", help="name of the key's owner, for logs and the file of keys")
     add_format(key)
     key.set_defaults(command=_key)
 

@@ -138,11 +138,13 @@ def _require_apart(arguments: Any) -> None:
     """Raise CallError for options of traces without one, and for those of days with one."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [
-        Violation(f"--{name}", None, rule, "a day as flows has no single requests", fix)
+        Violation(
+            f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix
+        )
         for name in ("window", "balancer")
         if getattr(arguments, name) and not arguments.trace
     ]
-    rule, reason = "R416 must come without --trace", "all units serve a trace all the time"
+    rule, reason = "R416 must come without --trace", "while a trace is played, all units are on all the time"
     wrong += [
         Violation(f"--{name}", None, rule, reason, "leave one of them out")
         for name in ("fail", "date")

@@ -26,14 +26,18 @@ def add_simulate(commands: Any) -> None:
         "play a day of a spec's traffic over its plan",
         "Plan a spec and play its day: queues, latencies, KV, failures, node-hours, cost and income.",
     )
-    simulate.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file, with traffic")
+    simulate.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file with a traffic section")
     simulate.add_argument(
-        "--fail", action="append", default=[], metavar="NODE@HH:MM", help="a node that fails; may be repeated"
+        "--fail",
+        action="append",
+        default=[],
+        metavar="NODE@HH:MM",
+        help="let this node fail at this time; may be repeated",
     )
     simulate.add_argument(
         "--date",
         metavar="DAY",
-        help="a date or a weekday, with its own demand and windows; default: a day like most",
+        help="play this date or weekday, with its demand and windows; default: a usual day",
     )
     simulate.add_argument(
         "--set",
@@ -41,22 +45,25 @@ def add_simulate(commands: Any) -> None:
         default=[],
         dest="variants",
         metavar="PATH=VALUE",
-        help="another column, with this change of the spec; traffic.scale=1.3 changes only the day that comes",
+        help="compare with this change of the spec, in another column; may be repeated; traffic.scale=1.3 changes only "
+        "the traffic, and not the plan",
     )
     simulate.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="play these requests one by one instead of the day: Azure's or Mooncake's",
+        help="play the requests of this trace one by one instead of a day; the format is Azure's or Mooncake's",
     )
-    simulate.add_argument("--window", metavar="START-END", help="seconds of the trace; default: all of it")
+    simulate.add_argument(
+        "--window", metavar="START-END", help="play these seconds of the trace only; default: all of it"
+    )
     simulate.add_argument(
         "--balancer",
         action="append",
         choices=BALANCERS,
-        help="how the gateway chooses ranks for a trace's requests; may be repeated; default: as it does",
+        help="how the gateway chooses ranks for a trace's requests; may be repeated; default: the gateway's own way",
     )
-    simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the day")
+    simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture of the day")
     add_format(simulate)
     simulate.set_defaults(command=_simulate)
 

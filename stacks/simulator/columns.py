@@ -158,13 +158,13 @@ def _read_change(part: str, changes: dict[str, Any]) -> Violation | None:
     """Add what `part` says to `changes`, or return what is wrong with it."""
     matched = CHANGE.fullmatch(part)
     if matched is None:
-        reason = "a column is a change of the spec"
+        reason = "it names a field of the spec, and the value to try"
         return Violation("--set", part, "R405 must be PATH=VALUE", reason, for_example("decode.ep_size=72"))
     path, text = matched["path"], matched["value"]
     try:
         value = parse_document(f"value:\n  {text}", "--set").data["value"]
     except SpecError:
-        rule, reason = "R406 must have a value in YAML", "the value stands in the spec as it is written here"
+        rule, reason = "R406 must have a value in YAML", "the value is read as if it stood in the spec"
         return Violation("--set", part, rule, reason, "put it in quotes, or close its brackets")
     if path == SCALE and not (type(value) in (int, float) and 0 < value <= MAX_SCALE):
         rule = f"R407 must be a number above 0, at most {MAX_SCALE:g}"

@@ -38,7 +38,7 @@ def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
         if matched := FORM.fullmatch(word):
             found.append(Failure(matched["node"], minute_of(matched["at"])))
         else:
-            rule, reason = "R403 must be NODE@HH:MM", "a failure has a place and a time of day"
+            rule, reason = "R403 must be NODE@HH:MM", "the simulation needs the node that fails, and the time of day"
             wrong.append(Violation("--fail", word, rule, reason, for_example("node-7@12:40")))
     if wrong:
         raise CallError([each.at("tidemill simulate") for each in wrong])
@@ -65,7 +65,7 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
 
 
 def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
-    rule, reason = "R404 must name a node of the plan", "nothing can fail that is not there"
+    rule, reason = "R404 must name a node of the plan", "the plan has no such node"
     wrong = [
         Violation("--fail", str(each), rule, reason, _meant(each, nodes)) for each in failures if each.node not in nodes
     ]

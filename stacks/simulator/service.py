@@ -107,13 +107,14 @@ class Service:
 def require_traffic(spec: ResolvedSpec) -> None:
     """Raise SpecError where `spec` does not say what a day asks."""
     if spec.written.traffic is None:
-        rule, fix = "R401 must be written to be simulated", "write input_tokens and output_tokens of a day"
-        raise SpecError([spec.problem(Violation("traffic", None, rule, "nobody else knows what a day asks", fix))])
+        rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
+        fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
+        raise SpecError([spec.problem(Violation("traffic", None, rule, reason, fix))])
 
 
 def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
     """Raise InfeasibleError where nobody can say how fast a phase of `plan` is."""
-    rule, fix = "R402 must have a speed that is predicted", "plan it for GPUs whose rates are known"
+    rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
         spec.problem(Violation(each.phase, None, rule, str(each.why_not), fix))
         for each in plan.outlooks

@@ -9,8 +9,8 @@ HEAD = """# The rules
 
 <!-- Written by `python -m tests.docs`: change what it is made from. -->
 
-A message has four parts: field and value, rule, reason, nearest fix. Programs find the id in `rule`
-([errors as JSON](errors.md)). Each id is shown with one of its messages."""
+A message has up to four parts, with semicolons between them: field and value with the rule, the reason, the nearest
+fix. Programs find the id in `rule` ([errors as JSON](errors.md)). Each id is shown with one of its messages."""
 COLUMNS = "| rule | for example |\n|---|---|"
 GROUPS = {
     "S1": "The file itself",
@@ -18,15 +18,15 @@ GROUPS = {
     "S3": "What a field names: files, models, GPUs",
     "S4": "Names, ports, nodes, volumes and GPUs of your own",
     "S5": "Layout, schedule, and what the phases must have in common",
-    "S6": "Expert load",
-    "S7": "Right, but cannot be had or cannot be run (exit status 3)",
+    "S6": "Expert load, traffic and cost",
+    "S7": "The spec is right, but the plan cannot be met or cannot be run (exit status 3)",
     "S8": "Sizes and options of `tidemill experts`",
     "S9": "The command line, and the files that it reads and writes",
     "R1": "What runs on this machine (exit status 1, or 2 for a wrong call)",
-    "R2": "What a cluster is asked, or given",
+    "R2": "What `tidemill` reads from a cluster, or writes to it",
     "R3": "The configuration of a Pulumi stack",
-    "R4": "What is simulated (exit status 2, 3 where it cannot be predicted, 1 where nothing can draw)",
-    "W1": "Warnings: right, and hardly meant (exit status 0)",
+    "R4": "Calls of `tidemill simulate` (exit status 2; 3 if speed cannot be predicted, 1 if a file cannot be written)",
+    "W1": "Warnings: the spec is right, but probably not what was meant (exit status 0)",
 }
 
 

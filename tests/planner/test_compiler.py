@@ -46,7 +46,7 @@ def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, plan_
     (problem,) = error.value.problems
     assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S701", 8, 3)
     assert problem.message == (
-        "cluster.nodes (2) must be at least 3 (prefill 1 x 1 + decode 1 x 2); "
+        "cluster.nodes (2) must be at least 3 (units x nodes of a unit: prefill 1 x 1 + decode 1 x 2); "
         "units do not share nodes; nearest: cluster.nodes 3, or decode.ep_size 2"
     )
 

@@ -32,7 +32,7 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
     """Nothing is served then, and no share of it can be told."""
     (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0)])
 
-    assert "more than none" in found.rule
+    assert "asks for tokens at 03:00, when no decode units are on" in found.rule
 
 
 def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
@@ -41,7 +41,7 @@ def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
     (found,) = overloads(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)])
 
     assert (found.path, found.rule.split()[0]) == ("traffic", "W138")
-    assert "03:00 for 300%" in found.rule
+    assert "asks for 300% of the tokens that the decode units serve at 03:00" in found.rule
 
 
 def test_the_day_that_asks_for_most_is_named(tmp_path):
@@ -54,4 +54,4 @@ def test_the_day_that_asks_for_most_is_named(tmp_path):
     warned = [each.rule for each in compile_plan(check_spec(path)).warnings if each.rule.startswith("W138")]
 
     assert len(warned) == 2
-    assert all("on saturday for" in each and "hours of that day" in each for each in warned)
+    assert all("on saturday, and" in each and "h of that day" in each for each in warned)

@@ -85,8 +85,9 @@ def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
     first, second = problem.changes
     assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S720", 21, 3)
     assert problem.message.startswith(
-        "decode.redundant_experts (4) must be at least 32 with coverage: node (16 slots a GPU, for replicas of 32 "
-        "experts in two domains); 9 slots a GPU would become 16, 0.0 GB a GPU more, and max/mean load 1."
+        "decode.redundant_experts (4) must be at least 32 with coverage: node (16 slots per GPU, so that each of "
+        "32 experts is in two nodes); 16 slots per GPU instead of 9 take 0.0 GB more of each GPU, and max/mean load "
+        "becomes 1."
     )
     assert problem.message.endswith("; nearest: decode.redundant_experts 32, or coverage none")
     assert plan_of(small("node", redundant=first["decode.redundant_experts"])).spec.coverage == "node"
@@ -115,7 +116,7 @@ def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
         plan_of(small("node", redundant=32, gpus_per_prefill=2))
 
     (problem,) = error.value.problems
-    assert problem.rule == "S721 must be none: prefill has units that stand in one node"
+    assert problem.rule == "S721 must not be node, since prefill has units inside a single node"
     assert problem.changes
 
 
@@ -127,7 +128,9 @@ def test_racks_are_those_in_which_units_stand(spec_file):
         compile_plan(checked)
     plan = compile_plan(with_values(checked, {"cluster.rack_size": 2}))
 
-    assert error.value.problems[0].rule.startswith("S721 must be none: prefill has units that stand in one rack")
+    assert error.value.problems[0].rule.startswith(
+        "S721 must not be rack, since prefill has units inside a single rack"
+    )
     assert {"coverage": "node"} in error.value.problems[0].changes
     for each in plan.as_json()["expert_maps"].values():
         assert each["coverage"]["uncovered_experts"]["rack"] == 0

@@ -260,8 +260,10 @@ def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
 
     (problem,) = error.value.problems
     assert problem.message == (
-        "prefill.ep_size (8) must leave room for the KV of one request (32,768 tokens, 2.3 GB), 45.0 GB are missing; "
-        "of 84.9 GB, weights take 112.1 GB (36 routed slots), activations 11.0 GB, buffers 0.8 GB, reserve 3.8 GB; "
+        "prefill.ep_size (8) must leave room for the KV of one request (32,768 tokens, 2.3 GB), "
+        "but 45.0 GB are missing; "
+        "a GPU has 84.9 GB: weights need 112.1 GB (36 expert slots), activations 11.0 GB, buffers 0.8 GB, "
+        "reserve 3.8 GB; "
         "nearest: prefill.ep_size 16"
     )
 

@@ -258,8 +258,9 @@ def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
         plan_of(text)
 
     assert error.value.problems[0].message == (
-        "cluster.nodes must have at least 3 usable nodes (prefill 1 x 1 + decode 1 x 2), 2 of 7 are, a2 cordoned, "
-        "b1 tainted team=research:NoSchedule, b2 has h20; units do not share nodes; "
+        "cluster.nodes must have at least 3 usable nodes (units x nodes of a unit: prefill 1 x 1 + decode 1 x 2), "
+        "but only 2 of 7 are usable (a2: cordoned, b1: tainted team=research:NoSchedule, b2: has h20, ...); "
+        "units do not share nodes; "
         "nearest: cluster.nodes.1.cordoned false, or decode.ep_size 2"
     )
 

@@ -112,7 +112,7 @@ def test_a_models_name_is_any_text(url):
 @pytest.mark.parametrize(
     ("page", "rule", "reason"),
     [
-        ("/1/metrics", "R115", "nobody told of expert 0 in MoE layer 0, one of 2 that are missing"),
+        ("/1/metrics", "R115", "no samples of expert 0 in MoE layer 0, nor of 1 more"),
         ("/none/metrics", "R113", "there are none at"),
         ("/gone/metrics", "R112", "it answers with status 404"),
         ("/html", "R112", "its answer is neither"),
