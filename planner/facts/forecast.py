@@ -17,6 +17,7 @@ It was compared with exponential smoothing of a well-kept library: see docs/deci
 """
 
 from dataclasses import dataclass
+from math import fsum
 from typing import TYPE_CHECKING
 
 from planner.facts.day import DAY_MINUTES
@@ -48,6 +49,11 @@ class Forecast:
     num_outages: int  # entries of theirs that were left out
     median: tuple[float, ...]
     quantile: tuple[float, ...]  # the one that was asked for
+
+    @property
+    def times_the_median(self) -> float:
+        """The demand of the whole day at the quantile, over that of the median day; 1 where there is none."""
+        return fsum(self.quantile) / fsum(self.median) if any(self.median) else 1.0
 
 
 def forecast(history: History, quantile: float) -> Forecast:

@@ -133,9 +133,11 @@ def _of_forecast(spec: ResolvedSpec) -> list[Decision]:
     if spec.forecast is None or spec.written.traffic is None:
         return []
     day, quantile = spec.forecast, spec.written.traffic.quantile
-    median, most = sum(day.median), sum(day.quantile)
-    above = f"{most / median - 1:.1%} above the median day" if median else "and no past day has any demand"
-    why = f"quantile {quantile:g} of the forecast for {day.date} from {day.num_days} past days, {above}"
+    days = "1 past day" if day.num_days == 1 else f"{day.num_days} past days"
+    above = f"{day.times_the_median - 1:.1%} above the median day, whose tokens are those of traffic"
+    if not any(day.median):
+        above = "none of which has any demand"
+    why = f"quantile {quantile:g} of the forecast for {day.date} from {days}, {above}"
     if day.num_outages:
         why += f"; {day.num_outages} entries are left out, in which next to nothing was asked, as in an outage"
     return [Decision("traffic.profile", list(day.quantile), why)]

@@ -140,11 +140,16 @@ def check_document(document: Document) -> ResolvedSpec:
 
 
 def _following(spec: Spec, forecast: "Forecast | None") -> Spec:
-    """Return `spec` with the forecast quantile for its profile, where past days are given in place of one."""
+    """Return `spec` with the forecast quantile for its profile, where past days are given in place of one.
+
+    Its tokens are then those of that day: those of the spec are the median day's.
+    """
     if forecast is None or spec.traffic is None:
         return spec
-    traffic = spec.traffic.model_copy(update={"profile": list(forecast.quantile)})
-    return spec.model_copy(update={"traffic": traffic})
+    traffic, more = spec.traffic, forecast.times_the_median
+    tokens = {"input_tokens": more * traffic.input_tokens, "output_tokens": more * traffic.output_tokens}
+    following = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens})
+    return spec.model_copy(update={"traffic": following})
 
 
 def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:

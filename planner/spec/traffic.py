@@ -40,7 +40,7 @@ class OtherDemandSpec(Section):
 
 
 class TrafficSpec(Section):
-    """The tokens of a day. Estimates read it: it changes nothing that is deployed."""
+    """The tokens of a day, which estimates read. Of what is deployed, only what is auto follows from it."""
 
     input_tokens: float = Field(
         ge=1,
@@ -82,7 +82,8 @@ class TrafficSpec(Section):
         default=0.75,
         ge=0.5,
         le=0.999,
-        description="Quantile of the forecast that is the profile, where there is a history.",
+        description="Quantile of the forecast that is the profile, where there is a history. The tokens written here are"
+        " the median day's then, and the day that is planned has as many more as its demand is above that day's.",
         examples=[0.9],
     )
     capacity: float | None = Field(

@@ -158,6 +158,28 @@ def test_what_is_wrong_with_a_file_is_said(text, rule, reason, tmp_path):
     assert (found.rule[:4], found.reason) == (rule, reason)
 
 
+def test_a_higher_quantile_asks_for_more(tmp_path):
+    """Tokens are the median day's; a day that is exceeded once in twenty has more of them, and takes more units."""
+    draw = np.random.default_rng(7)
+    lines = [
+        f"{MONDAY + timedelta(days=day)}T{hour:02}:00,{(3 if hour < 8 else 6) * draw.lognormal(0, 0.2):.4f}\n"
+        for day in range(28)
+        for hour in range(24)
+    ]
+    (tmp_path / "days.csv").write_text("time,demand\n" + "".join(lines))
+    asked = {}
+    for quantile in (0.5, 0.75, 0.95):
+        traffic = f"traffic: {{input_tokens: 6e11, output_tokens: 1.6e11, history: days.csv, quantile: {quantile}}}\n"
+        spec = PAIR.replace("units: 2", "units: auto").replace("nodes: 44", "nodes: auto")
+        (tmp_path / "spec.yaml").write_text(f"{spec}{traffic}schedule: auto\n")
+        plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+        asked[quantile] = (plan.spec.traffic.output_tokens, plan.schedule.mean_nodes)
+
+    assert asked[0.5][0] == pytest.approx(1.6e11)
+    assert asked[0.5] < asked[0.75] < asked[0.95]
+    assert asked[0.5][1] < asked[0.75][1] < asked[0.95][1]
+
+
 def test_a_plan_follows_the_forecast(tmp_path):
     """Past days stand for the profile; what units carry is in their unit, and the file's digest is among the inputs."""
     lines = [
