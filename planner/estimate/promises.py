@@ -12,7 +12,7 @@ from planner.estimate.throughput.predict import Prediction
 from planner.estimate.utilisation import LEAST, follows_from_promise, within
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import HERE, Fix, nearest
+from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["missed_promises"]
@@ -41,12 +41,22 @@ def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phas
         ("ttft", slo.ttft_ms, found.ttft_seconds),
         ("tpot", slo.tpot_ms, found.tpot_seconds),
     ):
-        if promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
+        if promised is not None and name == "ttft" and found.waits_without_end:
+            yield _saturated(promised)
+        elif promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.4g} ms"
             is_given = name == "ttft" and not follows_from_promise(spec.written, phase)
             fix = _less_full(found, promised) if is_given else None
             reason = CHOSEN if phase in searched else WAITING if fix else GIVEN[name]
             yield Violation(f"slo.{name}_ms", promised, rule, reason, fix or nearest(ceil(reached)))
+
+
+def _saturated(promised: float) -> Violation:
+    rule = "W115 is missed by prefill, whose prompts wait longer and longer at utilisation 1"
+    reason = "whatever is asked for all that it makes has no mean TTFT"
+    path = "operating_point.prefill.utilisation"
+    fix = removal(path, words=f"remove {path}, and prefill is as full as the promise allows")
+    return Violation("slo.ttft_ms", promised, rule, reason, fix)
 
 
 def _less_full(found: Prediction, promised: float) -> Fix | None:

@@ -113,7 +113,11 @@ def _slo(found: Prediction, slo: SloSpec) -> dict[str, Any]:
     """Return each promise that the phase has a part in, and whether it is kept on average."""
     parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
     return {
-        name: {"promised": promised, "predicted": _round(each.mid * MILLI), "met": each.mid * MILLI <= promised}
+        name: {
+            "promised": promised,
+            "predicted": _round(each.mid * MILLI),
+            "met": each.mid * MILLI <= promised and not (name == "ttft_ms" and found.waits_without_end),
+        }
         for name, each in parts.items()
         if (promised := getattr(slo, name)) is not None and each is not None
     }

@@ -126,10 +126,20 @@ def _drafted(found: Prediction) -> Iterator[str]:
 def _rarely(found: Prediction) -> Iterator[str]:
     """Say the latencies that one in a hundred exceeds."""
     if found.ttft_99_seconds is not None:
-        queue = "" if found.point.utilisation < 1 else ", not counting its wait: a saturated phase has no mean wait"
-        yield from filled(f"One prompt in a hundred takes {_ms(found.ttft_99_seconds.mid)} ms or more{queue}.")
+        yield from filled(
+            f"One prompt in a hundred takes {_ms(found.ttft_99_seconds.mid)} ms or more.{_unwaited(found)}"
+        )
     if found.tpot_99_seconds is not None:
         yield from filled(f"One step in a hundred takes {_ms(found.tpot_99_seconds.mid)} ms per token or more.")
+
+
+def _unwaited(found: Prediction) -> str:
+    if found.point.utilisation < 1:
+        return ""
+    why = (
+        "at utilisation 1 prompts wait longer and longer" if found.waits_without_end else "tidemill simulate counts it"
+    )
+    return f" TTFT does not count the wait for a turn: {why}."
 
 
 def _reason(found: Prediction) -> str:
@@ -148,7 +158,8 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         ("TPOT", slo.tpot_ms, found.tpot_seconds),
     ):
         if promised is not None and each is not None:
-            kept = "keeps" if each.mid * 1e3 <= promised else "misses"
+            is_kept = each.mid * 1e3 <= promised and not (name == "TTFT" and found.waits_without_end)
+            kept = "keeps" if is_kept else "misses"
             yield from filled(
                 f"{found.phase.capitalize()} {kept} the mean {name} of {promised:g} ms that slo promises."
             )
@@ -158,9 +169,7 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
 
 def _wait(plan: Plan, found: Prediction, kept: str) -> Iterator[str]:
     """Say what a TTFT has of waiting."""
-    if kept == "keeps" and found.point.utilisation >= 1:
-        yield from filled("That is without the wait for its turn, which tidemill simulate counts.")
-    elif follows_from_promise(plan.spec, found.phase):
+    if follows_from_promise(plan.spec, found.phase):
         waited = f"prompts wait {found.point.queued_steps:.2g} steps for their turn on average"
         full = "as full as that leaves time for" if kept == "keeps" else "half full, and no less"
         yield from filled(f"It counts on units that are kept {full}: {waited}.")

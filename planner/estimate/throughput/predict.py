@@ -107,6 +107,14 @@ class Prediction:
     engine: str
 
     @property
+    def waits_without_end(self) -> bool:
+        """Whether prompts wait longer and longer for their turn: prefill is asked for all that it makes.
+
+        Its TTFT is then that of a prompt which never waits.
+        """
+        return self.phase == "prefill" and self.point.utilisation >= 1
+
+    @property
     def tokens_per_s_with_hits(self) -> Estimate | None:
         """The rate of one GPU, counting the prompt tokens that were read from a cache."""
         hits = self.point.cache_hit_rate

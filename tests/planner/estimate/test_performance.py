@@ -65,14 +65,17 @@ def test_predictions_are_not_deployed(pair):
     assert pair.as_json()["performance"]["decode"] != other.as_json()["performance"]["decode"]
 
 
-@pytest.mark.parametrize(("utilisation", "is_said"), [(1.0, True), (0.5, False)])
-def test_a_saturated_phase_keeps_its_ttft_without_the_wait(utilisation, is_said):
-    """The plan's text says so; below saturation the wait is in the figure."""
+@pytest.mark.parametrize(("utilisation", "is_kept"), [(1.0, False), (0.5, True)])
+def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_kept):
+    """Prompts wait longer and longer; text, JSON and a warning say so. The warning's fix keeps the promise."""
     values = {"slo.ttft_ms": 60_000, "operating_point.prefill.utilisation": utilisation}
-    text = plan_text(compile_plan(with_values(check_spec(SPEC), values)))
+    plan = compile_plan(with_values(check_spec(SPEC), values))
+    text, missed = plan_text(plan), [each for each in plan.warnings if each.rule.startswith("W115")]
 
-    assert "Prefill keeps the mean TTFT of 60000 ms" in text
-    assert ("without the wait for its turn" in text) is is_said
+    assert ("Prefill keeps the mean TTFT of 60000 ms" in text) is is_kept
+    assert ("at utilisation 1 prompts wait longer and longer" in " ".join(text.split())) is not is_kept
+    assert plan.as_json()["performance"]["prefill"]["slo"]["ttft_ms"]["met"] is is_kept
+    assert [each.changes for each in missed] == ([] if is_kept else [({"operating_point.prefill.utilisation": None},)])
 
 
 @pytest.mark.parametrize(
