@@ -82,7 +82,7 @@ class TrafficSpec(Section):
         default=0.75,
         ge=0.5,
         le=0.999,
-        description="Quantile of the forecast that is the profile, where there is a history. The tokens written here are"
+        description="Quantile of the forecast that is the profile, where there is a history. The tokens here are"
         " the median day's then, and the day that is planned has as many more as its demand is above that day's.",
         examples=[0.9],
     )

@@ -1,8 +1,8 @@
 """DeepSeek's day on 278 fake nodes, followed by the real controller, which is killed again and again.
 
 `python -m tests.benchmarks.day_on_fake_nodes [--days 2] [--pace 144] [--kills 20] [--failures 4] [--seed 0]`, exit 1 on
-a missed goal. Two days take 20 minutes. What 1,946 nodes ask of an API server, `controller_requests` measures: two cores
-do not bring up so many fake pods.
+a missed goal. Two days take 20 minutes. What 1,946 nodes ask of an API server, `controller_requests` measures: two
+cores do not bring up so many fake pods.
 
 API server, scheduler, controllers and LeaderWorkerSet are real; KWOK says of every pod that it runs. `tidemill
 controller` is a process with the rights of its own account. It is killed at random moments and started again at once.
