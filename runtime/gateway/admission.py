@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from runtime.gateway.fair_line import FairLine, Turn
-from runtime.gateway.http_errors import overloaded, unavailable
+from runtime.gateway.http_errors import never_admitted, overloaded, unavailable
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_load import RequestSize
 from runtime.gateway.registry import LEAST
@@ -115,6 +115,8 @@ class Line:
             raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
         if num_requests > room:
             self._metrics.rejected.inc(num_requests)
+            if not self._registry.num_requests() and not len(self._line):
+                raise never_admitted(num_requests, "a caller", room)
             raise overloaded(num_requests, room, self._wait_s(caller, num_requests - room))
 
     def room(self, caller: str, size: RequestSize = LEAST) -> int | None:

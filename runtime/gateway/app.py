@@ -147,13 +147,15 @@ async def embeddings(request: Request) -> Response:
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway.admission.embeddings, request)
         idempotent = _idempotent(request, raw)
-        with gateway.idempotency.free_if_wrong(idempotent):
+        with gateway.idempotency.free_unless_begun(idempotent):
             asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
+        stack.enter_context(gateway.idempotency.free_unless_begun(idempotent))
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
         begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
         call = EmbeddingCall(asked.prompts, caller_of(request), gateway.admission, gateway.metrics)
+        idempotent.is_begun = True
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
         spending.num_used = asked.num_tokens
@@ -218,7 +220,7 @@ async def _answer(
     async with gateway.bodies.read(request) as raw:
         _refuse_early(1, gateway.admission.answers, request)
         idempotent = _idempotent(request, raw)
-        with gateway.idempotency.free_if_wrong(idempotent):
+        with gateway.idempotency.free_unless_begun(idempotent):
             asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
             call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
@@ -226,11 +228,13 @@ async def _answer(
     dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
     headers = {REQUEST_ID: request_id}
     with ExitStack() as stack:
+        stack.enter_context(gateway.idempotency.free_unless_begun(idempotent))
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
         await _check_schema(request, call)
         caller, tokenizer = caller_of(request), gateway.model.tokenizer
         generation = Generation(call, caller, gateway.admission, tokenizer, gateway.metrics)
+        idempotent.is_begun = True
         begun = Begun(request, request_id, time.monotonic(), idempotent.digest)
         stack.callback(_close, generation, spending, idempotent, begun)
         if not call.stream:

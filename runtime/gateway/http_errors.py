@@ -1,9 +1,10 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with seventeen ways to make it; each message is a sentence that the caller can act on.
+One exception with eighteen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 two_lengths()         its head says the body's length in two ways
+    400 never_admitted(...)   it makes more requests than may run at a time
     400 unsupported(...)      it asks for what this server, or its model, does not do
     400 no_json(...)          its answer cannot be held to its JSON schema
     401 no_such_key()         no key, or one that is not known
@@ -29,6 +30,7 @@ __all__ = [
     "head_too_large",
     "head_too_slow",
     "invalid",
+    "never_admitted",
     "no_json",
     "no_such_key",
     "other_body",
@@ -122,6 +124,11 @@ def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
     """Return the error for more requests than the ranks may have at a time, with when there may be room."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
     return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
+
+
+def never_admitted(num_asked: int, whose: str, most: int) -> ApiError:
+    """Return the error for a call of more requests than will ever be taken at a time."""
+    return invalid(f"this call makes {num_asked:,} requests at a time; {whose} may have {most:,}")
 
 
 def too_large(max_bytes: int) -> ApiError:

@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 
-from runtime.gateway.http_errors import ApiError, invalid, other_body
+from runtime.gateway.http_errors import invalid, other_body
 
 __all__ = ["HEADER", "MAX_CHARACTERS", "IdempotencyKeys", "IdempotentCall"]
 
@@ -41,6 +40,7 @@ class IdempotentCall:
     body: bytes = b""  # its digest
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    is_begun: bool = False  # ranks may have it, or had it
     _until: float = 0.0
 
     def count(self, num_prompt_tokens: int, num_generated_tokens: int) -> tuple[int, int]:
@@ -78,13 +78,12 @@ class IdempotencyKeys:
         return known
 
     @contextmanager
-    def free_if_wrong(self, call: IdempotentCall) -> Iterator[None]:
-        """Forget the call if its body is refused as wrong in this block: the key is free for a right one."""
+    def free_unless_begun(self, call: IdempotentCall) -> Iterator[None]:
+        """Forget the call if this block fails before it has begun: nobody has computed it, and its key is free."""
         try:
             yield
-        except ApiError as error:
-            is_wrong = error.status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-            if call.digest is not None and is_wrong and not call.num_prompt_tokens:
+        except BaseException:
+            if call.digest is not None and not call.is_begun:
                 self._calls.pop(call.digest, None)
             raise
 

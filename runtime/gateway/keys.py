@@ -26,7 +26,7 @@ from typing import Annotated
 import msgspec
 
 from runtime.errors import RuntimeFailure
-from runtime.gateway.http_errors import no_such_key, over_limit
+from runtime.gateway.http_errors import never_admitted, no_such_key, over_limit
 from runtime.protocol.complaints import Complaints
 
 __all__ = ["Account", "KeyRing", "Limits", "Spending", "read_keys", "share_of"]
@@ -91,6 +91,8 @@ class Account:
             if self.limits.tokens_per_minute is None:
                 num_tokens = 0  # they are not counted, in case they have a limit later
             most = self.limits.max_requests
+            if most is not None and num_requests > most:
+                raise never_admitted(num_requests, "this key", most)
             if most is not None and self.num_requests + num_requests > most:
                 raise over_limit(f"{most:,} requests at a time", RETRY_S)
             most = self.limits.max_streams

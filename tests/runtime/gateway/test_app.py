@@ -53,6 +53,18 @@ def test_a_key_draws_alike_and_counts_once(client, gateway, pair, ids):
     assert [line["completion_tokens"] for line in lines] == [len(pair.reply), 0]
 
 
+def test_a_refused_call_leaves_its_key_to_another(client, pair, ids):
+    """A schema that no answer can be held to, and more choices than there is room for: ranks never had these calls."""
+    pair.reply = [*ids("tide"), EOS_ID]
+    call = {"model": MODEL, "prompt": "mill", "extra_headers": {"Idempotency-Key": "order-8"}}
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/nowhere"}}}
+    for refused in ({"extra_body": {"response_format": wrong}}, {"n": MAX_REQUESTS + MAX_QUEUED_REQUESTS + 1}):
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(**call | refused)
+
+    assert client.completions.create(**call).choices[0].text == "tide"
+
+
 def test_an_answer_goes_on_at_another_unit(raw_stream, gateway, join, pair, until, ids):
     """Its decode rank is lost in the middle: the caller reads on, and the next unit gets the tokens so far."""
     text = ids("the tide grinds")
@@ -417,13 +429,17 @@ def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
 
 
 def test_more_choices_than_there_can_be_are_not_made(gateway, pair):
-    """6.4 million requests would take gigabytes; a 429 comes first, and the process has not grown."""
+    """6.4 million requests would take gigabytes; an error comes first, and the process has not grown.
+
+    No gateway ever has room for so many, so no client is told to ask again.
+    """
     before = gateway.memory_mib()
-    status, _ = gateway.call(
+    status, answer = gateway.call(
         "POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": [[1]] * 50_000, "n": 128})
     )
 
-    assert status == 429
+    assert status == 400
+    assert f"a caller may have {MAX_REQUESTS + MAX_QUEUED_REQUESTS}" in str(answer)
     assert gateway.memory_mib() < before + 100
 
 
