@@ -154,7 +154,13 @@ async def embeddings(request: Request) -> Response:
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
         begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
-        call = EmbeddingCall(asked.prompts, caller_of(request), gateway.admission, gateway.metrics)
+        call = EmbeddingCall(
+            asked.prompts,
+            gateway.model.tokenizer.embedding_size,
+            caller_of(request),
+            gateway.admission,
+            gateway.metrics,
+        )
         idempotent.is_begun = True
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())

@@ -33,7 +33,6 @@ __all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddin
 
 MAX_INPUTS = 2048  # OpenAI's
 VALUE_BYTES = 4
-MAX_VALUES = 2**16  # assumed: nine times the hidden size of DeepSeek-V3
 TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
 
 
@@ -79,12 +78,14 @@ def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name:
 class EmbeddingCall:
     """The prompts of one call at their ranks. Whoever makes one closes it."""
 
-    def __init__(self, prompts: list[list[int]], caller: str, admission: Admission, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, prompts: list[list[int]], size: int, caller: str, admission: Admission, metrics: GatewayMetrics
+    ) -> None:
         """Let every prompt wait for its turn. Raise ApiError when there is no room for them."""
         self._line = admission.embeddings
         self._line.check(caller, len(prompts))
         self._metrics = metrics
-        self._prompts = [_Prompt(prompt_ids, admission.resumptions) for prompt_ids in prompts]
+        self._prompts = [_Prompt(prompt_ids, size, admission.resumptions) for prompt_ids in prompts]
         metrics.waiting.inc(len(prompts))
         self._turns = [
             self._line.join(caller, len(prompt_ids), prompt.try_to_start, prompt.give_up)
@@ -111,10 +112,10 @@ class EmbeddingCall:
 class _Prompt:
     """One prompt at its rank, and at the next one when that is lost."""
 
-    def __init__(self, prompt_ids: list[int], resumptions: Resumptions) -> None:
+    def __init__(self, prompt_ids: list[int], size: int, resumptions: Resumptions) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.units: dict[str, str] = {}
-        self._prompt_ids, self._resumptions = prompt_ids, resumptions
+        self._prompt_ids, self._size, self._resumptions = prompt_ids, size, resumptions
         self._request_id = ""
         self._rank: Rank | None = None
         self._num_resumptions = 0
@@ -148,7 +149,7 @@ class _Prompt:
         rank.unsubscribe(message.request_id)
         if self.answer.done():
             return
-        if isinstance(message, Embedding) and _is_embedding(message.values):
+        if isinstance(message, Embedding) and _is_embedding(message.values, self._size):
             self.answer.set_result(message.values)
         elif isinstance(message, Failed) and message.may_retry and self._num_resumptions < MAX_RESUMPTIONS:
             self._num_resumptions += 1
@@ -159,13 +160,9 @@ class _Prompt:
             self.give_up(message.reason if isinstance(message, Failed) else f"{rank} said no embedding")
 
 
-def _is_embedding(values: bytes) -> bool:
-    """Return whether it is a vector of length 1, as ranks make them, and of no absurd number of values."""
-    return (
-        len(values) <= MAX_VALUES * VALUE_BYTES
-        and len(values) % VALUE_BYTES == 0
-        and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
-    )
+def _is_embedding(values: bytes, size: int) -> bool:
+    """Return whether it is a vector of `size` values and of length 1, as ranks make them."""
+    return len(values) == size * VALUE_BYTES and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
 
 
 def _numbers(values: bytes) -> list[float]:

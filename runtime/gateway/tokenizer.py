@@ -30,6 +30,7 @@ __all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
 
 CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the beginning of a text that is too long is enough
 MAX_TOKEN_IDS = 2**24  # assumed: the largest vocabularies have 2**18
+MAX_HIDDEN_SIZE = 2**16  # assumed: nine times that of DeepSeek-V3
 SLACK_TOKENS = 16  # assumed: of the word that is cut
 
 
@@ -48,6 +49,7 @@ class Tokenizer:
     encoder: tokenizers.Tokenizer
     token_bytes: Sequence[bytes]  # by token id; special tokens have no text: b""
     num_token_ids: int  # that the model knows: an id at or over it cannot be embedded
+    embedding_size: int  # values of an embedding: the model's hidden size
     stop_ids: tuple[int, ...]
     bos_id: int | None
     chat_template: ChatTemplate | None
@@ -113,6 +115,7 @@ class _ModelConfig(msgspec.Struct):
     """The fields that are read from config.json."""
 
     vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=MAX_TOKEN_IDS)]
+    hidden_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_HIDDEN_SIZE)]
     eos_token_id: _TokenId | list[_TokenId] | None = None
 
 
@@ -134,6 +137,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         encoder=encoder,
         token_bytes=_token_bytes(encoder),
         num_token_ids=config.vocab_size,
+        embedding_size=config.hidden_size,
         stop_ids=_stop_ids(folder / "generation_config.json", config),
         bos_id=_leading_bos(folder, encoder, settings),
         chat_template=load_chat_template(folder, settings.chat_template, settings.special_texts()),

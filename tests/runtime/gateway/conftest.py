@@ -87,7 +87,7 @@ def write_checkpoint():
         encoder.save(str(folder / "tokenizer.json"))
         settings = {"bos_token": BOS, "eos_token": EOS, "add_bos_token": True, "chat_template": CHAT_TEMPLATE}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings | overrides))
-        (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "eos_token_id": EOS_ID}))
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "hidden_size": 2, "eos_token_id": EOS_ID}))
         return folder
 
     return write

@@ -75,7 +75,7 @@ def test_an_embedding_has_its_line(client, pair, until, new_lines):
     """Without tokens of an answer."""
 
     async def embed(message):
-        pair.prefill.say(Embedding(message.request_id, struct.pack("<f", 1.0)))
+        pair.prefill.say(Embedding(message.request_id, struct.pack("<2f", 1.0, 0.0)))
 
     pair.prefill.on_embed = embed
     client.embeddings.create(model=MODEL, input=[5, 6])

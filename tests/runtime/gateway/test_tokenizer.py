@@ -98,7 +98,7 @@ def test_without_add_bos_token_the_post_processor_decides(write_checkpoint, tmp_
 def test_generation_config_overrules_config(write_checkpoint, tmp_path, config, generation_config, stop_ids):
     """eos_token_id may be a number, a list or absent; generation_config.json wins."""
     folder = write_checkpoint(tmp_path)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "eos_token_id": config}))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "hidden_size": 2, "eos_token_id": config}))
     if generation_config is not None:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_config}))
 
@@ -109,7 +109,10 @@ def test_a_text_model_beside_encoders_says_it_in_its_part_of_the_config(write_ch
     """Kimi-K2.5's config.json: the vocabulary in text_config; its end of text there, or outside it, which wins."""
     folder = write_checkpoint(tmp_path)
     for outside, stop_ids in (({}, (7,)), ({"eos_token_id": 8}, (8,))):
-        config = {"model_type": "kimi_k25", "text_config": {"vocab_size": 4096, "eos_token_id": 7}} | outside
+        config = {
+            "model_type": "kimi_k25",
+            "text_config": {"vocab_size": 4096, "hidden_size": 2, "eos_token_id": 7},
+        } | outside
         (folder / "config.json").write_text(json.dumps(config))
         read = load_tokenizer(folder)
 
