@@ -20,6 +20,7 @@ class ModelSpec(Section):
 
     config: str | None = Field(
         default=None,
+        min_length=1,
         description="The checkpoint's config.json, relative to this spec, with the shapes that the planner reads.",
         examples=["models/deepseek/config.json"],
     )

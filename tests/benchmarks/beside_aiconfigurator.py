@@ -49,6 +49,7 @@ AIConfigurator is 0.12.0, asked for SGLang on H100, the nearest that it can expr
 of two for EP, no two batches that overlap, FP8 KV, and routing as skewed as its own model has it. Predicted over
 published, less 1; ours is without the constant that is fitted to the row, and nothing is fitted to the last two rows.
 The searches ask for DeepSeek-V3 on prompts of 4,000 tokens and answers of 1,000, TTFT 2,000 ms, TPOT 50 ms, KV in FP8.
+Our TTFT counts a prompt's wait for its turn; AIConfigurator's is that of a prompt which never waits.
 """
 
 
