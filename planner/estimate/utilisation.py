@@ -17,10 +17,11 @@ from planner.facts.terms import Phase
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["KEPT", "LEAST", "as_full_as_promised", "follows_from_promise", "within"]
+__all__ = ["KEPT", "LEAST", "LEAST_OFFERED", "as_full_as_promised", "follows_from_promise", "within"]
 
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
+LEAST_OFFERED = 0.05  # to whoever promises less: assumed, nobody pays for units that do nothing
 STEPS = 1000  # of a utilisation, which is rounded down
 
 

@@ -8,6 +8,7 @@ It decides only where speeds are known, and only for specs that ask for it: with
 alone cannot decide.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from math import ceil
 
 from planner.cluster.inventory import nodes_for
 from planner.estimate.expert_loads import expert_loads
-from planner.estimate.utilisation import KEPT, LEAST, follows_from_promise
+from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
@@ -37,6 +38,7 @@ __all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_
 MAX_RANKED = 8  # candidates of a phase that a plan tells
 MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
 ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
+UTILISATION = "operating_point.prefill.utilisation"
 BINDS = 1.03  # times as full as the chosen layout's fullest GPU
 
 
@@ -159,8 +161,8 @@ def _require_slo(
     for phase, each in found.items():
         broken = [lost for lost in each if isinstance(lost, Lost) and lost.why == "slo"]
         if broken and not any(isinstance(one, Candidate) for one in each):
-            fewer = _fewer_requests(spec, phase, room, trials)
-            wrong += [spec.problem(_violation(spec, phase, field, broken, fewer)) for field in _missed(spec, broken)]
+            lighter = _lighter_load(spec, phase, room, trials)
+            wrong += [spec.problem(_violation(spec, phase, field, broken, lighter)) for field in _missed(spec, broken)]
     if wrong:
         raise InfeasibleError(wrong)
 
@@ -216,25 +218,29 @@ def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
     return missed or known
 
 
-def _fewer_requests(
+def _lighter_load(
     spec: ResolvedSpec, phase: Phase, room: Mapping[frozenset[Phase], int], trials: Trials
-) -> dict[str, int]:
-    """Return the most requests a GPU with which some layout keeps the SLO: path -> number; empty where none does."""
-    path, now = _requests(spec, phase)
-    if phase == "prefill" or now is None:
-        return {}
+) -> dict[str, float]:
+    """Return the most load with which some layout keeps the SLO: path -> value; empty where none does."""
+    path, loads = _lighter_loads(spec, phase)
 
-    def keeps(number: int) -> bool:
-        tried = _found(with_values(spec, {path: number}), phase, room, trials)
+    def keeps(load: float) -> bool:
+        tried = _found(with_values(spec, {path: load}), phase, room, trials)
         return any(isinstance(each, Candidate) for each in tried)
 
-    if now < 2 or not keeps(1):
+    if not loads or not keeps(loads[0]):
         return {}
-    least, most = 1, now - 1
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if keeps(middle) else (least, middle - 1)
-    return {path: least}
+    return {path: loads[bisect_left(loads, True, lo=1, key=lambda load: not keeps(load)) - 1]}
+
+
+def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> tuple[str, Sequence[float]]:
+    """Return the field that says how loaded a phase is, and lighter loads than its own, the lightest first."""
+    if phase != "prefill":
+        path, now = _requests(spec, phase)
+        return path, range(1, now or 1)
+    point = spec.written.operating_point.prefill
+    used = (point.utilisation or LEAST) if point is not None else 0.0
+    return UTILISATION, [share / 100 for share in range(round(100 * LEAST_OFFERED), ceil(100 * used))]
 
 
 def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
@@ -246,25 +252,30 @@ def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
 
 
 def _violation(
-    spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], fewer: Mapping[str, int]
+    spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: Mapping[str, float]
 ) -> Violation:
     best = min(broken, key=lambda lost: lost.reached[field])
     reached = max(ceil(best.reached[field] / KEPT), 1)
-    beside = " with so many requests" if fewer else ""
+    beside = " under that load" if lighter else ""
     rule = f"S727 must be at least {reached} for any layout of {phase} to keep it{beside}"
     path, number = _requests(spec, phase)
     is_said = path.startswith("operating_point.")
     requests = number if is_said else best.numbers["max_requests"]
-    load = "" if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} per GPU"
+    load = _used(spec) if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} per GPU"
     assumed = "" if is_said or phase == "prefill" else f" (max_requests, as operating_point.{phase} gives no number)"
     if field == "ttft_ms" and follows_from_promise(spec.written, phase):
-        assumed = f" at {LEAST:.0%} utilisation, unless operating_point.prefill.utilisation is lower"
+        assumed = f" at {LEAST:.0%} utilisation, unless {UTILISATION} is lower"
     takes = f"{best.reached[field]:,.1f} ms{load}{assumed}"
     reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept as a margin"
     promised = f"slo.{field}"
-    changes = tuple({path: number} for path, number in [*fewer.items(), (promised, reached)])
-    fix = fix_of(changes, spec) if fewer else nearest(reached)
+    changes = tuple({path: number} for path, number in [*lighter.items(), (promised, reached)])
+    fix = fix_of(changes, spec) if lighter else nearest(reached)
     return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
+
+
+def _used(spec: ResolvedSpec) -> str:
+    point = spec.written.operating_point.prefill
+    return "" if point is None or point.utilisation is None else f" at utilisation {point.utilisation:g}"
 
 
 def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:
