@@ -28,6 +28,7 @@ class PhaseLoad:
     served_per_s: float
     lowest: float  # load when it is emptiest
     hours_over: float = 0.0  # in which it is asked for more than it makes
+    are_all_on: bool = False  # whether the plan has no further unit of the phase
     day: str | None = None  # a date or a weekday that is not like the others
 
     @property
@@ -62,6 +63,7 @@ def loads_of_day(
                 asked_per_s=scale * traffic.tokens_of(phase) * share / (each.minutes * MINUTE_S),
                 served_per_s=on.at(each.start)[phase] * rate,
                 lowest=0.0,
+                are_all_on=on.at(each.start)[phase] == num_units[phase],
             )
             for each, share in zip(stretches, shares, strict=True)
         ]

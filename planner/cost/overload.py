@@ -12,9 +12,10 @@ from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["overloads"]
+__all__ = ["SEE_SIMULATE", "overloads"]
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
+SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 ROUNDED = 0.005  # loads are told in whole per cent
 
 
@@ -25,17 +26,17 @@ def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad]) -> tuple[Problem,
 
 def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     time = f"{load.at}{f' on {load.day}' if load.day else ''}"
-    asked = f"asks for {load.load:.0%} of the tokens that the {load.phase} units serve at {time}"
-    reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
-    if not load.served_per_s:
-        asked = f"asks for tokens at {time}, when no {load.phase} units are on"
-        reason = "requests are refused then, and income counts none of them"
-    if load.hours_over:
-        asked += f", and for more than they serve during {load.hours_over:.3g} h of that day"
-    fix = f"turn on more {load.phase} units at that time"
-    if spec.has_windows_of_traffic and f"{load.phase}.units" not in spec.document.autos:
-        fix = f"write {load.phase}.units: auto, for as many as the traffic asks for"
-    fix += " (tidemill simulate shows how long requests wait)"
+    units = f"{load.phase} units"
+    if load.served_per_s:
+        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve at {time}"
+        over = f", and for more than they serve during {load.hours_over:.3g} h of that day"
+        reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
+    else:
+        asked = f"asks for tokens at {time}, when no {load.phase} unit is on"
+        over = f", and for more than the {units} that are on serve during {load.hours_over:.3g} h of that day in all"
+        reason = "requests are refused while no unit is on, and income counts none of them"
+    asked += over if load.hours_over else ""
+    fix = f"{_fix(spec, load)}{SEE_SIMULATE}"
     promises = {name: getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[load.phase]}
     for name, promised in promises.items():
         if promised is not None:
@@ -43,3 +44,13 @@ def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
             yield Violation(f"slo.{name}_ms", promised, rule, reason, fix)
     if not any(promises.values()):
         yield Violation("traffic", None, f"W138 {asked}", reason, fix)
+
+
+def _fix(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Say how more units come to be on at the fullest time."""
+    units = f"{load.phase}.units"
+    if spec.has_windows_of_traffic and units not in spec.document.autos:
+        return f"write {units}: auto, for as many as the traffic asks for"
+    if load.are_all_on:
+        return f"all {load.phase} units are on then: plan more of them, and more cluster.nodes unless some are free"
+    return f"turn on more {load.phase} units at that time"

@@ -11,12 +11,20 @@ from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
-from planner.estimate.throughput.work import work_of
+from planner.estimate.throughput.work import why_unknown, work_of
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 
-__all__ = ["case_of", "unit_shape"]
+__all__ = ["case_of", "is_predictable", "unit_shape"]
+
+
+def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether rates and links of the phase's GPU and the model's kernels are known."""
+    gpu = spec.gpu_of(phase)
+    known = machine_of(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
+    return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
 
 
 def case_of(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exchange: Exchange) -> Case:

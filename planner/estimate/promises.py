@@ -44,7 +44,7 @@ def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phas
         if promised is not None and name == "ttft" and found.waits_without_end:
             yield _saturated(promised)
         elif promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
-            rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.4g} ms"
+            rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms"
             is_given = name == "ttft" and not follows_from_promise(spec.written, phase)
             fix = _less_full(found, promised) if is_given else None
             reason = CHOSEN if phase in searched else WAITING if fix else GIVEN[name]

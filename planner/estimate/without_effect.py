@@ -22,8 +22,8 @@ OF_AUTO = {  # fields of a schedule that count only where another one is `auto`
 
 
 def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
-    """Yield healing without spares, nodes lent for good, rules for a day that is written already, prices of one token,
-    and nodes that are not there."""
+    """Yield healing without spares, nodes lent for good, rules for a day that is written already, traffic that nothing
+    reads, prices of one token, and nodes that are not there."""
     spec = resolved.written
     controller = spec.kubernetes.controller
     if controller is not None and controller.heal is not None and not spec.cluster.spares:
@@ -37,6 +37,7 @@ def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
         fix = "write kubernetes.priority_class: a class above that of the jobs, so that the scheduler preempts them"
         yield Violation("kubernetes.controller.lend_nodes", True, rule, reason, fix)
     yield from _of_a_written_day(resolved)
+    yield from _of_traffic(resolved)
     if spec.cost is not None:
         is_list = isinstance(spec.cost.prices, list)
         for index, prices in enumerate(spec.cost.all_prices):
@@ -58,6 +59,42 @@ def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
             counted = ", and units: auto in each phase" if decided == "windows" else ""
             fix = removal(words=f"remove it, or write schedule.{decided}: auto{counted}")
             yield Violation(f"schedule.{field}", written[field], rule, reason, fix)
+
+
+def _of_traffic(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield fields of traffic that nothing reads, and a history of one day."""
+    traffic, written = spec.written.traffic, spec.document.data.get("traffic") or {}
+    if traffic is None:
+        return
+    if traffic.capacity is not None and (why := _why_no_capacity(spec)) is not None:
+        rule, fix = "W139 has an effect only where windows: auto counts units from it", removal()
+        yield Violation("traffic.capacity", traffic.capacity, rule, why, fix)
+    if "quantile" in written and traffic.history is None:
+        rule, reason = "W139 has an effect only with traffic.history", "it is a quantile of the forecast from past days"
+        yield Violation("traffic.quantile", traffic.quantile, rule, reason, removal())
+    if traffic.output_lengths is not None and "schedule.drain" not in spec.document.autos:
+        rule, reason = "W139 has an effect only with schedule.drain: auto", "nothing but that drain follows from it"
+        fix = removal(words="remove it, or write schedule.drain: auto")
+        yield Violation("traffic.output_lengths", None, rule, reason, fix)
+    if spec.forecast is not None and spec.forecast.num_days == 1:
+        rule = "W141 has one day only"
+        reason = (
+            f"nobody can tell from one day how days differ, so traffic.quantile ({traffic.quantile:g}) adds nothing"
+        )
+        yield Violation("traffic.history", traffic.history, rule, reason, "write more days into the file")
+
+
+def _why_no_capacity(spec: ResolvedSpec) -> str | None:
+    """Say why no unit is counted from traffic.capacity; None where some are."""
+    if not spec.has_windows_of_traffic:
+        return "no window is left to the planner"
+    if any(f"{phase}.units" not in spec.document.autos for phase in spec.phases):
+        return None
+    from planner.estimate.case import is_predictable  # who writes no such field should not wait for its imports
+
+    if all(is_predictable(spec, phase) for phase in spec.phases):
+        return "units that are auto are counted from the tokens/s that they are predicted to make"
+    return None
 
 
 def _of_one_token(prices: PriceSpec, place: str) -> Iterator[Violation]:

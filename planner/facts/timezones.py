@@ -19,6 +19,21 @@ __all__ = ["is_timezone", "nearest_timezone"]
 OFFSET = re.compile(r"(?:UTC|GMT|Z|Etc/UTC)?([+-])([0-9]{1,2}?)(?::?([0-5][0-9]))?", re.IGNORECASE)
 AHEAD, BEHIND = 14, 12  # the most hours that a place is, and that an Etc zone has
 EXAMPLE = "Asia/Shanghai"
+COMMON = {  # what people call a zone; CST and IST have several meanings
+    **dict.fromkeys(("pst", "pdt", "pt", "pacific time"), "America/Los_Angeles"),
+    **dict.fromkeys(("mdt", "mountain time"), "America/Denver"),
+    **dict.fromkeys(("cdt", "central time"), "America/Chicago"),
+    **dict.fromkeys(("edt", "eastern time"), "America/New_York"),
+    "bst": "Europe/London",
+    "cest": "CET",
+    "eest": "EET",
+    "msk": "Europe/Moscow",
+    "jst": "Asia/Tokyo",
+    "kst": "Asia/Seoul",
+    "hkt": "Asia/Hong_Kong",
+    "sgt": "Asia/Singapore",
+    **dict.fromkeys(("aest", "aedt"), "Australia/Sydney"),
+}
 
 
 def is_timezone(name: str) -> bool:
@@ -31,7 +46,7 @@ def nearest_timezone(written: str) -> Fix:
     if offset := OFFSET.fullmatch(written):
         sign, hours, minutes = offset.groups()
         return _at_offset(sign, int(hours)) if int(minutes or 0) == 0 else _example()  # Etc has whole hours only
-    plain = {name.casefold(): name for name in sorted(_zones())}
+    plain = {name.casefold(): name for name in sorted(_zones())} | COMMON
     has_offset = re.search(r"[+-][0-9]", written)  # CET+1 is none of CET's clocks
     close = (
         get_close_matches(written.casefold().replace(" ", "_"), plain, n=1, cutoff=0.75)

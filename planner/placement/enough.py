@@ -6,8 +6,11 @@ from planner.cluster.inventory import Node, nodes_for
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
+from planner.spec.traffic import TrafficSpec
 
 __all__ = ["check_room", "gpu_pools"]
+
+MAX_DAYS = 3  # names of days in a message
 
 
 def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
@@ -48,8 +51,7 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason = "units cannot share a node yet"
-    if spec.has_windows_of_traffic and any(f"{each.phase}.units" in spec.document.autos for each in layouts):
-        reason += ", and the busiest hour of traffic.profile needs all of these"
+    reason += _why_so_many(spec, layouts)
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)
         least, kept = needed + num_spares, f", + spares {num_spares}" if num_spares else ""
@@ -62,3 +64,25 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     of_gpu = f" of {gpu}" if gpu else ""
     rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), but {there}"
     return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
+
+
+def _why_so_many(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
+    """Say which demand counts the units of windows that are auto; empty where they are as many as are written."""
+    if not spec.has_windows_of_traffic or (traffic := spec.written.traffic) is None:
+        return ""
+    busiest = f"the busiest hour of {_busiest(traffic)}"
+    if any(f"{each.phase}.units" in spec.document.autos for each in layouts):
+        return f", and {busiest} needs all of these"
+    if traffic.capacity is None or traffic.capacity >= traffic.busiest:
+        return ""
+    carried = f"the units that are written carry a demand of {traffic.capacity:,.6g} (traffic.capacity)"
+    return f", and {carried}, while {busiest} asks for {traffic.busiest:,.6g}"
+
+
+def _busiest(traffic: TrafficSpec) -> str:
+    """Return the field that has the entry with most demand."""
+    other = max(traffic.other_days, key=lambda each: max(each.profile), default=None)
+    if other is None or traffic.profile is None or max(other.profile) <= max(traffic.profile):
+        return "traffic.history, as forecast" if traffic.history else "traffic.profile"
+    more = ", ..." if len(other.days) > MAX_DAYS else ""
+    return f"traffic.other_days ({', '.join(other.days[:MAX_DAYS])}{more})"

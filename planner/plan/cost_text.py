@@ -46,6 +46,8 @@ def _of_all(cost: DayCost) -> str:
 
 def _notes(cost: DayCost) -> Iterator[str]:
     tokens, hits = cost.tokens, cost.hits
+    if cost.idle_usd:
+        yield from filled("own, off: nodes of cost.supplies that are your own are paid while they are off, too.")
     if tokens and tokens.revenue_usd is not None:
         other = ""
         if cost.currency:

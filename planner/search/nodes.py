@@ -43,7 +43,7 @@ def with_room(spec: ResolvedSpec) -> ResolvedSpec:
 
 def require_speeds(spec: ResolvedSpec) -> None:
     """Raise SpecError where traffic decides the nodes, and nobody knows what a node serves."""
-    from planner.search.speed import is_predictable  # only who asks for speed should wait for its imports
+    from planner.estimate.case import is_predictable  # only who asks for speed should wait for its imports
 
     if all(is_predictable(spec, phase) for phase in spec.phases):
         return  # nothing fits into memory, which is said with what would

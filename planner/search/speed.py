@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.estimate.case import case_of, unit_shape
+from planner.estimate.case import case_of, is_predictable, unit_shape
 from planner.estimate.points import operating_point
 from planner.estimate.throughput.copies import expected_copies
-from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.predict import Case, prompt_reading, saturated_rate
-from planner.estimate.throughput.work import why_unknown
 from planner.estimate.utilisation import as_full_as_promised
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
@@ -77,13 +75,6 @@ class Trials:
         memory = self.memory_of(tried, phase)
         assert memory is not None
         return Trial(tried, self.layout_of(tried, phase), memory)
-
-
-def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether rates and links of the phase's GPU and the model's kernels are known."""
-    gpu = spec.gpu_of(phase)
-    known = machine_of(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
-    return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
 
 
 def speed_of(trial: Trial, balance: Balance) -> Speed:

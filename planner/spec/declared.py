@@ -23,6 +23,7 @@ __all__ = [
     "section_at",
     "section_of",
     "sentence_of",
+    "takes_mapping",
     "types_in",
 ]
 
@@ -55,6 +56,11 @@ def section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
 def required_in(section: type[BaseModel]) -> list[str]:
     """Names of the fields that `section` must have."""
     return [name for name, field in section.model_fields.items() if field.is_required()]
+
+
+def takes_mapping(field: FieldInfo) -> bool:
+    """Whether `field` holds a section, or a mapping of any keys."""
+    return section_of(field) is not None or any(get_origin(each) is dict for each in types_in(field.annotation))
 
 
 def types_in(annotation: Any) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from planner.spec.declared import (
     types_in,
 )
 from planner.spec.meant import (
+    currency,
     day,
     engine_and_version,
     fraction,
@@ -61,6 +62,7 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
     "schedule": day,
     "schedule.windows.at": time_of_day,
     "schedule.other_days.windows.at": time_of_day,
+    "cost.currency.code": currency,
     "kubernetes.image": image,
     "kubernetes.stage.image": image,
     "kubernetes.gateway.image": image,

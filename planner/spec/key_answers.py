@@ -12,7 +12,7 @@ from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
 from planner.problems.fix import close_to, removal
 from planner.spec.container_resources import rdma_said_by_key
-from planner.spec.declared import may_be_auto, place_of, section_of
+from planner.spec.declared import may_be_auto, place_of, takes_mapping
 from planner.spec.engine_flags import of_the_server, overlap_said_by_flag
 from planner.spec.instead import in_our_form
 from planner.spec.key_forms import as_a_container_says, as_an_engine_says, as_kustomize_says, as_others_say
@@ -51,12 +51,14 @@ def answer_to(key: UnknownKey) -> Answer:
 
 
 def violation_of(key: UnknownKey, answer: Answer) -> Violation:
-    """Return `answer` in our four parts. Where it may be a secret, neither the value nor a change is told."""
+    """Return `answer` in our four parts. Where the value may be a secret, nothing that is told has it."""
     rule = f"S201 is not a key of {key.parent or 'the spec'}"
-    is_like_env = key.parent == "kubernetes" and close_to(key.name, list(key.fields)) == "env"
-    if is_like_env or any(map(may_be_secret, answer.meant)):
-        words = f"did you mean {' and '.join(answer.meant) or 'env'}?"
-        return Violation(key.path, None, rule, answer.reason, words)
+    if any(map(may_be_secret, answer.meant)):
+        return Violation(key.path, None, rule, answer.reason, f"did you mean {' and '.join(answer.meant)}?")
+    if key.parent == "kubernetes" and close_to(key.name, list(key.fields)) == "env":
+        return Violation(key.path, None, rule, answer.reason, "did you mean env?")
+    if key.name == "env":
+        return Violation(key.path, None, rule, answer.reason, answer.fix)
     return Violation(key.path, key.value, rule, answer.reason, answer.fix)
 
 
@@ -228,7 +230,7 @@ def _alike(key: UnknownKey) -> list[str]:
     return [
         each
         for each in key.free
-        if (section_of(key.fields[each]) or not is_mapping)
+        if (not is_mapping or takes_mapping(key.fields[each]))
         and qualifiers_of(key.name) <= qualifiers_of(each)
         and not _is_of_no_phase(each, key)
         and _numbers(each) in ([], _numbers(key.name))

@@ -314,7 +314,8 @@ class KubernetesSpec(Section):
     drain: Annotated[float, *quantity("time", least="1s", most="24h")] | None = Field(
         default=None,
         description="Time that a unit or the gateway gets, once told to end, for the answers that it has begun; an "
-        "idle one ends at once. Unless given, schedule.drain where a controller drains units, else 30s.",
+        "idle one ends at once. Unless given, schedule.drain (over controller.pace) where a controller drains units,"
+        " else 30s.",
         examples=["2min"],
     )
     disruptions: int | None = Field(

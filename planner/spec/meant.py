@@ -10,6 +10,7 @@ from typing import Any
 from planner.facts.engines import ENGINES
 
 __all__ = [
+    "currency",
     "day",
     "engine_and_version",
     "fraction",
@@ -28,6 +29,7 @@ __all__ = [
     "windows",
 ]
 
+CURRENCIES = {"€": "EUR", "euro": "EUR", "euros": "EUR", "£": "GBP", "us$": "USD", "yuan": "CNY", "rmb": "CNY"}
 LEAST_OF_A_HUNDRED = 2  # assumed: less is a share that is too large, and not a percentage
 MAX_DIGITS = 4000  # of which Python makes a number without complaint; more of them say no more: it is too large
 WHOLE = re.compile(r"(?P<digits>[-+]?(?:[0-9]{1,3}(?:[_, ][0-9]{3})+|[0-9]+))(?:\.0+)?(?P<unit>k|m|K|M|Ki|Mi)?")
@@ -147,6 +149,12 @@ def time_of_day(value: Any) -> str | None:
         return f"{hour:02}:{half['minute'] or '00'}"
     match = None if isinstance(value, bool) else TIME.fullmatch(str(value))
     return match and f"{int(match['hour']) % 24:02}:{match['minute'] or '00'}"
+
+
+def currency(value: Any) -> str | None:
+    """Return the letters of a currency that is written in others, as `eur`, or by its sign; None for anything else."""
+    plain = value.strip().casefold() if isinstance(value, str) else ""
+    return CURRENCIES.get(plain) or (plain.upper() if re.fullmatch("[a-z]{3}", plain) else None)
 
 
 def image(value: Any) -> str | None:

@@ -91,7 +91,7 @@ class TrafficSpec(Section):
         ge=1e-9,
         le=MAX_TOKENS,
         description="Demand that the units of the spec just carry, in the unit of the profile or history (the busiest"
-        " entry unless given).",
+        " entry unless given). Where it is less than the busiest entry, windows: auto has more units than the spec.",
         examples=[81422],
     )
 

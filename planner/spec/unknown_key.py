@@ -95,7 +95,8 @@ class UnknownKey:
 
     def as_seen_there(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return `fields` (dotted path -> value) by their names, where they are of the same section."""
-        return {path.removeprefix(f"{self.parent}."): value for path, value in fields.items()}
+        short = {path: path.removeprefix(f"{self.parent}.") for path in fields}
+        return {path if "." in short[path] else short[path]: value for path, value in fields.items()}
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 
 
 LENGTHS = ("input_len", "output_len", "input_length", "output_length", "prompt_len", "isl", "osl")
+VOLUMES = ("kubernetes.volumes", "kubernetes.gateway.volumes")
 NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 
 _WINDOW = "a window lasts until the next one starts"
@@ -43,6 +44,7 @@ _SCALED = "units are not scaled with load; a schedule sets their number by time 
 _LATENCY = "a service promises ttft_ms and tpot_ms, under slo"
 _NICS = "tidemill does not count NICs: gpus_per_nic of a GPU of your own says how many GPUs share one"
 _GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them by themselves"
+_OF_UNITS = "only pods of units have variables of the spec, those of kubernetes.env"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
 _PATCHED = "rendered objects are changed by patches"
@@ -58,9 +60,11 @@ NOT_YET = {
     **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), _GPUS),
     **dict.fromkeys((f"kubernetes.resources.{key}" for key in GPU_RESOURCES), _GPUS),
     **dict.fromkeys((f"kubernetes.resources.unit.{key}" for key in GPU_RESOURCES), _GPUS),
-    "kubernetes.volumes.name": "a volume is known by its mount_path",
-    "kubernetes.volumes.nfs": _MOUNTED,
-    "kubernetes.volumes.csi": _MOUNTED,
+    **dict.fromkeys((f"{place}.name" for place in VOLUMES), "a volume is known by its mount_path"),
+    **dict.fromkeys((f"{place}.{key}" for place in VOLUMES for key in ("nfs", "csi")), _MOUNTED),
+    **dict.fromkeys(("gateway.env", "kubernetes.gateway.env"), _OF_UNITS),
+    "kubernetes.controller.env": _OF_UNITS,
+    "kubernetes.controller.replicas": "one controller runs at a time, and Kubernetes starts it again when it ends",
     "cluster.gpu.fp4_tflops": "a GPU of your own has rates for FP8 and BF16 only, and FP4 is planned at the FP8 rate",
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
     "kubernetes.service": _PATCHED,
@@ -73,6 +77,14 @@ NOT_YET = {
     "schedule.windows.duration": _WINDOW,
 }
 
+
+def _patch_of_env(container: str) -> str:
+    """Say how a pod without a GPU gets variables of its own."""
+    env = f"{{containers: [{{name: {container}, env: [{{name: ..., value: ...}}]}}]}}"
+    patch = f"{{kind: Deployment, name: NAME-{container}, patch: {{spec: {{template: {{spec: {env}}}}}}}}}"
+    return f"write a patch, as kubernetes.patches: [{patch}], where NAME is the spec's name"
+
+
 _SHARED = "describe the GPU, as gpu: {name: ...}, and write gpus_per_nic below it: gpus_per_node / NICs per node"
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
@@ -83,8 +95,9 @@ INSTEAD = {
     "cost.usd_per_node_hour": "write usd_per_gpu_hour, which is usd_per_node_hour / gpus_per_node",
     "schedule.windows.units": "write how many units of each phase, as prefill_units: ... and decode_units: ...",
     "cluster.rdma": "write kubernetes.rdma, for example {resource: rdma/hca, count: 8}",
-    "kubernetes.volumes.nfs": _MOUNT,
-    "kubernetes.volumes.csi": _MOUNT,
+    **dict.fromkeys((f"{place}.{key}" for place in VOLUMES for key in ("nfs", "csi")), _MOUNT),
+    **dict.fromkeys(("gateway.env", "kubernetes.gateway.env"), _patch_of_env("gateway")),
+    "kubernetes.controller.env": _patch_of_env("controller"),
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _SHARED),
     "kubernetes.patches.path": "write what is in the file as a mapping below patch",
 }

@@ -33,7 +33,7 @@ from runtime.gateway.http_errors import ApiError, no_json, unknown_model
 from runtime.gateway.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.keys import Account, KeyRing, Spending
 from runtime.gateway.metrics import GatewayMetrics
-from runtime.gateway.openapi import description
+from runtime.gateway.openapi import ROUTES, description
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
@@ -384,8 +384,10 @@ def _api_error(request: Request, error: ApiError) -> Response:
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
-    """Answer Starlette's own errors: a path or a method that does not exist."""
+    """Answer Starlette's own errors: a path that does not exist, with those that do, or a method that does not."""
     message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
+    if error.status_code == 404:
+        message += f"; there are {', '.join(ROUTES)}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return JSONResponse(
         ApiError(error.status_code, message, code=code).body(), status_code=error.status_code, headers=error.headers

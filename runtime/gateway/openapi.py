@@ -14,7 +14,7 @@ from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, Embed
 from runtime.gateway.conversation import Part
 from runtime.gateway.idempotency import HEADER, MAX_CHARACTERS
 
-__all__ = ["describe", "description"]
+__all__ = ["ROUTES", "describe", "description"]
 
 Json = dict[str, Any]
 
@@ -32,6 +32,7 @@ GETS: dict[str, tuple[str, tuple[int, ...]]] = {
     "/readyz": ("Say whether requests can be answered, and the state of every rank.", ()),
     "/openapi.json": ("Return this description.", ()),
 }
+ROUTES = (*(f"POST {path}" for path in POSTS), *(f"GET {path}" for path in GETS))
 STREAMED = (CompletionBody, ChatBody)
 MEANINGS = {
     400: "The request is wrong, or asks for what is not done here.",

@@ -2,8 +2,9 @@
 
 import argparse
 import io
+import sys
 import time
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -44,14 +45,17 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
         raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
-    last, status = None, 0
+    shown, told, status = "", "", 0
     with suppress(KeyboardInterrupt):
         while True:
-            with redirect_stdout(io.StringIO()) as said:
+            with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
                 status = _status_now(arguments)
-            if said.getvalue() != last:
-                last = said.getvalue()
-                print(last, flush=True)
+            last_shown, last_told = shown, told
+            shown, told = out.getvalue(), err.getvalue()
+            if shown != last_shown:
+                print(shown, flush=True)
+            if told != last_told:
+                print(told, end="", file=sys.stderr, flush=True)
             time.sleep(WATCH_S)
     return status
 

@@ -1,11 +1,13 @@
 """One call of `tidemill simulate`: a day as flows, or a trace one by one; checked before anything is planned."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from planner.cost.overload import SEE_SIMULATE
 from planner.facts.calendar import is_day
+from planner.plan.plan import Plan
 from planner.problems.errors import CallError, Problem, Violation
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
@@ -59,7 +61,7 @@ class _Days:
 
     @property
     def warnings(self) -> Sequence[Problem]:
-        return self.columns[0].day.plan.warnings
+        return _warnings(self.columns[0].day.plan)
 
     def text(self) -> str:
         return simulation_text(self.columns)
@@ -78,7 +80,7 @@ class _Traces:
 
     @property
     def warnings(self) -> Sequence[Problem]:
-        return self.columns[0].plan.warnings
+        return _warnings(self.columns[0].plan)
 
     def text(self) -> str:
         return replay_text(self.columns)
@@ -123,6 +125,11 @@ def read_call(arguments: Any) -> Call:
         raise CallError(wrong)
     policies = tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value])))
     return Call(variants, failures, date, trace, window or ALL, policies)
+
+
+def _warnings(plan: Plan) -> Sequence[Problem]:
+    """Return the plan's warnings. What they say of `tidemill simulate` is for who has not called it yet."""
+    return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.warnings]
 
 
 def _read(read: Callable[[Any], T], written: Any, wrong: list[Problem]) -> T | None:

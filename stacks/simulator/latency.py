@@ -85,7 +85,7 @@ def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
     """Return a day's latencies, and how many keep the promises of `slo`."""
     waits = waits_of(service, curves)
     came, admitted = curves.asked.sum(), curves.asked - curves.refused
-    answered = admitted.sum()
+    answered, is_met = admitted.sum(), admitted > 0  # a minute without units has an endless wait, and admits nobody
     ttft_kept = tpot_kept = None
     if slo.ttft_ms is not None:
         ttft_kept = float((waits.within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else 1.0
@@ -93,7 +93,7 @@ def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
         made = curves.tokens.sum()
         tpot_kept = float(curves.tokens[curves.tpot <= slo.tpot_ms / 1e3].sum() / made) if made else 1.0
     return Latencies(
-        ttft_mean=float((waits.mean * admitted)[admitted > 0].sum() / answered) if answered else 0.0,
+        ttft_mean=float((waits.mean[is_met] * admitted[is_met]).sum() / answered) if answered else 0.0,
         ttft=tuple(_quantile(waits, admitted, each) for each in QUANTILES),
         tpot=tuple(_weighted(curves.tpot, curves.tokens, each) for each in QUANTILES),
         ttft_kept=ttft_kept,

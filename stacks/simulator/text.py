@@ -63,7 +63,7 @@ def _notes_of(column: Column) -> Iterator[str]:
     curves, demand = column.day.curves["mid"], column.day.plan.demand_on(column.day.date)
     for load in demand:
         if not load.served_per_s:
-            yield f"{load.phase} is asked for work at {load.at}, when none of its units is on."
+            yield f"No {load.phase} unit is on at {load.at}, though requests come then."
         elif (asked := load.load * column.day.scale) > 1:
             yield f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}."
     refused, is_off = curves.refused > 0, curves.token_units == 0

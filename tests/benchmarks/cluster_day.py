@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 from matplotlib import pyplot
@@ -40,6 +41,10 @@ HEAD = """# A day on a real cluster
 [the controller](controller.md), with [NetworkPolicies](network-policies.md) enforced. The day went 144 times as fast as
 clocks. Pods start, load, drain and end in their own time, so a warm-up of 30 minutes is 12.5 s here, and units come
 late. Four callers streamed one answer after another.
+
+There is a row for each change. What is ready stands there as the controller saw it at its last look, up to 5 s before;
+which units have pods is asked at the moment itself. The last column counts the answers from one row to the next: with
+the first one those before it, with the last one those after it.
 
 ![Units wanted and ready, and answers a second, over the day](cluster-day.png)
 
@@ -75,12 +80,13 @@ def main():
 def page(looks, streams, clock, up_s):
     """The record, and what it comes to."""
     begin, end = looks[0][0], looks[-1][0]
+    ends = [*(at for at, _ in looks[1:-1]), inf]  # the callers began before the first look, and went on after the last
     lines = [
         "| s | the day's time | state | ready, of those wanted | units with pods | answers since |",
         "|---|---|---|---|---|---|",
     ]
-    for (at, look), (until, _) in pairwise(looks):
-        answers = sum(at <= answer.ended < until for answer in streams.answers)
+    for (at, look), since, until in zip(looks, [-inf, *ends], ends, strict=False):
+        answers = sum(since <= answer.ended < until for answer in streams.answers)
         minute = int(clock.of(at)) // 60 % (24 * 60)
         running = ", ".join(unit.removeprefix(f"{NAME}-") for unit in look.running)
         status = look.status
@@ -91,7 +97,8 @@ def page(looks, streams, clock, up_s):
     tokens = sum(answer.num_tokens for answer in streams.answers)
     lines += [
         "",
-        f"`pulumi up` took {up_s:.0f} s. {len(streams.answers):,} answers of {tokens:,} tokens; **{len(streams.wrong)} "
+        f"Recorded on {time.strftime('%d %B %Y', time.gmtime(begin))}. `pulumi up` took {up_s:.0f} s.",
+        f"{len(streams.answers):,} answers of {tokens:,} tokens; **{len(streams.wrong)} "
         "failed, were cut short or had another text**",
         "than before the day. Units had pods for "
         f"{busy / (end - begin) / NUM_UNITS:.0%} of the time that they would have had without a schedule.",

@@ -39,7 +39,7 @@ def _collect(path, section, sections):
 
 
 def _heading(paths):
-    return ", ".join(f"`{path}`" for path in paths) if paths != [""] else "The whole"
+    return ", ".join(f"`{path}`" for path in dict.fromkeys(paths)) if paths != [""] else "The whole"
 
 
 def _field_row(name, field, section):

@@ -35,6 +35,13 @@ def test_a_field_that_says_nothing_is_named(key):
         _field_row("units", {name: each for name, each in field.items() if name != key}, {"title": "PhaseSpec"})
 
 
+def test_a_heading_names_each_place_once():
+    """A section that may stand alone or in a list is found at one path twice."""
+    headings = re.findall("^## (.*)", PAGES[ROOT / "docs" / "spec.md"](), re.MULTILINE)
+
+    assert [each for each in headings if len(set(each.split(", "))) < len(each.split(", "))] == []
+
+
 def test_every_rule_has_a_row():
     """The page of the rules has each id that the planner's sources name."""
     sources = "".join(path.read_text() for path in (ROOT / "planner").rglob("*.py"))

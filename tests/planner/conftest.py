@@ -182,6 +182,7 @@ def write_spec_folder(folder):
     (folder / "page.json").write_text("<!DOCTYPE html><html></html>")
     past = [f"2026-11-{day:02}T{hour:02}:00,{100 + hour}" for day in range(2, 16) for hour in range(24)]
     (folder / "days.csv").write_text("\n".join(["time,demand", *past]))
+    (folder / "one_day.csv").write_text("\n".join(["time,demand", *past[:24]]))
     (folder / "half_a_day.csv").write_text("\n".join(["time,demand", *past[:12]]))
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")

@@ -158,6 +158,15 @@ def test_what_is_not_said_is_not_counted():
     assert cost_of(None) is None
 
 
+def test_the_bill_explains_the_row_of_own_nodes_that_are_off(plan_of, spec_text):
+    """River takes three of its nodes; more own ones cost something all the same."""
+    nodes = "cost: {usd_per_gpu_hour: 0.5, supplies: [{kind: own, nodes: %d, usd_per_gpu_hour: 0.4}]}\n"
+    off, on = (" ".join(plan_text(plan_of(spec_text + nodes % number)).split()) for number in (9, 1))
+
+    assert "own, off: nodes of cost.supplies that are your own are paid while they are off, too" in off
+    assert "own, off" not in on
+
+
 def test_money_changes_nothing_that_is_deployed(plan_of, spec_text):
     """A plan with traffic and cost has the digest of one without, says the bill in its text."""
     sections = "traffic: {input_tokens: 2e9, output_tokens: 1e9}\ncost: {usd_per_gpu_hour: 0.5}\n"

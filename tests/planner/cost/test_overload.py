@@ -30,9 +30,34 @@ def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, a
 
 def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
     """Nothing is served then, and no share of it can be told."""
-    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0)])
+    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0, hours_over=15.5)])
 
-    assert "asks for tokens at 03:00, when no decode units are on" in found.rule
+    assert found.rule == (
+        "W126 is not kept, because traffic asks for tokens at 03:00, when no decode unit is on, "
+        "and for more than the decode units that are on serve during 15.5 h of that day in all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("are_all_on", "fix"),
+    [
+        (False, "turn on more prefill units at that time"),
+        (True, "all prefill units are on then: plan more of them, and more cluster.nodes unless some are free"),
+    ],
+)
+def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, fix, spec):
+    """A schedule that has every unit on cannot turn on more of them."""
+    (found,) = overloads(spec, [PhaseLoad("prefill", "20:00", 300.0, 100.0, 0.0, are_all_on=are_all_on)])
+
+    assert found.fix == f"{fix} (tidemill simulate shows how long requests wait)"
+
+
+def test_the_published_day_lacks_prefill_units_and_leaves_decode_units_off():
+    """All 29 prefill units are on at 15:00; at 03:30, when decode is fullest, most of its units are off."""
+    found = compile_plan(check_spec(SPECS / "deepseek-h800.yaml")).warnings
+    fixes = [str(each.fix) for each in found if each.rule.startswith("W138")]
+
+    assert [each.startswith("all prefill units are on then") for each in fixes] == [True, False]
 
 
 def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):

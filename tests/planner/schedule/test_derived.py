@@ -1,5 +1,7 @@
 """A day that follows its traffic, and the ways between its states: checked at every minute."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,6 +214,41 @@ def test_days_that_are_unlike_have_windows_of_their_own(tmp_path):
         "schedule.other_days.0.windows",
         "schedule.other_days.1.windows",
     ]
+
+
+def too_few_nodes(folder, spec):
+    """Return the reason for which `spec` asks for more nodes."""
+    (folder / "spec.yaml").write_text(spec)
+    with pytest.raises(InfeasibleError) as caught:
+        compile_plan(check_spec(folder / "spec.yaml"))
+    (problem,) = caught.value.problems
+    assert problem.rule.startswith("S701")
+    return problem.reason
+
+
+@pytest.mark.parametrize(
+    ("saturday", "field"), [(0.4, "traffic.profile"), (2.0, "traffic.other_days (saturday, sunday)")]
+)
+def test_too_few_nodes_are_blamed_on_the_day_that_asks_for_most(saturday, field, tmp_path):
+    """Each unit that is on at some time of the week has its own nodes, so the busiest day counts them."""
+    traffic = {
+        "input_tokens": 1e12,
+        "output_tokens": 1e11,
+        "profile": [0.4] * 8 + [1.0] * 16,
+        "other_days": [{"days": ["saturday", "sunday"], "profile": [saturday] * 24}],
+    }
+    spec = PAIR.replace("units: 2", "units: auto")
+    reason = too_few_nodes(tmp_path, f"{spec}traffic: {json.dumps(traffic)}\nschedule: auto\n")
+
+    assert f"the busiest hour of {field} needs all of these" in reason
+
+
+def test_more_units_than_are_written_are_said_to_follow_from_capacity(tmp_path):
+    """Units that carry half of the busiest hour are too few, and nothing else in the spec says how many it takes."""
+    reason = too_few_nodes(tmp_path, f"{PAIR}{TRAFFIC.replace('}', ', capacity: 0.5}')}schedule: auto\n")
+
+    assert "the units that are written carry a demand of 0.5 (traffic.capacity)" in reason
+    assert reason.endswith("while the busiest hour of traffic.profile asks for 1")
 
 
 def test_windows_that_follow_no_traffic_are_refused(tmp_path):

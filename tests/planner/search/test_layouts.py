@@ -1,6 +1,7 @@
 """`auto` by speed: the best of all layouts under the SLO and in memory, a full cluster, and what is out."""
 
 import json
+import re
 from itertools import product
 
 import pytest
@@ -334,6 +335,16 @@ def test_a_promise_that_the_plan_misses_is_a_warning():
 
     assert missed.message.startswith("slo.ttft_ms (5.0) is missed by prefill, whose TTFT is predicted at")
     assert not [each for each in kept.warnings if each.rule.startswith("W115")]
+
+
+def test_minutes_are_told_in_whole_digits():
+    """A TTFT of 100 s and more is a number as one writes it, not 1.1e+05 ms."""
+    fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
+    point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16384, "utilisation": 0.999}}
+    plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed, operating_point=point))
+    (missed,) = [each for each in plan.warnings if each.rule.startswith("W115")]
+
+    assert re.search(r"is predicted at [0-9,]+\.[0-9] ms$", missed.rule)
 
 
 def test_a_missed_ttft_offers_units_that_are_less_full():

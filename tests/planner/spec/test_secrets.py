@@ -22,6 +22,8 @@ SECRET = "hunter2"
         {"kubernetes.env": [f"TOKEN={SECRET}"]},
         {"kubernetes.env": f"TOKEN={SECRET}"},
         {"kubernetes.evn": {"TOKEN": SECRET}},
+        {"kubernetes.gateway": {"env": {"TOKEN": SECRET}}},
+        {"kubernetes.controller": {"env": {"TOKEN": SECRET}}},
         {"kubernetes.patches": [{"kind": "Deployment", "patch": {"spec": {"env": [{"value": SECRET}]}}}]},
     ],
     ids=str,

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+from runtime.gateway.openapi import describe
 from runtime.protocol.messages import Abort, Failed, Prefill, State, Token
 from tests.runtime.gateway.conftest import LOGPROB, MAX_QUEUED_REQUESTS, MAX_REQUESTS, PATIENCE_S
 
@@ -471,6 +472,17 @@ def test_every_error_has_openais_shape(gateway, method, path, body, status, code
     assert (answered, error["code"]) == (status, code)
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
+
+
+def test_an_unknown_path_is_answered_with_those_that_there_are(gateway):
+    """A client of another API, such as OpenAI's responses, reads what it can call."""
+    _, text = gateway.call("POST", "/v1/responses", "{}")
+    message = json.loads(text)["error"]["message"]
+
+    assert message.startswith("POST /v1/responses: not found; there are POST /v1/completions, ")
+    assert set(message.partition("there are ")[2].split(", ")) == {
+        f"{method.upper()} {path}" for path, methods in describe()["paths"].items() for method in methods
+    }
 
 
 def test_metrics_count_what_was_answered(gateway, client, pair, ids):

@@ -191,6 +191,26 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
     assert said == ["All units stay on, whatever the schedule says: tidemill up --day plays its day.\n", ""]
 
 
+def test_a_watch_says_a_sentence_once(folder, monkeypatch, capsys):
+    """On stderr as on stdout, something is told again when it has changed."""
+    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    records = [Record("demo", "sha256:0", (GATEWAY,), "m", (), switches_units=each) for each in (True, False, True)]
+    later = [records[0], *records]
+
+    def sleep(_):
+        if not later:
+            raise KeyboardInterrupt
+        folder.write(later.pop(0))
+
+    folder.write(records[0])
+    monkeypatch.setattr(status_cli.time, "sleep", sleep)
+    assert cli.main(["status", "--watch"]) == 0
+    said = capsys.readouterr()
+
+    assert said.err.count("All units stay on") == 2
+    assert said.out.count("plan sha256:0") == 1
+
+
 @pytest.mark.parametrize(("state", "status"), [("failed", 1), ("ready", 0), ("ended", 0), ("starting", 0)])
 def test_status_exits_with_1_when_a_unit_has_failed(folder, monkeypatch, capsys, state, status):
     """So that a script sees it. A unit that was told to end has not failed."""

@@ -39,6 +39,18 @@ def test_the_document_has_the_figures_of_the_table(small_spec, capsys):
     assert {len(each) for each in column["curves"].values()} == {1440}
 
 
+def test_a_simulation_sends_nobody_to_a_simulation(small_spec, capsys):
+    """Traffic that is too much is warned of here as by `plan`, without advice to call what has been called."""
+    spec = yaml.safe_load(small_spec.read_text())
+    spec["traffic"]["output_tokens"] *= 30
+    small_spec.with_name("much.yaml").write_text(yaml.safe_dump(spec))
+    assert cli.main(["simulate", str(small_spec.with_name("much.yaml"))]) == 0
+    err = capsys.readouterr().err
+
+    assert "all mixed units are on then: plan more of them" in err
+    assert "tidemill simulate" not in err
+
+
 def test_scale_leaves_the_plan_as_it_is(small_spec, capsys):
     """More traffic than foreseen meets the plan that was made, and a changed spec a plan of its own."""
     words = ["--set", "traffic.scale=1.5", "--set", "mixed.redundant_experts=8", "--format", "json"]

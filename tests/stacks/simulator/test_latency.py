@@ -1,12 +1,18 @@
 """Latencies of a day out of its curves."""
 
+import warnings
+
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.compiler import compile_plan
 from planner.estimate.throughput.queue import wait_at
+from planner.spec.check import check_spec
 from planner.spec.operating_point import SloSpec
+from stacks.simulator.day import simulate_day
 from stacks.simulator.latency import Waits, latencies_of, waits_of
 
 
@@ -53,3 +59,19 @@ def test_kept_promises_are_those_of_the_percentiles(published_day):
     assert kept.ttft_kept == pytest.approx(0.9 * (1 - outcome.refused / outcome.requests), abs=1e-3)
     assert 0.9 <= kept.tpot_kept <= 1
     assert kept.ttft == outcome.latencies.ttft
+
+
+def test_nobody_waits_for_units_that_are_off(pair_spec, tmp_path):
+    """A mean is taken of those that are admitted, without a word of NumPy about the hours when nobody is."""
+    spec = yaml.safe_load(pair_spec.read_text())
+    day = [(f"{hour:02}:00", on) for hour, on in ((3, 0), (6, 1))]
+    windows = [{"at": at, "prefill_units": on, "decode_units": on} for at, on in day]
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec | {"schedule": {"timezone": "UTC", "windows": windows}}))
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outcome = simulate_day(plan).outcomes["mid"]
+
+    assert outcome.refused > 0
+    assert 0 < outcome.latencies.ttft_mean < float("inf")
