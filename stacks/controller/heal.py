@@ -73,9 +73,8 @@ def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequ
 
 def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
     """Return which unit moves, if any does; none where a person has said hold, or units start or drain already."""
-    is_busy = (
-        decision.is_held or bool(decision.scales) or any(unit.is_on and not unit.is_ready for unit in _on(situation))
-    )
+    stays = decision.is_held or not situation.orders.may_drain or bool(decision.scales)
+    is_busy = stays or not all(unit.is_ready for unit in _on(situation))
     move, problems = None, []
     for unit in _on(situation):
         faults = health.faults.get(unit.name, {})

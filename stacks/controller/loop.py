@@ -19,7 +19,7 @@ from stacks.controller.measure import Measured, measure, suspects_before
 from stacks.controller.mend import mend
 from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe
 from stacks.controller.quota import keep_quota
-from stacks.controller.report import FORECAST, condition_before, status_of, status_of_wrong_day
+from stacks.controller.report import FOLLOWING, FORECAST, condition_before, status_of, status_of_wrong_day
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
@@ -82,9 +82,11 @@ def one_round(following: Following, now: float) -> str:
 
 
 def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Iterator[tuple[str, str, bool]]:
-    """Yield what the gateway's figures have newly come to: reason, words, and whether a person has to do something."""
-    said = condition_before(deployment, FORECAST).get("message", "").split("; ")
-    yield from (("BeyondPlan", each, True) for each in decision.beyond if each not in said)
+    """Yield what is new in orders and in the gateway's figures: reason, words, whether a person has to do something."""
+    unread = measured.observed.situation.orders.unread
+    for condition, reason, messages in ((FOLLOWING, "WrongOrder", unread), (FORECAST, "BeyondPlan", decision.beyond)):
+        said = condition_before(deployment, condition).get("message", "").split("; ")
+        yield from ((reason, each, True) for each in messages if each not in said)
     before = suspects_before(deployment)
     after = before if measured.suspects is None else measured.suspects
     was, now = ({unit for unit, each in every.items() if each.is_last} for every in (before, after))

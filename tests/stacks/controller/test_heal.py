@@ -76,6 +76,12 @@ def test_a_unit_on_a_cordoned_node_moves_to_a_spare():
     assert [(each.unit, each.is_on) for each in decide(drained, NOON).scales] == [("d1", True)]
 
 
+@pytest.mark.parametrize("orders", [Orders(hold_until=NOON + HOUR), Orders(may_drain=False)])
+def test_no_unit_moves_while_a_person_holds_it(orders):
+    """Nor while nobody knows for how long."""
+    assert healing(ALL_READY, ["d1"], orders=orders).move is None
+
+
 def test_one_moves_at_a_time():
     """The second waits for the first."""
     assert healing(ALL_READY, ["p0", "d1"], spares=("s0", "s1")).move.unit == "p0"
@@ -113,11 +119,6 @@ def test_the_only_unit_of_a_phase_stays():
     assert found.problems == (
         "p0 is on p0, which is cordoned, and no other prefill unit serves: delete its pods to move it all the same",
     )
-
-
-def test_nothing_moves_while_a_person_holds_the_day():
-    """The order is to change nothing."""
-    assert healing(ALL_READY, ["d1"], orders=Orders(hold_until=NOON + 1)).move is None
 
 
 TAINT = {"key": "team", "value": "batch", "effect": "NoSchedule"}
