@@ -1,6 +1,6 @@
 """A deployment followed through its day: look, decide, do, say; and again.
 
-    lease -> deployment -> units -> gateway -> decide -> scale, event -> mark nodes -> heal -> status
+    lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> status
 
 Each round reads everything anew. So it makes no difference at which moment a controller ends: what it has done is in
 the cluster, and the next one decides from that.
@@ -9,9 +9,9 @@ the cluster, and the next one decides from that.
 import time
 from collections.abc import Callable, Iterator
 
-from stacks.controller.act import mark_nodes, tell, write_status
+from stacks.controller.act import mark_nodes, write_status
 from stacks.controller.decide import Decision, decide
-from stacks.controller.following import Following, change
+from stacks.controller.following import Following, change, note
 from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, lent, marks_at
@@ -67,12 +67,11 @@ def one_round(following: Following, now: float) -> str:
     measured = measure(deployment, observed, now)
     observed = measured.observed
     decision = decide(observed.situation, observed.clock.of(now))
-    for reason, message, is_warning in _news(deployment, measured, decision):
-        following.say(message)
-        if not following.is_dry_run:
-            tell(api, deployment, reason, message, now, is_warning=is_warning)
     for each in decision.scales:
         change(following, deployment, each, now)
+    for reason, message, is_warning in _news(deployment, measured, decision):
+        following.say(message)
+        note(following, deployment, reason, message, now, is_warning=is_warning)
     marks = _lend(following, deployment, observed, now)
     problems = mend(following, deployment, observed.situation, decision, now, PERIOD_S)
     if not following.is_dry_run:
@@ -113,7 +112,7 @@ def _lend(following: Following, deployment: Manifest, observed: Observed, now: f
         following.say(f"cannot mark a node: {problem}")
     for reason, message in () if problems else lent(situation, before, marks):
         following.say(message)
-        tell(following.api, deployment, reason, message, now)
+        note(following, deployment, reason, message, now)
     return before if problems else marks
 
 
@@ -124,11 +123,12 @@ def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: f
         return
     try:
         changed = keep_quota(following.api, told, len(marks.free))
-        if changed:
-            following.say(changed)
-            tell(following.api, deployment, "Quota", changed, now)
     except ProviderError as error:
         following.say(f"cannot change Kueue's quota: {error}")
+        return
+    if changed:
+        following.say(changed)
+        note(following, deployment, "Quota", changed, now)
 
 
 def _line(decision: Decision) -> str:

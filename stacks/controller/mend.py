@@ -5,9 +5,9 @@
 
 from collections.abc import Sequence
 
-from stacks.controller.act import forget, taint_faulty, tell
+from stacks.controller.act import forget, taint_faulty
 from stacks.controller.decide import Decision
-from stacks.controller.following import Following, change
+from stacks.controller.following import Following, change, note
 from stacks.controller.heal import find_health, heal, nodes_to_taint
 from stacks.controller.observe import unit_pods
 from stacks.controller.report import HEALTHY, condition_before
@@ -48,8 +48,8 @@ def mend(
     problems = [*healing.problems, *([unmarked] if unmarked else [])]
     said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
     for problem in problems:
-        if problem not in said and not following.is_dry_run:
-            tell(following.api, deployment, "Stuck", problem, now, is_warning=True)
+        if problem not in said:
+            note(following, deployment, "Stuck", problem, now, is_warning=True)
     return problems
 
 
@@ -61,10 +61,11 @@ def _forget(following: Following, deployment: Manifest, pod: Manifest, now: floa
         return
     try:
         forget(following.api, pod)
-        following.say(f"forget {what}")
-        tell(following.api, deployment, "Forget", what, now)
     except ProviderError as error:
         following.say(f"cannot forget {pod['metadata']['name']}: {error}")
+        return
+    following.say(f"forget {what}")
+    note(following, deployment, "Forget", what, now)
 
 
 def _taint(
@@ -82,5 +83,5 @@ def _taint(
             continue
         reason, what = ("Faulty", "reports a fault") if node in faulty else ("Mended", "reports no fault any more")
         following.say(f"{node} {what}")
-        tell(following.api, deployment, reason, f"{node} {what}", now)
+        note(following, deployment, reason, f"{node} {what}", now)
     return problem_of_all

@@ -1,0 +1,95 @@
+"""Rounds over a cluster that refuses some of what they ask for."""
+
+from collections import Counter
+
+import pytest
+
+from planner.facts import names
+from stacks.controller import measure
+from stacks.controller.demand import Load
+from stacks.controller.figures import Figures
+from stacks.controller.loop import one_round
+from tests.stacks.controller.cluster import MemoryCluster
+from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
+from tests.stacks.controller.test_observe import SPEC
+
+NOON, EVENING = MIDNIGHT + 12 * HOUR, MIDNIGHT + 23 * HOUR
+NODES = [f"node-{unit['name']}" for unit in SPEC["units"]]
+SECOND = {*DAY} - {*NIGHT}
+
+
+def with_nodes(**spec):
+    """The day of four units, each on a node of its own."""
+    units = [unit | {"nodes": [node]} for unit, node in zip(SPEC["units"], NODES, strict=True)]
+    return SPEC | {"units": units} | spec
+
+
+def labels(cluster, node):
+    return cluster.objects["Node", node]["metadata"]["labels"]
+
+
+@pytest.fixture
+def overload(monkeypatch):
+    """Demand for more decode units than the plan has: news at each look."""
+    figures = Figures({"decode": Load(2, 1e6, 0.0, 0.0)}, frozenset())
+    monkeypatch.setattr(measure, "read_figures", lambda _: figures)
+    rooms = {"decode": {"requests": 8}}
+    demand = {"used": 0.9, "backlog": 2, "afterSeconds": 0, "staySeconds": 900, "rooms": rooms}
+    return {"metrics": "http://gateway/metrics", "demand": demand}
+
+
+def test_units_are_scaled_and_the_status_is_written_where_events_are_refused(overload):
+    """A quota of events may be all that there is wrong. The log says so, once, as the news is not news again."""
+    said, cluster = [], MemoryCluster(SPEC | overload)
+    cluster.unit("p1", 0)
+    cluster.refused.add(("create", "Event"))
+    following = cluster.following(said=said)
+
+    for second in (0, 5):
+        one_round(following, NOON + second)
+
+    assert cluster.replicas()["p1"] == 1
+    assert {each["type"]: each["reason"] for each in cluster.status["conditions"]}["Forecast"] == "BeyondPlan"
+    assert Counter(each.partition(":")[0] for each in said)["cannot write an event"] == 2  # the start, and the news
+
+
+def test_units_are_scaled_before_anything_is_told(overload):
+    """An admission webhook for events may take its time."""
+    cluster = MemoryCluster(SPEC | overload)
+    cluster.unit("p1", 0)
+
+    one_round(cluster.following(), NOON)
+
+    assert [reason for reason, _ in cluster.told()] == ["Start", "BeyondPlan"]
+
+
+def test_nodes_are_lent_where_events_are_refused():
+    """Marks and status are there, and no round marks them again."""
+    said, cluster = [], MemoryCluster(with_nodes(lendNodes={"noticeSeconds": 60}), nodes=NODES)
+    for unit in SECOND:
+        cluster.unit(unit, 0)
+    cluster.refused.add(("create", "Event"))
+    following = cluster.following(said=said)
+
+    for second in (0, 5, 10):
+        one_round(following, EVENING + second)
+
+    assert {node for node in NODES if labels(cluster, node).get(names.NODE_LABEL) == "free"} == {"node-p1", "node-d1"}
+    assert cluster.status["freeNodes"] == 2
+    assert len(said) == 4  # two units' nodes, each with what cannot be written
+
+
+def test_an_order_that_nobody_can_follow_is_told_once():
+    """By an event, and for as long as it is so by the condition."""
+    cluster = MemoryCluster(SPEC | {"force": {"state": "07:00", "until": "2026-01-01T00:00:00Z"}})
+    following = cluster.following()
+
+    for second in (0, 5):
+        one_round(following, EVENING + second)
+
+    ((reason, why),) = [each for each in cluster.told() if each[0] != "Drain"]
+    assert reason == "WrongOrder"
+    assert "is none of the day's" in why
+    following_day = cluster.status["conditions"][0]
+    assert (following_day["status"], following_day["reason"]) == ("True", "WrongOrder")
+    assert {unit for unit, number in cluster.replicas().items() if number} == {*NIGHT}
