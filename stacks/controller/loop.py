@@ -23,7 +23,7 @@ from stacks.controller.report import FOLLOWING, FORECAST, condition_before, stat
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["PERIOD_S", "follow", "one_round"]
+__all__ = ["PERIOD_S", "follow", "once", "one_round"]
 
 LOOK_AT_NODES_S = 300.0  # assumed: nodes of hundreds are much to read, and few people take labels away
 PERIOD_S = 5.0  # assumed: of warm-ups that take minutes; three of them renew a lease in time
@@ -48,6 +48,17 @@ def follow(following: Following, is_over: Callable[[], bool], wait: Callable[[fl
         wait(PERIOD_S)
     if following.lease is not None:
         _let_go(following, following.lease)
+
+
+def once(following: Following, now: float) -> str:
+    """Do one round, after which another controller may act at once. Return what a person should know.
+
+    Raise ProviderError.
+    """
+    news = one_round(following, now)
+    if following.lease is not None:
+        _let_go(following, following.lease)
+    return news
 
 
 def one_round(following: Following, now: float) -> str:

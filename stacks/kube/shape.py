@@ -120,7 +120,7 @@ SHAPES: Mapping[str, Shape] = {
     "Deployment": {"spec": dict},
     "StatefulSet": {"spec": dict},
     "LeaderWorkerSet": {"spec": dict},
-    "Lease": {"spec": {"holderIdentity?": str, "renewTime?": str}, "metadata": {"resourceVersion": str}},
+    "Lease": {"spec": {"holderIdentity?": str, "leaseTransitions?": int}, "metadata": {"resourceVersion": str}},
     "TidemillDeployment": {
         "metadata": {"namespace": str, "uid": str, "generation": int, "creationTimestamp": str},
         "spec": {"timezone": str, "units": [{"name": str, "phase": str}], "steps": [{"at": str, "units": dict}]},

@@ -57,7 +57,7 @@ class MemoryCluster:
 
     def following(self, holder="one", said=None):
         """Somebody who follows the deployment."""
-        lease = Lease.of(NAMESPACE, f"{PLAN}-controller", holder, FIELD_MANAGER)
+        lease = Lease(NAMESPACE, f"{PLAN}-controller", holder, FIELD_MANAGER)
         return Following(self, NAMESPACE, PLAN, lease, (said if said is not None else []).append)
 
     @property

@@ -8,7 +8,7 @@ from planner.facts import names
 from stacks.controller import measure
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
-from stacks.controller.loop import one_round
+from stacks.controller.loop import once, one_round
 from tests.stacks.controller.cluster import MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
 from tests.stacks.controller.test_observe import SPEC
@@ -93,3 +93,11 @@ def test_an_order_that_nobody_can_follow_is_told_once():
     following_day = cluster.status["conditions"][0]
     assert (following_day["status"], following_day["reason"]) == ("True", "WrongOrder")
     assert {unit for unit, number in cluster.replicas().items() if number} == {*NIGHT}
+
+
+def test_a_controller_that_looks_once_lets_the_next_one_act():
+    """It would have to be seen for as long as a lease lasts, and whoever looks once sees it once."""
+    cluster = MemoryCluster(SPEC)
+
+    for holder in ("one", "two"):
+        assert once(cluster.following(holder), NOON).startswith("state 06:00")
