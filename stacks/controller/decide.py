@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
+from planner.facts.day import DAY_S
 from planner.facts.terms import Phase
 from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
@@ -26,7 +27,7 @@ from stacks.controller.situation import Force, LiveUnit, Situation
 
 __all__ = ["Decision", "NextChange", "Scale", "decide", "planned_units", "units_on", "units_soon"]
 
-LOOK_AHEAD_S = 8 * 86_400  # a week has a change, unless only dates have; clocks may shift it
+LOOK_AHEAD_S = 8 * DAY_S  # a week has a change, unless only dates have; clocks may shift it
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,11 @@ def _beyond(situation: Situation, wanted: Sequence[str], force: Force | None) ->
 
 
 def _next_change(situation: Situation, now: float) -> NextChange | None:
-    begin = floor(now)
-    for change in changes_between(situation.timetable, begin + 1, begin + LOOK_AHEAD_S):
-        return NextChange(change.instant, change.starts, change.stops)
+    """Return the first change after `now`: a day at a time, since most days have one."""
+    for begin in range(floor(now) + 1, floor(now) + LOOK_AHEAD_S, DAY_S):
+        end = min(begin + DAY_S, floor(now) + LOOK_AHEAD_S)
+        for change in changes_between(situation.timetable, begin, end):
+            return NextChange(change.instant, change.starts, change.stops)
     return None
 
 

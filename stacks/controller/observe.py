@@ -160,13 +160,13 @@ def _steps(spec: Mapping[str, Any], place: str, written: Sequence[Mapping[str, A
     starts = sorted(minute_of(step["at"]) for step in written)
     if len(set(starts)) != len(starts):
         raise WrongDay(f"spec.{place} has two states that begin at one time")
+    later = dict(zip(starts, [*starts[1:], starts[0] + DAY_MINUTES], strict=True))
     for step in written:
         _require_units(place, step, by_phase)
         num_units = {phase: step["units"].get(phase, 0) for phase in by_phase}
         units = tuple(name for phase, number in num_units.items() for name in by_phase[phase][:number])
         begins = minute_of(step["at"])
-        ends = next((minute for minute in starts if minute > begins), starts[0] + DAY_MINUTES)
-        yield Step(step["at"], ends - begins, num_units, units, sum(pods[name] for name in units), None)
+        yield Step(step["at"], later[begins] - begins, num_units, units, sum(pods[name] for name in units), None)
 
 
 def _require_units(place: str, step: Mapping[str, Any], by_phase: Mapping[Phase, Sequence[str]]) -> None:
