@@ -96,7 +96,11 @@ SHAPES: Mapping[str, Shape] = {
     "Node": {
         "metadata": {"resourceVersion?": str},
         "spec": {"taints?": [{"key": str, "effect": str, "value?": str}]},
-        "status?": {"allocatable?": QUANTITIES, "capacity?": QUANTITIES},
+        "status?": {
+            "allocatable?": QUANTITIES,
+            "capacity?": QUANTITIES,
+            "conditions?": [{"lastTransitionTime?": str}],
+        },
     },
     "Pod": {
         "metadata": {"namespace": str},

@@ -8,7 +8,9 @@ from planner.facts import names
 from stacks.controller import measure
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
+from stacks.controller.heal import STEADY_S
 from stacks.controller.loop import once, one_round
+from stacks.controller.report import timestamp
 from tests.stacks.controller.cluster import MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
 from tests.stacks.controller.test_observe import SPEC
@@ -22,6 +24,15 @@ def with_nodes(**spec):
     """The day of four units, each on a node of its own."""
     units = [unit | {"nodes": [node]} for unit, node in zip(SPEC["units"], NODES, strict=True)]
     return SPEC | {"units": units} | spec
+
+
+def healed():
+    """The same, where units leave nodes that report `GPUMissing` for one spare."""
+    units = [unit | {"spares": ["spare"]} for unit in with_nodes()["units"]]
+    cluster = MemoryCluster(with_nodes(units=units, heal={"conditions": ["GPUMissing"]}), nodes=[*NODES, "spare"])
+    for unit, node in zip(SPEC["units"], NODES, strict=True):
+        cluster.pod(unit["name"], node)
+    return cluster
 
 
 def labels(cluster, node):
@@ -101,3 +112,40 @@ def test_a_controller_that_looks_once_lets_the_next_one_act():
 
     for holder in ("one", "two"):
         assert once(cluster.following(holder), NOON).startswith("state 06:00")
+
+
+def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
+    """At every look its condition is another one: the unit leaves once, and its pods find the taint there."""
+    cluster = healed()
+    following = cluster.following()
+    for look in range(20):
+        now = NOON + 30 * look
+        condition = {
+            "type": "GPUMissing",
+            "status": "False" if look % 2 else "True",
+            "lastTransitionTime": timestamp(now),
+        }
+        cluster.objects["Node", "node-d1"]["status"] = {"conditions": [condition]}
+        one_round(following, now)
+        if not cluster.replicas()["d1"]:
+            cluster.unit("d1")
+            cluster.pod("d1", "spare")
+
+    assert [reason for reason, _ in cluster.told()] == ["Faulty", "Drain"]
+    assert cluster.objects["Node", "node-d1"]["spec"]["taints"]
+
+    one_round(following, now + STEADY_S)
+    assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
+    assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
+
+
+def test_a_fault_that_was_seen_once_moves_no_unit():
+    """It is over when its unit would go."""
+    cluster = healed()
+    following = cluster.following()
+    for look, status in enumerate(("True", "False", "False")):
+        cluster.objects["Node", "node-d1"]["status"] = {"conditions": [{"type": "GPUMissing", "status": status}]}
+        one_round(following, NOON + 30 * look)
+
+    assert [reason for reason, _ in cluster.told()] == ["Faulty", "Mended"]
+    assert cluster.replicas()["d1"] == 1
