@@ -7,7 +7,7 @@ the cluster, and the next one decides from that.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stacks.controller.act import mark_nodes, write_status
 from stacks.controller.decide import Decision, decide
@@ -20,6 +20,7 @@ from stacks.controller.mend import mend
 from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe
 from stacks.controller.quota import keep_quota
 from stacks.controller.report import FOLLOWING, FORECAST, condition_before, status_of, status_of_wrong_day
+from stacks.controller.situation import Situation
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
@@ -83,12 +84,12 @@ def one_round(following: Following, now: float) -> str:
     for reason, message, is_warning in _news(deployment, measured, decision):
         following.say(message)
         note(following, deployment, reason, message, now, is_warning=is_warning)
-    marks = _lend(following, deployment, observed, now)
+    marks, unmarked = _lend(following, deployment, observed, now)
     problems = mend(following, deployment, observed.situation, decision, now, PERIOD_S)
     if not following.is_dry_run:
         status = status_of(measured, decision, marks, problems, now, deployment)
         write_status(api, deployment, status)
-    return _line(decision)
+    return "; ".join([f"state {decision.state}: {decision.why}", *unmarked])
 
 
 def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Iterator[tuple[str, str, bool]]:
@@ -106,25 +107,37 @@ def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Itera
         yield "Mended", f"no rank holds up {unit} any more", False
 
 
-def _lend(following: Following, deployment: Manifest, observed: Observed, now: float) -> Marks:
-    """Mark nodes as free or to be left. Return the marks that all nodes have; those of before if some could not be."""
+def _lend(following: Following, deployment: Manifest, observed: Observed, now: float) -> tuple[Marks, Sequence[str]]:
+    """Mark nodes as free or to be left. Return the marks that all nodes have then, and what went wrong with some."""
     situation, before = observed.situation, marks_before(deployment)
     marks = marks_at(situation, observed.clock.of(now))
     is_due = marks != before or now % LOOK_AT_NODES_S < PERIOD_S
     if not situation.lends_nodes or not is_due:
-        return marks
+        return marks, ()
     if following.is_dry_run:
         following.say(f"would have {len(marks.free)} nodes free and {len(marks.reclaimed)} left")
-        return marks
-    nodes = [node for unit in situation.units for node in unit.nodes]
+        return marks, ()
+    if len(marks.free) < len(before.free):
+        _keep_quota(following, deployment, marks, now)  # before the nodes are gone
+    problems = _mark(following, deployment, situation, marks)
+    marks = marks.but(problems, before)
     _keep_quota(following, deployment, marks, now)
-    problems = list(mark_nodes(following.api, deployment["metadata"]["name"], nodes, marks))
-    for problem in problems:
-        following.say(f"cannot mark a node: {problem}")
-    for reason, message in () if problems else lent(situation, before, marks):
+    for reason, message in lent(situation, before, marks):
         following.say(message)
         note(following, deployment, reason, message, now)
-    return before if problems else marks
+    some = next(iter(problems.values()), None)
+    return marks, (f"{len(problems)} of the units' nodes cannot be marked: {some}",) if some else ()
+
+
+def _mark(
+    following: Following, deployment: Manifest, situation: Situation, marks: Marks
+) -> Mapping[str, ProviderError]:
+    """Mark the units' nodes. Return those that could not be, and why."""
+    nodes = list(dict.fromkeys(node for unit in situation.units for node in unit.nodes))
+    try:
+        return dict(mark_nodes(following.api, deployment["metadata"]["name"], nodes, marks))
+    except ProviderError as error:
+        return dict.fromkeys(nodes, error)
 
 
 def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: float) -> None:
@@ -140,10 +153,6 @@ def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: f
     if changed:
         following.say(changed)
         note(following, deployment, "Quota", changed, now)
-
-
-def _line(decision: Decision) -> str:
-    return f"state {decision.state}: {decision.why}"
 
 
 def _let_go(following: Following, lease: Lease) -> None:

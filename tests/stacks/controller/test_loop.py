@@ -11,7 +11,7 @@ from stacks.controller.figures import Figures
 from stacks.controller.heal import STEADY_S
 from stacks.controller.loop import once, one_round
 from stacks.controller.report import timestamp
-from tests.stacks.controller.cluster import MemoryCluster
+from tests.stacks.controller.cluster import PLAN, MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
 from tests.stacks.controller.test_observe import SPEC
 
@@ -24,6 +24,14 @@ def with_nodes(**spec):
     """The day of four units, each on a node of its own."""
     units = [unit | {"nodes": [node]} for unit, node in zip(SPEC["units"], NODES, strict=True)]
     return SPEC | {"units": units} | spec
+
+
+def lending():
+    """The same by night, when the nodes of the second units are lent."""
+    cluster = MemoryCluster(with_nodes(lendNodes={"noticeSeconds": 60}), nodes=NODES)
+    for unit in SECOND:
+        cluster.unit(unit, 0)
+    return cluster
 
 
 def healed():
@@ -76,9 +84,7 @@ def test_units_are_scaled_before_anything_is_told(overload):
 
 def test_nodes_are_lent_where_events_are_refused():
     """Marks and status are there, and no round marks them again."""
-    said, cluster = [], MemoryCluster(with_nodes(lendNodes={"noticeSeconds": 60}), nodes=NODES)
-    for unit in SECOND:
-        cluster.unit(unit, 0)
+    said, cluster = [], lending()
     cluster.refused.add(("create", "Event"))
     following = cluster.following(said=said)
 
@@ -149,3 +155,51 @@ def test_a_fault_that_was_seen_once_moves_no_unit():
 
     assert [reason for reason, _ in cluster.told()] == ["Faulty", "Mended"]
     assert cluster.replicas()["d1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("marked", "taints"),
+    [
+        ({names.PLAN_LABEL: "other", names.NODE_LABEL: "reclaimed"}, []),
+        ({}, [{"key": names.RECLAIMED_TAINT, "value": "other", "effect": "NoSchedule"}]),
+    ],
+)
+def test_a_node_that_another_plan_has_marked_is_left_to_it(marked, taints):
+    """It is said once, and the other nodes are lent as ever."""
+    said, cluster = [], lending()
+    node = cluster.objects["Node", "node-d1"]
+    node["metadata"]["labels"], node["spec"] = dict(marked), {"taints": list(taints)}
+    following = cluster.following(said=said)
+
+    lines = {one_round(following, EVENING + second) for second in (0, 5, 300)}
+
+    assert (labels(cluster, "node-d1"), node["spec"]) == (marked, {"taints": taints})
+    assert labels(cluster, "node-p1")[names.NODE_LABEL] == "free"
+    assert cluster.status["nodes"] == {"free": ["node-p1"], "reclaimed": []}
+    assert said == ["the 1 nodes of p1 are free"]
+    (line,) = lines
+    why = "the plan other has marked node-d1: plan one of the two again without this node"
+    assert line == f"state 22:00: as planned; 1 of the units' nodes cannot be marked: {why}"
+
+
+def test_marks_that_are_the_plans_own_come_and_go():
+    """With a taint that nobody has given a value, too: it names no other plan."""
+    cluster = lending()
+    node = cluster.objects["Node", "node-d1"]
+    node["spec"] = {"taints": [{"key": names.RECLAIMED_TAINT, "effect": "NoSchedule"}]}
+
+    one_round(cluster.following(), EVENING)
+
+    assert labels(cluster, "node-d1") == {names.PLAN_LABEL: PLAN, names.NODE_LABEL: "free"}
+    assert "taints" not in node["spec"]
+
+
+def test_a_status_is_written_where_nobody_may_look_at_nodes():
+    """The marks in it are those that nodes have."""
+    cluster = lending()
+    cluster.refused.add(("list", "Node"))
+
+    line = one_round(cluster.following(), EVENING)
+
+    assert "4 of the units' nodes cannot be marked: " in line
+    assert cluster.status["nodes"] == {"free": [], "reclaimed": []}
