@@ -7,21 +7,27 @@ by hours, and on two days of the year by another hour than the day before:
 - Clocks that go back show an hour twice. In both hours as many units of each phase are on as in the busiest state of
   that hour: nothing stops in order to start again, and both times the demand of the hour is carried.
 
+A day may have a state for each of its 1,440 minutes, and whoever follows it looks days ahead every few seconds. So the
+states of a date are sorted once for all instants of a look.
+
 Nothing here asks what time it is.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Protocol
 
 from planner.facts.calendar import entry_of
-from planner.facts.day import DAY_S, minute_of
+from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
 from planner.facts.wall_clock import dates_between, instants_of, offset_at, wall_time
 from planner.schedule.schedule import OtherDays, Step, all_steps
 
 __all__ = ["Change", "Day", "changes_between", "state_at", "steps_on", "units_at"]
+
+DATES_KEPT = 1000  # assumed: two years and a half of one zone; a rehearsal passes through a date a second
 
 
 class Day(Protocol):
@@ -55,20 +61,13 @@ class Change:
 
 def units_at(day: Day, instant: int) -> tuple[str, ...]:
     """Return the units that are on at an instant, in the order of the day's busiest steps."""
-    wall = wall_time(instant, day.timezone)
-    steps, repeated = steps_on(day, wall.date), _repeated(wall.date, day.timezone)
-    if repeated is None or not repeated[0] <= wall.minute < repeated[1]:
-        return _step_at(steps, wall.minute).units
-    first, end = repeated
-    begun = [step for step in steps if first < minute_of(step.at) < end]
-    on = {unit for step in (_step_at(steps, first), *begun) for unit in step.units}
-    return tuple(unit for unit in _all_units(all_steps(day.steps, day.other_days)) if unit in on)
+    return _Calendar(day).units_at(instant)
 
 
 def state_at(day: Day, instant: int) -> Step:
     """Return the step that clocks show at an instant."""
     wall = wall_time(instant, day.timezone)
-    return _step_at(steps_on(day, wall.date), wall.minute)
+    return _States.of(steps_on(day, wall.date)).at(wall.minute)
 
 
 def steps_on(day: Day, date: str) -> tuple[Step, ...]:
@@ -79,31 +78,93 @@ def steps_on(day: Day, date: str) -> tuple[Step, ...]:
 
 def changes_between(day: Day, begin: int, end: int) -> tuple[Change, ...]:
     """Return what changes after `begin` and until `end`, in order."""
-    found, before = [], units_at(day, begin)
-    for instant in _edges(day, begin, end):
-        units = units_at(day, instant)
-        starts = tuple(unit for unit in units if unit not in before)
-        stops = tuple(unit for unit in reversed(before) if unit not in units)
+    calendar = _Calendar(day)
+    found, before = [], calendar.units_at(begin)
+    for instant in calendar.edges(begin, end):
+        units = calendar.units_at(instant)
+        if units == before:
+            continue
+        was, now = set(before), set(units)
+        starts = tuple(unit for unit in units if unit not in was)
+        stops = tuple(unit for unit in reversed(before) if unit not in now)
         if starts or stops:
             found.append(Change(instant, units, starts, stops))
         before = units
     return tuple(found)
 
 
-def _edges(day: Day, begin: int, end: int) -> list[int]:
-    """Return every instant at which a window or a date begins, or clocks change."""
-    zone, edges = day.timezone, set()
-    for each in dates_between(begin, end, zone):
-        minutes = {0, *(minute_of(step.at) for step in steps_on(day, each))}
-        edges |= {instant for minute in minutes for instant in instants_of(each, minute, zone)}
-        change = _clock_change(each, zone)
-        if change is not None:
-            back = max(offset_at(change - 1, zone) - offset_at(change, zone), 0)
-            edges |= {change - back, change, change + back}
-    return sorted(each for each in edges if begin < each <= end)
+@dataclass(frozen=True)
+class _States:
+    """The states of a date in order of time, and the minute at which each begins."""
+
+    minutes: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "_States":
+        """Return these states."""
+        ordered = tuple(sorted(steps, key=lambda step: step.at))
+        return cls(tuple(minute_of(step.at) for step in ordered), ordered)
+
+    def at(self, minute: int) -> Step:
+        """Return the step that holds at a minute: before the first one it is the last."""
+        return self.steps[bisect_right(self.minutes, minute) - 1]
+
+    def within(self, first: int, end: int) -> tuple[Step, ...]:
+        """Return the steps that hold at some minute from `first` on and before `end`."""
+        begun = self.steps[bisect_right(self.minutes, first) : bisect_left(self.minutes, end)]
+        return (self.at(first), *begun)
 
 
-@cache
+class _Calendar:
+    """A day's dates, for many instants: the states of each date are sorted once."""
+
+    def __init__(self, day: Day) -> None:
+        self._day, self._zone = day, day.timezone
+        self._states: dict[str, _States] = {}
+
+    def units_at(self, instant: int) -> tuple[str, ...]:
+        """Return the units that are on at an instant."""
+        wall = wall_time(instant, self._zone)
+        states, repeated = self._states_on(wall.date), _repeated(wall.date, self._zone)
+        if repeated is None or not repeated[0] <= wall.minute < repeated[1]:
+            return states.at(wall.minute).units
+        on = {unit for step in states.within(*repeated) for unit in step.units}
+        return tuple(unit for unit in self._all_units if unit in on)
+
+    def edges(self, begin: int, end: int) -> list[int]:
+        """Return every instant at which a window or a date begins, or clocks change."""
+        edges: set[int] = set()
+        for each in dates_between(begin, end, self._zone):
+            edges |= _instants_of({0, *self._states_on(each).minutes}, each, self._zone)
+            change = _clock_change(each, self._zone)
+            if change is not None:
+                back = max(offset_at(change - 1, self._zone) - offset_at(change, self._zone), 0)
+                edges |= {change - back, change, change + back}
+        return sorted(each for each in edges if begin < each <= end)
+
+    def _states_on(self, date: str) -> _States:
+        if date not in self._states:
+            self._states[date] = _States.of(steps_on(self._day, date))
+        return self._states[date]
+
+    @cached_property
+    def _all_units(self) -> tuple[str, ...]:
+        """Every unit once: phase by phase, each in the order of its numbers."""
+        steps = all_steps(self._day.steps, self._day.other_days)
+        largest = (max((step.units_of(phase) for step in steps), key=len) for phase in steps[0].num_units)
+        return tuple(chain.from_iterable(largest))
+
+
+def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
+    """Return when clocks show these minutes of a date. On most dates they show every minute once, in turn."""
+    first, last = instants_of(date, 0, zone), instants_of(date, DAY_MINUTES - 1, zone)
+    if len(first) == len(last) == 1 and last[0] - first[0] == (DAY_MINUTES - 1) * MINUTE_S:
+        return {first[0] + minute * MINUTE_S for minute in minutes}
+    return {instant for minute in minutes for instant in instants_of(date, minute, zone)}
+
+
+@lru_cache(maxsize=DATES_KEPT)
 def _repeated(day: str, zone: str) -> tuple[int, int] | None:
     """Return the minutes of a date, first and last + 1, that clocks show twice; None where they show none twice."""
     change = _clock_change(day, zone)
@@ -113,7 +174,7 @@ def _repeated(day: str, zone: str) -> tuple[int, int] | None:
     return first, first + (offset_at(change - 1, zone) - offset_at(change, zone)) // 60
 
 
-@cache
+@lru_cache(maxsize=DATES_KEPT)
 def _clock_change(day: str, zone: str) -> int | None:
     """Return the first instant of another offset on a date, where clocks change on it."""
     noon = instants_of(day, 12 * 60, zone)[0]
@@ -124,16 +185,3 @@ def _clock_change(day: str, zone: str) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if offset_at(middle, zone) == offset_at(low, zone) else (low, middle)
     return high if wall_time(high, zone).date == day else None
-
-
-def _step_at(steps: Sequence[Step], minute: int) -> Step:
-    """Return the step that holds at a minute: before the first one it is the last."""
-    ordered = sorted(steps, key=lambda step: step.at)
-    begun = [step for step in ordered if minute_of(step.at) <= minute]
-    return (begun or ordered)[-1]
-
-
-def _all_units(steps: Sequence[Step]) -> tuple[str, ...]:
-    """Return every unit once: phase by phase, each in the order of its numbers."""
-    largest = (max((step.units_of(phase) for step in steps), key=len) for phase in steps[0].num_units)
-    return tuple(chain.from_iterable(largest))

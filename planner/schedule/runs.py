@@ -66,11 +66,13 @@ def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
     warm_up_s, drain_s = timetable.warm_up_s, timetable.drain_s
     reach = round(warm_up_s + drain_s)
     found: list[Run] = []
+    last: dict[str, int] = {}  # unit -> the place of its last run
     for unit, serves, drains in _services(timetable, begin - reach, end + reach):
-        last = next((each for each in reversed(found) if each.unit == unit), None)
-        if last is not None and serves is not None and last.stops is not None and serves - warm_up_s < last.stops:
-            found[found.index(last)] = replace(last, drains=drains)
+        stops = found[last[unit]].stops if unit in last else None
+        if stops is not None and serves is not None and serves - warm_up_s < stops:
+            found[last[unit]] = replace(found[last[unit]], drains=drains)
         else:
+            last[unit] = len(found)
             found.append(Run(unit, serves, drains, warm_up_s, drain_s))
     return tuple(
         run for run in found if (run.starts is None or run.starts < end) and (run.stops is None or run.stops > begin)

@@ -28,8 +28,11 @@ def scale(api: Api, namespace: str, change: Scale) -> None:
     api.merge(unit, {"spec": {"replicas": int(change.is_on)}}, part="scale", manager=FIELD_MANAGER)
 
 
-def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[ProviderError]:
-    """Mark the plan's `nodes`, and yield what went wrong with some of them. Raise ProviderError if nobody may look."""
+def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[tuple[str, ProviderError]]:
+    """Mark the plan's `nodes`, and yield those that could not be, and why. Raise ProviderError if nobody may look.
+
+    A node that another plan has marked is left to it.
+    """
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
     marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
     for name in nodes:
@@ -39,7 +42,7 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
         try:
             _mark_node(api, plan, name, live or api.get(Reference("v1", "Node", "", name)), mark)
         except ProviderError as error:
-            yield error
+            yield name, error
 
 
 def taint_faulty(
@@ -71,6 +74,9 @@ def _mark_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark
     """Write label and taint at once, and only if nobody has written the node since; a node that is gone is left."""
     if live is None:
         return
+    other = _other_plan(live, plan)
+    if other:
+        raise ProviderError(f"the plan {other} has marked {name}: plan one of the two again without this node")
     taints = [each for each in live["spec"].get("taints") or [] if each["key"] != names.RECLAIMED_TAINT]
     if mark == RECLAIMED:
         taints.append({"key": names.RECLAIMED_TAINT, "value": plan, "effect": "NoSchedule"})
@@ -78,6 +84,13 @@ def _mark_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark
     metadata = {"resourceVersion": live["metadata"]["resourceVersion"], "labels": labels}
     changes = {"metadata": metadata, "spec": {"taints": taints or None}}
     api.merge(Reference("v1", "Node", "", name), changes, manager=FIELD_MANAGER)
+
+
+def _other_plan(node: Manifest, plan: str) -> str | None:
+    """Return which other plan has marked a node, by its label or its taint."""
+    taints = [each.get("value") for each in node["spec"].get("taints") or [] if each["key"] == names.RECLAIMED_TAINT]
+    marked = [(node["metadata"].get("labels") or {}).get(names.PLAN_LABEL), *taints]
+    return next((each for each in marked if each and each != plan), None)
 
 
 def write_status(api: Api, deployment: Manifest, status: Status) -> None:

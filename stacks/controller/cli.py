@@ -68,7 +68,7 @@ def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
     from stacks.controller.following import Following
     from stacks.controller.health import Health, answering
     from stacks.controller.lease import Lease
-    from stacks.controller.loop import follow, one_round
+    from stacks.controller.loop import follow, once
     from stacks.kube.api import connect, connect_inside
     from stacks.kube.errors import ProviderError
     from stacks.live.status import ClusterError
@@ -77,13 +77,13 @@ def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     holder = f"{socket.gethostname()}_{os.getpid()}"
-    lease = None if arguments.dry_run else Lease.of(namespace, controller_name(name), holder, FIELD_MANAGER)
+    lease = None if arguments.dry_run else Lease(namespace, controller_name(name), holder, FIELD_MANAGER)
     health = Health()
     try:
         api = connect(arguments.context) if arguments.context else connect_inside()
         following = Following(api, namespace, name, lease, _say)
         if arguments.once:
-            _say(one_round(following, time.time()))
+            _say(once(following, time.time()))
             return
         with answering(health, arguments.address) if arguments.address else nullcontext():
             follow(following, ending.is_set, ending.wait, health)

@@ -35,9 +35,9 @@ class Clock:
 def instant_of(written: str) -> float | None:
     """Return the instant that an object has; None for what is no time.
 
-    The server's schema admits more forms of time than Python reads, the 31st of November among them.
+    The server's schema admits more forms of time than Python reads, the 31st of November among them, and small letters.
     """
     try:
-        return datetime.fromisoformat(written).astimezone(UTC).timestamp()
+        return datetime.fromisoformat(written.upper()).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         return None

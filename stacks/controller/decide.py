@@ -10,6 +10,7 @@ units than the day wants. So a unit that stays away keeps another one in its pla
 Demand adds the next units of a phase to those of the day, as long as the day's largest state takes no fewer nodes.
 
 A person may hold everything as it is, or force another state of the day, both until a time. Demand adds nothing then.
+While nobody knows until when a person said hold, units start and none drains.
 """
 
 from collections import Counter
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
+from planner.facts.day import DAY_S
 from planner.facts.terms import Phase
 from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
@@ -25,7 +27,7 @@ from stacks.controller.situation import Force, LiveUnit, Situation
 
 __all__ = ["Decision", "NextChange", "Scale", "decide", "planned_units", "units_on", "units_soon"]
 
-LOOK_AHEAD_S = 8 * 86_400  # a week has a change, unless only dates have; clocks may shift it
+LOOK_AHEAD_S = 8 * DAY_S  # a week has a change, unless only dates have; clocks may shift it
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,15 @@ def decide(situation: Situation, now: float) -> Decision:
         short=short,
         more=tuple(_more(situation, planned, wanted)),
         beyond=tuple(_beyond(situation, wanted, force)),
-        why="held as it is",
+        why="; ".join([*orders.unread, "held as it is"]),
     )
     if decision.is_held:
         return decision
     on = units_on(situation, now)
-    starts, drains = tuple(_starts(situation.units, on, {*wanted} - {*planned})), tuple(_drains(situation, wanted, on))
-    kept = [unit.name for unit in situation.units if unit.is_on and unit.name not in {*on, *(e.unit for e in drains)}]
+    starts = tuple(_starts(situation.units, on, {*wanted} - {*planned}))
+    may_go = [unit for unit in situation.units if unit.is_on and unit.name not in on] if orders.may_drain else []
+    drains = tuple(_drains(situation, wanted, may_go))
+    kept = [unit.name for unit in may_go if unit.name not in {each.unit for each in drains}]
     return replace(decision, scales=starts + drains, why=_why(situation, decision, kept, force))
 
 
@@ -162,12 +166,10 @@ def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterato
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
-def _drains(situation: Situation, wanted: Sequence[str], on: set[str]) -> Iterator[Scale]:
-    """Yield the units that may go, last ones first, as long as every phase keeps what is wanted."""
+def _drains(situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit]) -> Iterator[Scale]:
+    """Yield those of `may_go` that go, last ones first, as long as every phase keeps what is wanted."""
     needed, ready = _count(situation, wanted), _ready(situation.units)
-    for unit in reversed(situation.units):
-        if unit.name in on or not unit.is_on:
-            continue
+    for unit in reversed(may_go):
         left = ready - Counter({unit.phase: int(unit.is_ready)})
         if all(left[phase] >= number for phase, number in needed.items()):
             ready = left
@@ -209,9 +211,11 @@ def _beyond(situation: Situation, wanted: Sequence[str], force: Force | None) ->
 
 
 def _next_change(situation: Situation, now: float) -> NextChange | None:
-    begin = floor(now)
-    for change in changes_between(situation.timetable, begin + 1, begin + LOOK_AHEAD_S):
-        return NextChange(change.instant, change.starts, change.stops)
+    """Return the first change after `now`: a day at a time, since most days have one."""
+    for begin in range(floor(now) + 1, floor(now) + LOOK_AHEAD_S, DAY_S):
+        end = min(begin + DAY_S, floor(now) + LOOK_AHEAD_S)
+        for change in changes_between(situation.timetable, begin, end):
+            return NextChange(change.instant, change.starts, change.stops)
     return None
 
 
@@ -220,7 +224,7 @@ def _why(situation: Situation, decision: Decision, kept: Sequence[str], force: F
     ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]
-    parts = [f"state {force.state} is forced"] if force else []
+    parts = [*situation.orders.unread, *([f"state {force.state} is forced"] if force else [])]
     parts += [*decision.beyond, *decision.more, *decision.short]
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
     parts += [f"{', '.join(missing)} not created"] if missing else []

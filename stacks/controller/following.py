@@ -10,7 +10,7 @@ from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["Following", "change"]
+__all__ = ["Following", "change", "note"]
 
 Say = Callable[[str], None]
 
@@ -39,7 +39,20 @@ def change(following: Following, deployment: Manifest, scales: Scale, now: float
         return
     try:
         scale(following.api, following.namespace, scales)
-        following.say(f"{word} {scales.unit}: {scales.why}")
-        tell(following.api, deployment, word.capitalize(), f"{scales.unit}: {scales.why}", now)
     except ProviderError as error:
         following.say(f"cannot {word} {scales.unit}: {error}")
+        return
+    following.say(f"{word} {scales.unit}: {scales.why}")
+    note(following, deployment, word.capitalize(), f"{scales.unit}: {scales.why}", now)
+
+
+def note(
+    following: Following, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False
+) -> None:
+    """Write an event, but in a dry run. Where none may be written, that is said, and everything else goes on."""
+    if following.is_dry_run:
+        return
+    try:
+        tell(following.api, deployment, reason, message, now, is_warning=is_warning)
+    except ProviderError as error:
+        following.say(f"cannot write an event: {error}")

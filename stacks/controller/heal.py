@@ -2,7 +2,8 @@
 
 A node is faulty for a unit whose new pods it would repel: it is cordoned, or has a taint that they do not tolerate. So
 the unit is drained and started again, and the scheduler takes a spare. Conditions and labels alone repel nobody: nodes
-that have one of the spec's get a taint first.
+that have one of the spec's get a taint first. A fault that is over moves nobody. Its taint stays until the condition
+has been steady for a while, so a node that reports a fault again and again costs one move.
 
 One unit moves at a time, while all others that are on are ready, and another one serves its phase. A unit that moved to
 a spare may move back to its own node in the same way.
@@ -13,20 +14,30 @@ is over they are lost, and the controller forgets them, so that others can take 
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from planner.facts import names
+from stacks.controller.clock import instant_of
 from stacks.controller.decide import Decision, Scale
 from stacks.controller.situation import LiveUnit, Situation
 from stacks.kube.manifest import Manifest
 from stacks.kube.taints import repelling_taints, taint_text
 
-__all__ = ["Healing", "Health", "find_health", "heal", "nodes_to_taint"]
+__all__ = ["Healing", "Health", "Reports", "find_health", "find_reports", "heal"]
 
 OTHERS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
 MOST_NAMED = 5
+STEADY_S = 600.0  # assumed: as long as a unit of hundreds of GPUs starts, so that a flap costs less than a start
 CORDON, LOST = f"{OTHERS}unschedulable", f"{OTHERS}unreachable"
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What nodes report of faults at one look, by their conditions and labels."""
+
+    faulty: frozenset[str] = frozenset()  # nodes that have to have the plan's taint
+    over: frozenset[str] = frozenset()  # nodes that have it, and report nothing now
+    problem: str | None = None  # why some that report a fault are not tainted
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,30 @@ class Healing:
     problems: tuple[str, ...] = ()
 
 
-def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], now: float) -> Health:
+def find_reports(
+    plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], told: Mapping[str, Sequence[str]], now: float
+) -> Reports:
+    """Return which nodes have one of the conditions or labels that the plan is `told`, at `now`, the world's time.
+
+    A condition is true, or has the status behind its `=`. Where more report a fault than there are spares, no further
+    one is tainted: units that restart must find a node.
+    """
+    faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in told["conditions"])}
+    reporting = {_name(node) for node in nodes if _reports(node, faults, told.get("labels", ()))}
+    over = {_name(node) for node in nodes if _is_tainted_by(node, plan)} - reporting
+    lately = {_name(node) for node in nodes if _name(node) in over and _has_changed(node, faults, now)}
+    spares = {spare for unit in units for spare in unit.spares}
+    if len(reporting) <= len(spares):
+        return Reports(frozenset(reporting | lately), frozenset(over))
+    tainted = {_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
+    some = ", ".join(sorted(reporting)[:MOST_NAMED])
+    why = f"{len(reporting)} nodes report faults ({some}), more than there are spares ({len(spares)})"
+    return Reports(frozenset(reporting & tainted | lately), frozenset(over), f"{why}: plan again without them")
+
+
+def find_health(
+    units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: Reports, now: float
+) -> Health:
     """Return what nodes and the units' pods say at `now`, the world's time.
 
     A pod that only has the labels of a unit would have the unit move for ever: names can be taken only once.
@@ -57,25 +91,25 @@ def find_health(units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequ
     faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
     for pod in placed:
         unit, name = owner[pod["metadata"]["name"]], pod["spec"]["nodeName"]
-        why = _fault(by_name[name], _tolerations(pod))
+        why = _fault(by_name[name], _tolerations(pod), is_over=name in reports.over)
         if why and "deletionTimestamp" not in pod["metadata"]:
             faults[unit][name] = why
     tolerations = _tolerations(placed[0]) if placed else []  # all units' pods have the same
     known = {node for unit in units for node in (*unit.nodes, *unit.spares)}
     bad = {each for each in known if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
+    taken = {pod["spec"].get("nodeName") for pod in pods}
     lost = tuple(
         pod["metadata"]["name"]
         for pod in placed
         if _is_over(pod, now) and _has_taint(by_name[pod["spec"]["nodeName"]], LOST)
     )
-    return Health(faults, lost, frozenset(bad | {pod["spec"].get("nodeName") for pod in pods}))
+    return Health(faults, lost, frozenset(bad | reports.faulty | taken))
 
 
 def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
     """Return which unit moves, if any does; none where a person has said hold, or units start or drain already."""
-    is_busy = (
-        decision.is_held or bool(decision.scales) or any(unit.is_on and not unit.is_ready for unit in _on(situation))
-    )
+    stays = decision.is_held or not situation.orders.may_drain or bool(decision.scales)
+    is_busy = stays or not all(unit.is_ready for unit in _on(situation))
     move, problems = None, []
     for unit in _on(situation):
         faults = health.faults.get(unit.name, {})
@@ -87,25 +121,6 @@ def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
         elif move is None and unit.is_ready and not is_busy:
             move = Scale(unit.name, False, f"{_told(faults)}; it moves to a spare")
     return Healing(move, tuple(problems))
-
-
-def nodes_to_taint(
-    units: Sequence[LiveUnit], nodes: Sequence[Manifest], conditions: Sequence[str], labels: Sequence[str] = ()
-) -> tuple[set[str], str | None]:
-    """Return the nodes that have one of these conditions or labels, and why some of them are not among these.
-
-    A condition is true, or has the status behind its `=`. Where more report a fault than there are spares, no further
-    one is tainted: units that restart must find a node.
-    """
-    faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in conditions)}
-    reporting = {node["metadata"]["name"] for node in nodes if _reports(node, faults, labels)}
-    spares = {spare for unit in units for spare in unit.spares}
-    if len(reporting) <= len(spares):
-        return reporting, None
-    tainted = {node["metadata"]["name"] for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
-    some = ", ".join(sorted(reporting)[:MOST_NAMED])
-    told = f"{len(reporting)} nodes report faults ({some}), more than there are spares ({len(spares)})"
-    return reporting & tainted, f"{told}: plan again without them"
 
 
 def _on(situation: Situation) -> Iterator[LiveUnit]:
@@ -134,8 +149,8 @@ def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
 
 def _is_over(pod: Manifest, now: float) -> bool:
     """True if a pod should be gone by now: the time that the API server writes has its grace period in it."""
-    end = pod["metadata"].get("deletionTimestamp")
-    return end is not None and datetime.fromisoformat(end).timestamp() < now
+    end = instant_of(pod["metadata"].get("deletionTimestamp") or "")
+    return end is not None and end < now
 
 
 def _reports(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str]) -> bool:
@@ -144,20 +159,44 @@ def _reports(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequen
     return any((each["type"], each["status"]) in faults for each in conditions) or not own.isdisjoint(labels)
 
 
+def _has_changed(node: Manifest, faults: Collection[tuple[str, str]], now: float) -> bool:
+    """Return whether one of the conditions by which it reports faults has changed in the last `STEADY_S`."""
+    kinds = {kind for kind, _ in faults}
+    conditions = (node.get("status") or {}).get("conditions") or []
+    changed = (instant_of(each.get("lastTransitionTime") or "") for each in conditions if each["type"] in kinds)
+    return any(instant is not None and abs(now - instant) < STEADY_S for instant in changed)
+
+
+def _name(node: Manifest) -> str:
+    name: str = node["metadata"]["name"]
+    return name
+
+
 def _has_taint(node: Manifest, key: str) -> bool:
     return any(taint["key"] == key for taint in node["spec"].get("taints") or [])
+
+
+def _is_tainted_by(node: Manifest, plan: str) -> bool:
+    """Return whether a node has the taint of faulty nodes from this plan and no other."""
+    taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] == names.FAULTY_TAINT]
+    return bool(taints) and all(taint.get("value") == plan for taint in taints)
 
 
 def _told(faults: Mapping[str, str]) -> str:
     return ", ".join(f"{node}, which {why}" for node, why in faults.items())
 
 
-def _fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why pods with these tolerations have to leave a node, in words that follow `which`."""
+def _fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over: bool) -> str | None:
+    """Return why pods with these tolerations have to leave a node, in words that follow `which`.
+
+    Where what it reported is over, our taint is no reason any more.
+    """
     for taint in repelling_taints(node, tolerations):
         if taint["key"] == CORDON:
             return "is cordoned"
         if taint["key"] == names.FAULTY_TAINT:
+            if is_over:
+                continue
             return "reports a fault"
         if not taint["key"].startswith(OTHERS):
             return f"has the taint {taint_text(taint)}"

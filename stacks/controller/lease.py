@@ -1,13 +1,17 @@
 """One controller at a time: whoever holds a Lease acts, and the others wait until it is let go or runs out.
 
+It runs out for each of them when they have seen it unchanged for `LASTS_S`, by their own clock. Nobody reads the times
+and the duration in it: they are the writer's, whose clock may be a year ahead.
+
 Two that act at once would do no harm, since both read everything anew and would decide alike; they would say everything
 twice. So a lease that is lost is no error.
 
 Rejected: `kubernetes.leaderelection`. It runs threads, keeps its record in an annotation of a ConfigMap, and does not
 let go when it ends.
+
+Source: kubernetes/client-go tools/leaderelection/leaderelection.go, `observedTime` and `isLeaseValid`.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,29 +24,22 @@ __all__ = ["LASTS_S", "Lease"]
 LASTS_S = 15  # Kubernetes' own controllers' default: --leader-elect-lease-duration of kube-controller-manager
 API_VERSION = "coordination.k8s.io/v1"
 CONFLICTS = (404, 409)  # it was deleted, or somebody else has written it first
+MOST_TRANSITIONS = 2**31 - 1  # what the field holds
 
 
-@dataclass(frozen=True)
 class Lease:
-    """A Lease, and who wants to hold it."""
+    """A Lease, and who wants to hold it: `reference`, `holder`, and the `manager` that writes its fields."""
 
-    reference: Reference
-    holder: str
-    manager: str
-
-    @classmethod
-    def of(cls, namespace: str, name: str, holder: str, manager: str) -> "Lease":
-        """Return the lease of that name."""
-        return cls(Reference(API_VERSION, "Lease", namespace, name), holder, manager)
+    def __init__(self, namespace: str, name: str, holder: str, manager: str) -> None:
+        self.reference = Reference(API_VERSION, "Lease", namespace, name)
+        self.holder, self.manager = holder, manager
+        self._seen: Manifest = {}  # as it was at the last look
+        self._seen_since = 0.0
 
     def is_taken(self, api: Api, now: float) -> bool:
-        """Take or renew it. Return False where somebody else holds it. Raise ProviderError.
-
-        `now` is compared with the time that the holder has written: machines whose clocks differ by more than the lease
-        lasts take it from each other, which does no harm.
-        """
+        """Take or renew it. Return False where somebody else holds it. Raise ProviderError."""
         live = api.get(self.reference)
-        if live is not None and _is_held(live["spec"], self.holder, now):
+        if live is not None and self._is_held(live["spec"], now):
             return False
         return self._write(api, live, self.holder, now)
 
@@ -51,6 +48,12 @@ class Lease:
         live = api.get(self.reference)
         if live is not None and live["spec"].get("holderIdentity") == self.holder:
             self._write(api, live, "", now)
+
+    def _is_held(self, spec: Manifest, now: float) -> bool:
+        """Return whether somebody else holds it still. A clock of ours that was set back begins to count anew."""
+        if spec != self._seen or now < self._seen_since:
+            self._seen, self._seen_since = spec, now
+        return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._seen_since + LASTS_S
 
     def _write(self, api: Api, live: Manifest | None, holder: str, now: float) -> bool:
         """Write it if nobody else has in the meantime; return whether that was so."""
@@ -61,7 +64,9 @@ class Lease:
             "leaseDurationSeconds": LASTS_S,
             "renewTime": _micro_time(now),
             "acquireTime": _micro_time(now) if is_new else was.get("acquireTime"),
-            "leaseTransitions": int(was.get("leaseTransitions") or 0) + int(is_new and bool(holder)),
+            "leaseTransitions": min(
+                int(was.get("leaseTransitions") or 0) + int(is_new and bool(holder)), MOST_TRANSITIONS
+            ),
         }
         metadata: dict[str, Any] = {"name": self.reference.name, "namespace": self.reference.namespace}
         try:
@@ -76,14 +81,6 @@ class Lease:
                 return False
             raise
         return True
-
-
-def _is_held(spec: dict[str, Any], by_us: str, now: float) -> bool:
-    """Return whether somebody else holds it still."""
-    holder, renewed = spec.get("holderIdentity"), spec.get("renewTime")
-    if not holder or holder == by_us or not renewed:
-        return False
-    return now < datetime.fromisoformat(renewed).timestamp() + float(spec.get("leaseDurationSeconds") or LASTS_S)
 
 
 def _micro_time(instant: float) -> str:

@@ -3,9 +3,11 @@
 free        its unit is off, its pods are gone, and nobody wants it for longer than the notice
 reclaimed   its unit starts within the notice, or if demand goes on, or is starting
 neither     its unit serves, or its pods still answer, or nobody has made it
+
+A node that several units name is free if it is for each of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,12 +32,27 @@ class Marks:
         """Return the mark of a node."""
         return FREE if node in self.free else RECLAIMED if node in self.reclaimed else None
 
+    def but(self, nodes: Collection[str], before: "Marks") -> "Marks":
+        """Return these marks, where `nodes` have those of before."""
+        return Marks(
+            *(
+                (*(node for node in now if node not in nodes), *(node for node in then if node in nodes))
+                for now, then in ((self.free, before.free), (self.reclaimed, before.reclaimed))
+            )
+        )
+
 
 def marks_at(situation: Situation, now: float) -> Marks:
     """Return how nodes have to be marked at `now`, in seconds since 1970-01-01 00:00 UTC."""
-    soon = units_soon(situation, now) if situation.lends_nodes else set()
-    marked = [(unit, _mark(unit, is_soon=unit.name in soon)) for unit in situation.units]
-    return Marks(*(tuple(_nodes(marked, mark)) for mark in (FREE, RECLAIMED)))
+    if not situation.lends_nodes:
+        return Marks()
+    soon = units_soon(situation, now)
+    marks: dict[str, set[Mark | None]] = {}
+    for unit in situation.units:
+        for node in unit.nodes:
+            marks.setdefault(node, set()).add(_mark(unit, is_soon=unit.name in soon))
+    free = tuple(node for node, found in marks.items() if found == {FREE})
+    return Marks(free, tuple(node for node, found in marks.items() if RECLAIMED in found and None not in found))
 
 
 def lent(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
@@ -46,9 +63,9 @@ def lent(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[st
         (RECLAIMED, FREE): ("Reclaimed", "are to be left"),
     }
     for unit in situation.units:
-        changed = [(after.of(node), before.of(node)) for node in unit.nodes]
-        if changed and changed[0] in words:
-            reason, what = words[changed[0]]
+        changed = {(after.of(node), before.of(node)) for node in unit.nodes}
+        if len(changed) == 1 and (change := changed.pop()) in words:
+            reason, what = words[change]
             yield reason, f"the {len(unit.nodes)} nodes of {unit.name} {what}"
 
 
@@ -58,9 +75,3 @@ def _mark(unit: LiveUnit, *, is_soon: bool) -> Mark | None:
     if unit.is_on:
         return None if unit.is_ready else RECLAIMED
     return RECLAIMED if is_soon else FREE
-
-
-def _nodes(marked: Sequence[tuple[LiveUnit, Mark | None]], mark: Mark) -> Iterator[str]:
-    for unit, found in marked:
-        if found == mark:
-            yield from unit.nodes

@@ -1,17 +1,17 @@
 """A deployment followed through its day: look, decide, do, say; and again.
 
-    lease -> deployment -> units -> gateway -> decide -> scale, event -> mark nodes -> heal -> status
+    lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> status
 
 Each round reads everything anew. So it makes no difference at which moment a controller ends: what it has done is in
 the cluster, and the next one decides from that.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from stacks.controller.act import mark_nodes, tell, write_status
+from stacks.controller.act import mark_nodes, write_status
 from stacks.controller.decide import Decision, decide
-from stacks.controller.following import Following, change
+from stacks.controller.following import Following, change, note
 from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, lent, marks_at
@@ -19,11 +19,12 @@ from stacks.controller.measure import Measured, measure, suspects_before
 from stacks.controller.mend import mend
 from stacks.controller.observe import Observed, WrongDay, find_deployment, marks_before, observe
 from stacks.controller.quota import keep_quota
-from stacks.controller.report import FORECAST, condition_before, status_of, status_of_wrong_day
+from stacks.controller.report import FOLLOWING, FORECAST, condition_before, status_of, status_of_wrong_day
+from stacks.controller.situation import Situation
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["PERIOD_S", "follow", "one_round"]
+__all__ = ["PERIOD_S", "follow", "once", "one_round"]
 
 LOOK_AT_NODES_S = 300.0  # assumed: nodes of hundreds are much to read, and few people take labels away
 PERIOD_S = 5.0  # assumed: of warm-ups that take minutes; three of them renew a lease in time
@@ -50,6 +51,17 @@ def follow(following: Following, is_over: Callable[[], bool], wait: Callable[[fl
         _let_go(following, following.lease)
 
 
+def once(following: Following, now: float) -> str:
+    """Do one round, after which another controller may act at once. Return what a person should know.
+
+    Raise ProviderError.
+    """
+    news = one_round(following, now)
+    if following.lease is not None:
+        _let_go(following, following.lease)
+    return news
+
+
 def one_round(following: Following, now: float) -> str:
     """Do what is to be done at `now`. Return what a person should know. Raise ProviderError."""
     api = following.api
@@ -67,24 +79,25 @@ def one_round(following: Following, now: float) -> str:
     measured = measure(deployment, observed, now)
     observed = measured.observed
     decision = decide(observed.situation, observed.clock.of(now))
-    for reason, message, is_warning in _news(deployment, measured, decision):
-        following.say(message)
-        if not following.is_dry_run:
-            tell(api, deployment, reason, message, now, is_warning=is_warning)
     for each in decision.scales:
         change(following, deployment, each, now)
-    marks = _lend(following, deployment, observed, now)
+    for reason, message, is_warning in _news(deployment, measured, decision):
+        following.say(message)
+        note(following, deployment, reason, message, now, is_warning=is_warning)
+    marks, unmarked = _lend(following, deployment, observed, now)
     problems = mend(following, deployment, observed.situation, decision, now, PERIOD_S)
     if not following.is_dry_run:
         status = status_of(measured, decision, marks, problems, now, deployment)
         write_status(api, deployment, status)
-    return _line(decision)
+    return "; ".join([f"state {decision.state}: {decision.why}", *unmarked])
 
 
 def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Iterator[tuple[str, str, bool]]:
-    """Yield what the gateway's figures have newly come to: reason, words, and whether a person has to do something."""
-    said = condition_before(deployment, FORECAST).get("message", "").split("; ")
-    yield from (("BeyondPlan", each, True) for each in decision.beyond if each not in said)
+    """Yield what is new in orders and in the gateway's figures: reason, words, whether a person has to do something."""
+    unread = measured.observed.situation.orders.unread
+    for condition, reason, messages in ((FOLLOWING, "WrongOrder", unread), (FORECAST, "BeyondPlan", decision.beyond)):
+        said = condition_before(deployment, condition).get("message", "").split("; ")
+        yield from ((reason, each, True) for each in messages if each not in said)
     before = suspects_before(deployment)
     after = before if measured.suspects is None else measured.suspects
     was, now = ({unit for unit, each in every.items() if each.is_last} for every in (before, after))
@@ -94,25 +107,37 @@ def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Itera
         yield "Mended", f"no rank holds up {unit} any more", False
 
 
-def _lend(following: Following, deployment: Manifest, observed: Observed, now: float) -> Marks:
-    """Mark nodes as free or to be left. Return the marks that all nodes have; those of before if some could not be."""
+def _lend(following: Following, deployment: Manifest, observed: Observed, now: float) -> tuple[Marks, Sequence[str]]:
+    """Mark nodes as free or to be left. Return the marks that all nodes have then, and what went wrong with some."""
     situation, before = observed.situation, marks_before(deployment)
     marks = marks_at(situation, observed.clock.of(now))
     is_due = marks != before or now % LOOK_AT_NODES_S < PERIOD_S
     if not situation.lends_nodes or not is_due:
-        return marks
+        return marks, ()
     if following.is_dry_run:
         following.say(f"would have {len(marks.free)} nodes free and {len(marks.reclaimed)} left")
-        return marks
-    nodes = [node for unit in situation.units for node in unit.nodes]
+        return marks, ()
+    if len(marks.free) < len(before.free):
+        _keep_quota(following, deployment, marks, now)  # before the nodes are gone
+    problems = _mark(following, deployment, situation, marks)
+    marks = marks.but(problems, before)
     _keep_quota(following, deployment, marks, now)
-    problems = list(mark_nodes(following.api, deployment["metadata"]["name"], nodes, marks))
-    for problem in problems:
-        following.say(f"cannot mark a node: {problem}")
-    for reason, message in () if problems else lent(situation, before, marks):
+    for reason, message in lent(situation, before, marks):
         following.say(message)
-        tell(following.api, deployment, reason, message, now)
-    return before if problems else marks
+        note(following, deployment, reason, message, now)
+    some = next(iter(problems.values()), None)
+    return marks, (f"{len(problems)} of the units' nodes cannot be marked: {some}",) if some else ()
+
+
+def _mark(
+    following: Following, deployment: Manifest, situation: Situation, marks: Marks
+) -> Mapping[str, ProviderError]:
+    """Mark the units' nodes. Return those that could not be, and why."""
+    nodes = list(dict.fromkeys(node for unit in situation.units for node in unit.nodes))
+    try:
+        return dict(mark_nodes(following.api, deployment["metadata"]["name"], nodes, marks))
+    except ProviderError as error:
+        return dict.fromkeys(nodes, error)
 
 
 def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: float) -> None:
@@ -122,15 +147,12 @@ def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: f
         return
     try:
         changed = keep_quota(following.api, told, len(marks.free))
-        if changed:
-            following.say(changed)
-            tell(following.api, deployment, "Quota", changed, now)
     except ProviderError as error:
         following.say(f"cannot change Kueue's quota: {error}")
-
-
-def _line(decision: Decision) -> str:
-    return f"state {decision.state}: {decision.why}"
+        return
+    if changed:
+        following.say(changed)
+        note(following, deployment, "Quota", changed, now)
 
 
 def _let_go(following: Following, lease: Lease) -> None:

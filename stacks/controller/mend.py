@@ -5,10 +5,10 @@
 
 from collections.abc import Sequence
 
-from stacks.controller.act import forget, taint_faulty, tell
+from stacks.controller.act import forget, taint_faulty
 from stacks.controller.decide import Decision
-from stacks.controller.following import Following, change
-from stacks.controller.heal import find_health, heal, nodes_to_taint
+from stacks.controller.following import Following, change, note
+from stacks.controller.heal import Reports, find_health, find_reports, heal
 from stacks.controller.observe import unit_pods
 from stacks.controller.report import HEALTHY, condition_before
 from stacks.controller.situation import Situation
@@ -37,19 +37,21 @@ def mend(
     except ProviderError as error:
         following.say(f"cannot look at nodes: {error}")
         return None
-    health = find_health(situation.units, nodes, pods, now)
+    plan, told = deployment["metadata"]["name"], deployment["spec"]["heal"]
+    reports = find_reports(plan, situation.units, nodes, told, now)
+    health = find_health(situation.units, nodes, pods, reports, now)
     healing = heal(situation, decision, health)
-    unmarked = _taint(following, deployment, situation, nodes, now)
+    _taint(following, deployment, nodes, reports, now)
     for pod in pods:
         if pod["metadata"]["name"] in health.lost:
             _forget(following, deployment, pod, now)
     if healing.move:
         change(following, deployment, healing.move, now)
-    problems = [*healing.problems, *([unmarked] if unmarked else [])]
+    problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
     said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
     for problem in problems:
-        if problem not in said and not following.is_dry_run:
-            tell(following.api, deployment, "Stuck", problem, now, is_warning=True)
+        if problem not in said:
+            note(following, deployment, "Stuck", problem, now, is_warning=True)
     return problems
 
 
@@ -61,26 +63,23 @@ def _forget(following: Following, deployment: Manifest, pod: Manifest, now: floa
         return
     try:
         forget(following.api, pod)
-        following.say(f"forget {what}")
-        tell(following.api, deployment, "Forget", what, now)
     except ProviderError as error:
         following.say(f"cannot forget {pod['metadata']['name']}: {error}")
+        return
+    following.say(f"forget {what}")
+    note(following, deployment, "Forget", what, now)
 
 
-def _taint(
-    following: Following, deployment: Manifest, situation: Situation, nodes: Sequence[Manifest], now: float
-) -> str | None:
-    """Keep new pods away from nodes that report a fault, and no longer from others. Return why some are left out."""
-    plan, told = deployment["metadata"]["name"], deployment["spec"]["heal"]
-    faulty, problem_of_all = nodes_to_taint(situation.units, nodes, told["conditions"], told.get("labels", ()))
+def _taint(following: Following, deployment: Manifest, nodes: Sequence[Manifest], reports: Reports, now: float) -> None:
+    """Keep new pods away from nodes that report a fault, and no longer from others."""
     if following.is_dry_run:
-        following.say(f"would keep new pods away from {', '.join(sorted(faulty)) or 'no node'}")
-        return problem_of_all
-    for node, problem in taint_faulty(following.api, plan, nodes, faulty):
+        following.say(f"would keep new pods away from {', '.join(sorted(reports.faulty)) or 'no node'}")
+        return
+    for node, problem in taint_faulty(following.api, deployment["metadata"]["name"], nodes, reports.faulty):
         if problem:
             following.say(f"cannot mark a node: {problem}")
             continue
-        reason, what = ("Faulty", "reports a fault") if node in faulty else ("Mended", "reports no fault any more")
+        is_faulty = node in reports.faulty
+        reason, what = ("Faulty", "reports a fault") if is_faulty else ("Mended", "reports no fault any more")
         following.say(f"{node} {what}")
-        tell(following.api, deployment, reason, f"{node} {what}", now)
-    return problem_of_all
+        note(following, deployment, reason, f"{node} {what}", now)

@@ -64,7 +64,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observed:
     selector = f"{names.PLAN_LABEL}={metadata['name']}"
     units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
     ending = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
-    return Observed(situation_of(spec, units, clock, ending), clock)
+    return Observed(situation_of(spec, units, clock, now, ending), clock)
 
 
 def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
@@ -81,13 +81,16 @@ def clock_of(deployment: Manifest) -> Clock:
 
 
 def situation_of(
-    spec: Mapping[str, Any], objects: Sequence[Manifest], clock: Clock, ending: Collection[str] = ()
+    spec: Mapping[str, Any], objects: Sequence[Manifest], clock: Clock, now: float, ending: Collection[str] = ()
 ) -> Situation:
-    """Return what a deployment's spec and its units' objects say; those in `ending` still have pods. Raise WrongDay."""
+    """Return what a deployment's spec and its units' objects say at `now`, the world's time. Raise WrongDay.
+
+    Units in `ending` still have pods.
+    """
     live = {each["metadata"]["name"]: each for each in objects}
     units = tuple(_unit(each, live.get(each["name"]), ending) for each in spec["units"])
     steps = tuple(_steps(spec, "steps", spec["steps"]))
-    orders = _orders(spec, {step.at for step in steps}, clock)
+    orders = _orders(spec, {step.at for step in steps}, clock, now)
     return Situation(_timetable(spec, steps), units, orders, lends_nodes="lendNodes" in spec)
 
 
@@ -157,13 +160,13 @@ def _steps(spec: Mapping[str, Any], place: str, written: Sequence[Mapping[str, A
     starts = sorted(minute_of(step["at"]) for step in written)
     if len(set(starts)) != len(starts):
         raise WrongDay(f"spec.{place} has two states that begin at one time")
+    later = dict(zip(starts, [*starts[1:], starts[0] + DAY_MINUTES], strict=True))
     for step in written:
         _require_units(place, step, by_phase)
         num_units = {phase: step["units"].get(phase, 0) for phase in by_phase}
         units = tuple(name for phase, number in num_units.items() for name in by_phase[phase][:number])
         begins = minute_of(step["at"])
-        ends = next((minute for minute in starts if minute > begins), starts[0] + DAY_MINUTES)
-        yield Step(step["at"], ends - begins, num_units, units, sum(pods[name] for name in units), None)
+        yield Step(step["at"], later[begins] - begins, num_units, units, sum(pods[name] for name in units), None)
 
 
 def _require_units(place: str, step: Mapping[str, Any], by_phase: Mapping[Phase, Sequence[str]]) -> None:
@@ -173,19 +176,22 @@ def _require_units(place: str, step: Mapping[str, Any], by_phase: Mapping[Phase,
             raise WrongDay(f"spec.{place} at {step['at']} wants {number} {phase} units of {there_are}")
 
 
-def _orders(spec: Mapping[str, Any], states: set[str], clock: Clock) -> Orders:
-    hold, force = spec.get("hold"), spec.get("force")
-    if force is not None and force["state"] not in states:
-        raise WrongDay(f"spec.force.state ({force['state']}) is none of the day's: {', '.join(sorted(states))}")
-    return Orders(
-        hold_until=None if hold is None else clock.of(_until(hold, "hold")),
-        force=None if force is None else Force(force["state"], clock.of(_until(force, "force"))),
-    )
+def _orders(spec: Mapping[str, Any], states: set[str], clock: Clock, now: float) -> Orders:
+    """Return the orders that are not over at `now`. One that is over orders nothing, whatever it names."""
+    written = {name: spec[name] for name in ("hold", "force") if spec.get(name) is not None}
+    ends = {name: instant_of(order["until"]) for name, order in written.items()}
+    lasting = {name: order for name, order in written.items() if (end := ends[name]) is None or now < end}
+    unread = {name: why for name, order in lasting.items() if (why := _why_unread(name, order, ends[name], states))}
+    until = {name: clock.of(end) for name in lasting if name not in unread and (end := ends[name]) is not None}
+    force = Force(written["force"]["state"], until["force"]) if "force" in until else None
+    return Orders(until.get("hold"), force, tuple(unread.values()), may_drain="hold" not in unread)
 
 
-def _until(order: Mapping[str, Any], name: str) -> float:
-    """Return the instant at which an order ends."""
-    until = instant_of(order["until"])
-    if until is None:
-        raise WrongDay(f"spec.{name}.until ({order['until']}) is no time such as 2026-11-25T06:00:00Z")
-    return until
+def _why_unread(name: str, order: Mapping[str, Any], end: float | None, states: set[str]) -> str | None:
+    """Return why nobody can follow an order, and what happens instead; None for one that is followed."""
+    instead = "so no unit drains until it is corrected or null" if name == "hold" else "so the day goes on without it"
+    if end is None:
+        return f"spec.{name}.until ({order['until']}) is no time such as 2026-11-25T06:00:00Z, {instead}"
+    if "state" in order and order["state"] not in states:
+        return f"spec.{name}.state ({order['state']}) is none of the day's ({', '.join(sorted(states))}), {instead}"
+    return None

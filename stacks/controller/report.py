@@ -18,12 +18,21 @@ from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.measure import Measured
-from stacks.controller.situation import Situation
+from stacks.controller.situation import Orders, Situation
 from stacks.controller.stragglers import Suspect
 
-__all__ = ["FORECAST", "HEALTHY", "Status", "condition_before", "status_of", "status_of_wrong_day", "timestamp"]
+__all__ = [
+    "FOLLOWING",
+    "FORECAST",
+    "HEALTHY",
+    "Status",
+    "condition_before",
+    "status_of",
+    "status_of_wrong_day",
+    "timestamp",
+]
 
-HEALTHY, FORECAST = "Healthy", "Forecast"
+FOLLOWING, HEALTHY, FORECAST = "Following", "Healthy", "Forecast"
 
 Status = dict[str, Any]
 
@@ -43,9 +52,8 @@ def status_of(
     observed, demand = measured.observed, measured.demand
     situation = observed.situation
     lent = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
-    reason = "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
     conditions = [
-        ("Following", "False" if decision.is_held else "True", reason, decision.why),
+        (FOLLOWING, *_following(situation.orders, decision), decision.why),
         ("Served", "False" if decision.short else "True", *_served(decision.short)),
         *_healthy(problems, condition_before(deployment, HEALTHY)),
         *_forecast(decision, demand),
@@ -69,7 +77,7 @@ def status_of_wrong_day(why: str, now: float, deployment: Mapping[str, Any]) -> 
         for key, value in (deployment.get("status") or {}).items()
         if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers")
     }
-    return kept | {"why": why, **_observed([("Following", "False", "WrongDay", why)], deployment, now)}
+    return kept | {"why": why, **_observed([(FOLLOWING, "False", "WrongDay", why)], deployment, now)}
 
 
 def timestamp(instant: float) -> str:
@@ -81,6 +89,14 @@ def condition_before(deployment: Mapping[str, Any], kind: str) -> Mapping[str, s
     """Return the condition of a kind as it was written last; empty if there is none."""
     written = (deployment.get("status") or {}).get("conditions") or []
     return next((each for each in written if each["type"] == kind), {})
+
+
+def _following(orders: Orders, decision: Decision) -> tuple[str, str]:
+    """Return whether units are made to follow the day, or what a person has forced, and the reason."""
+    follows = "True" if orders.may_drain and not decision.is_held else "False"
+    if orders.unread:
+        return follows, "WrongOrder"
+    return follows, "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
 
 
 def _served(short: Sequence[str]) -> tuple[str, str]:

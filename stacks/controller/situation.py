@@ -43,10 +43,12 @@ class Force:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a person has written into the TidemillDeployment. Times are seconds since 1970-01-01 00:00 UTC."""
+    """What a person has ordered and is not over. Times are seconds since 1970-01-01 00:00 UTC."""
 
     hold_until: float | None = None
     force: Force | None = None
+    unread: tuple[str, ...] = ()  # orders that nobody can follow: which field, why, and what happens instead
+    may_drain: bool = True  # not while nobody knows until when a person said hold
 
 
 @dataclass(frozen=True)

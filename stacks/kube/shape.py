@@ -96,7 +96,11 @@ SHAPES: Mapping[str, Shape] = {
     "Node": {
         "metadata": {"resourceVersion?": str},
         "spec": {"taints?": [{"key": str, "effect": str, "value?": str}]},
-        "status?": {"allocatable?": QUANTITIES, "capacity?": QUANTITIES},
+        "status?": {
+            "allocatable?": QUANTITIES,
+            "capacity?": QUANTITIES,
+            "conditions?": [{"lastTransitionTime?": str}],
+        },
     },
     "Pod": {
         "metadata": {"namespace": str},
@@ -120,7 +124,7 @@ SHAPES: Mapping[str, Shape] = {
     "Deployment": {"spec": dict},
     "StatefulSet": {"spec": dict},
     "LeaderWorkerSet": {"spec": dict},
-    "Lease": {"spec": {"holderIdentity?": str, "renewTime?": str}, "metadata": {"resourceVersion": str}},
+    "Lease": {"spec": {"holderIdentity?": str, "leaseTransitions?": int}, "metadata": {"resourceVersion": str}},
     "TidemillDeployment": {
         "metadata": {"namespace": str, "uid": str, "generation": int, "creationTimestamp": str},
         "spec": {"timezone": str, "units": [{"name": str, "phase": str}], "steps": [{"at": str, "units": dict}]},

@@ -64,7 +64,7 @@ def measure(times, goals):
         create(control_plane.api, plan, [*nodes, *SPARES])
         connection = Counted(control_plane.api)
         api = Api(connection)
-        lease = Lease.of(NAMESPACE, f"{NAME}-controller", "benchmark", FIELD_MANAGER)
+        lease = Lease(NAMESPACE, f"{NAME}-controller", "benchmark", FIELD_MANAGER)
         following = Following(api, NAMESPACE, NAME, lease, lambda _: None)
         for number in range(12):
             one_round(following, NIGHT + number * PERIOD_S)

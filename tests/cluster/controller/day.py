@@ -49,7 +49,7 @@ def at(hour, minute=0):
 
 
 def following_as(holder, account, said=None):
-    lease = Lease.of(NAMESPACE, ACCOUNT, holder, FIELD_MANAGER)
+    lease = Lease(NAMESPACE, ACCOUNT, holder, FIELD_MANAGER)
     return Following(Api(Connection(account)), NAMESPACE, NAME, lease, (said if said is not None else []).append)
 
 

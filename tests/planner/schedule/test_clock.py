@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
 from planner.facts.wall_clock import instants_of, wall_time
+from planner.schedule import clock
 from planner.schedule.clock import changes_between, steps_on, units_at
 from planner.schedule.schedule import DaySchedule, OtherDays, Step
 
@@ -145,3 +147,62 @@ def test_changes_are_all_that_changes(zone, windows, sunday, days):
 
         assert on == units_at(day, instant)
         assert len(on) >= least
+
+
+def slow_units(day, instant):
+    """The same as `units_at`, by sorting at each instant and by asking of each minute of the date how often it is."""
+    wall, zone = wall_time(instant, day.timezone), day.timezone
+    steps = sorted(steps_on(day, wall.date), key=lambda step: step.at)
+
+    def units_of(minute):
+        return ([step for step in steps if minute_of(step.at) <= minute] or steps)[-1].units
+
+    if len(instants_of(wall.date, wall.minute, zone)) == 1:
+        return units_of(wall.minute)
+    twice = [minute for minute in range(DAY_MINUTES) if len(instants_of(wall.date, minute, zone)) == 2]
+    return max(map(units_of, twice), key=len)  # of one phase, so that a larger state has all of a smaller one
+
+
+by_the_minute = st.dictionaries(
+    st.integers(0, DAY_MINUTES - 1).map(lambda minute: f"at_{minute // 60:02}{minute % 60:02}"),
+    st.integers(0, 3),
+    min_size=1,
+    max_size=40,
+)
+spring_and_autumn = st.sampled_from(
+    ["2026-03-08", "2026-03-29", "2026-04-05", "2026-10-04", "2026-10-25", "2026-11-01"]
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(zones, by_the_minute, by_the_minute, spring_and_autumn, st.integers(-DAY_S, DAY_S))
+def test_what_is_sorted_once_changes_as_what_is_sorted_at_each_instant(zone, windows, sunday, date, shift):
+    """Minute by minute, over the day on which clocks change and parts of those beside it."""
+    day = with_others(day_of(zone, **windows), sunday=sunday)
+    begin = (utc(f"{date} 00:00") + shift) // MINUTE_S * MINUTE_S
+    end = begin + 30 * 3600
+    expected, before = [], slow_units(day, begin)
+    for instant in range(begin + MINUTE_S, end + 1, MINUTE_S):
+        units = slow_units(day, instant)
+        assert units_at(day, instant) == units
+        if units != before:
+            expected.append((instant, units))
+        before = units
+
+    assert [(each.instant, each.units) for each in changes_between(day, begin, end)] == expected
+
+
+def test_work_grows_with_the_windows_and_not_with_their_square(monkeypatch):
+    """A controller looks days ahead every few seconds, and a day may have a window for each minute."""
+
+    def num_read(num_windows):
+        read.clear()
+        minutes = range(0, DAY_MINUTES, DAY_MINUTES // num_windows)
+        day = day_of("UTC", **{f"at_{each // 60:02}{each % 60:02}": 1 + each % 2 for each in minutes})
+        changes_between(day, utc("2026-11-23 00:00"), utc("2026-11-25 00:00"))
+        return len(read)
+
+    read = []
+    monkeypatch.setattr(clock, "minute_of", lambda at: read.append(at) or minute_of(at))
+
+    assert num_read(1440) <= 11 * num_read(144)

@@ -116,6 +116,17 @@ def test_nothing_changes_while_a_person_holds_it():
     assert {each.unit for each in after.scales} == {"p1", "d1"}
 
 
+def test_units_start_and_none_drains_while_nobody_knows_until_when_to_hold():
+    """In every state, around each change: the morning has its units, and what the hold was for is not disturbed."""
+    unread = Orders(unread=("until no time",), may_drain=False)
+    for now, states in itertools.product(TIMES[::4], EVERY_STATE):
+        found, followed = decide(situation(states, unread), now), decide(situation(states), now)
+
+        assert found.scales == tuple(each for each in followed.scales if each.is_on)
+        assert found.why.startswith("until no time")
+        assert "stays until" not in found.why
+
+
 def test_a_forced_state_is_the_days_until_it_ends():
     """By night the day's units start at once; when the order ends soon, those of the state after it warm up."""
     night = MIDNIGHT + 2 * HOUR

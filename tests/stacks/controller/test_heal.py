@@ -8,7 +8,7 @@ import pytest
 
 from planner.facts import names
 from stacks.controller.decide import decide
-from stacks.controller.heal import find_health, heal, nodes_to_taint
+from stacks.controller.heal import STEADY_S, Reports, find_health, find_reports, heal
 from stacks.controller.situation import Orders
 from tests.stacks.controller.days import HOUR, MIDNIGHT, situation
 from tests.stacks.controller.test_decide import EVERY_STATE
@@ -16,6 +16,7 @@ from tests.stacks.controller.test_decide import EVERY_STATE
 NOON, NIGHT = MIDNIGHT + 12 * HOUR, MIDNIGHT + 23 * HOUR
 ALL_READY, AT_NIGHT = ((1, True),) * 4, ((1, True), (0, False)) * 2
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+FAULTY = {"key": names.FAULTY_TAINT, "value": "x", "effect": "NoSchedule"}
 SPARE = "spare"
 
 
@@ -39,12 +40,19 @@ def seen(states, *, spares=(SPARE,), orders=None):
     return replace(found, units=tuple(units))
 
 
+def reports(nodes, *conditions, labels=(), spares=("s0", "s1"), now=NOON):
+    """What they report to the plan x, whose spec has these conditions and labels."""
+    return find_reports(
+        "x", seen(ALL_READY, spares=spares).units, nodes, {"conditions": conditions, "labels": labels}, now
+    )
+
+
 def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupied=()):
     """What is done when each unit that is on has a pod on a node of its own name, and some nodes are cordoned."""
     look = seen(states, spares=spares, orders=orders)
     nodes = [node(name, *([CORDON] if name in cordoned else [])) for name in ("p0", "p1", "d0", "d1", *spares)]
     pods = [pod(unit.name, unit.name) for unit in look.units if unit.is_on] + [pod("d9", each) for each in occupied]
-    return heal(look, decide(look, now), find_health(look.units, nodes, pods, now))
+    return heal(look, decide(look, now), find_health(look.units, nodes, pods, Reports(), now))
 
 
 def test_a_unit_moves_only_while_all_others_serve():
@@ -76,6 +84,12 @@ def test_a_unit_on_a_cordoned_node_moves_to_a_spare():
     assert [(each.unit, each.is_on) for each in decide(drained, NOON).scales] == [("d1", True)]
 
 
+@pytest.mark.parametrize("orders", [Orders(hold_until=NOON + HOUR), Orders(may_drain=False)])
+def test_no_unit_moves_while_a_person_holds_it(orders):
+    """Nor while nobody knows for how long."""
+    assert healing(ALL_READY, ["d1"], orders=orders).move is None
+
+
 def test_one_moves_at_a_time():
     """The second waits for the first."""
     assert healing(ALL_READY, ["p0", "d1"], spares=("s0", "s1")).move.unit == "p0"
@@ -100,7 +114,7 @@ def test_a_unit_moves_back_when_its_spare_is_faulty():
     pods = [pod(unit.name, SPARE if unit.name == "d1" else unit.name) for unit in look.units]
     nodes = [node("p0"), node("p1"), node("d0"), node("d1"), node(SPARE, CORDON)]
 
-    found = heal(look, decide(look, NOON), find_health(look.units, nodes, pods, NOON))
+    found = heal(look, decide(look, NOON), find_health(look.units, nodes, pods, Reports(), NOON))
 
     assert (found.move.unit, found.problems) == ("d1", ())
 
@@ -113,11 +127,6 @@ def test_the_only_unit_of_a_phase_stays():
     assert found.problems == (
         "p0 is on p0, which is cordoned, and no other prefill unit serves: delete its pods to move it all the same",
     )
-
-
-def test_nothing_moves_while_a_person_holds_the_day():
-    """The order is to change nothing."""
-    assert healing(ALL_READY, ["d1"], orders=Orders(hold_until=NOON + 1)).move is None
 
 
 TAINT = {"key": "team", "value": "batch", "effect": "NoSchedule"}
@@ -139,7 +148,7 @@ TAINT = {"key": "team", "value": "batch", "effect": "NoSchedule"}
 def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, why):
     """A taint that they tolerate would only have the unit come back; those of a lost node Kubernetes sees to."""
     units, pods = seen(ALL_READY).units, [pod("d1", "node-1", tolerations=tolerations)]
-    health = find_health(units, [node("node-1", taint), node(SPARE)], pods, NOON)
+    health = find_health(units, [node("node-1", taint), node(SPARE)], pods, Reports(), NOON)
 
     assert health.faults["d1"] == ({"node-1": why} if why else {})
 
@@ -147,7 +156,8 @@ def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, wh
 @pytest.mark.parametrize("taint", [CORDON, TAINT, {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}])
 def test_a_spare_that_repels_pods_is_none(taint):
     """Whoever put the taint there."""
-    health = find_health(seen(ALL_READY).units, [node("node-1"), node(SPARE, taint)], [pod("d1", "node-1")], NOON)
+    nodes, pods = [node("node-1"), node(SPARE, taint)], [pod("d1", "node-1")]
+    health = find_health(seen(ALL_READY).units, nodes, pods, Reports(), NOON)
 
     assert SPARE in health.unusable
 
@@ -158,7 +168,7 @@ def test_pods_that_end_or_wait_are_on_no_faulty_node():
     waits = {"metadata": {"name": "d0-0", "labels": {names.UNIT_LABEL: "d0"}}, "spec": {}}
     ends = pod("d1", "node-1", deletionTimestamp="2026-12-01T12:00:00Z")
 
-    health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits], NOON)
+    health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits], Reports(), NOON)
 
     assert not any(health.faults.values())
     assert "node-1" in health.unusable
@@ -170,7 +180,7 @@ def test_a_strangers_pod_with_a_units_labels_moves_nobody():
     stranger = pod("d1", SPARE)
     stranger["metadata"]["name"] = "mine"
 
-    health = find_health(seen(ALL_READY).units, [node(SPARE, CORDON)], [stranger], NOON)
+    health = find_health(seen(ALL_READY).units, [node(SPARE, CORDON)], [stranger], Reports(), NOON)
 
     assert not any(health.faults.values())
     assert SPARE in health.unusable
@@ -185,7 +195,7 @@ def test_a_pod_is_lost_when_its_time_is_over_and_its_node_does_not_answer(taint,
     nodes = [node("node-1", {"key": f"node.kubernetes.io/{taint}", "effect": "NoExecute"})]
     pods = [pod("d1", "node-1", deletionTimestamp=end), pod("d0", "node-1")]
 
-    assert find_health(seen(ALL_READY).units, nodes, pods, NOON).lost == (("d1-0",) if is_lost else ())
+    assert find_health(seen(ALL_READY).units, nodes, pods, Reports(), NOON).lost == (("d1-0",) if is_lost else ())
 
 
 def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
@@ -196,26 +206,67 @@ def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
         node("unknown", conditions=[("GPUMissing", "Unknown")]),
     ]
 
-    assert nodes_to_taint(seen(ALL_READY).units, nodes, ["GPUMissing", "XIDErrors"]) == ({"bad"}, None)
+    assert reports(nodes, "GPUMissing", "XIDErrors") == Reports(frozenset({"bad"}))
 
 
 def test_a_node_may_report_a_fault_by_another_status_or_a_label():
     """Some conditions say that all is well, and are false when it is not."""
     labelled = node("labelled") | {"metadata": {"name": "labelled", "labels": {"example.com/gpu": "bad", "a": "b"}}}
     nodes = [node("bad", conditions=[("GpuReady", "False")]), node("good", conditions=[("GpuReady", "True")]), labelled]
-    units, faults = seen(ALL_READY, spares=("s0", "s1")).units, ["GpuReady=False"]
 
-    assert nodes_to_taint(units, nodes, faults) == ({"bad"}, None)
-    assert nodes_to_taint(units, nodes, faults, ["example.com/gpu=bad"]) == ({"bad", "labelled"}, None)
-    assert nodes_to_taint(units, nodes, [], ["example.com/gpu=good"]) == (set(), None)
+    assert reports(nodes, "GpuReady=False").faulty == {"bad"}
+    assert reports(nodes, "GpuReady=False", labels=["example.com/gpu=bad"]).faulty == {"bad", "labelled"}
+    assert reports(nodes, labels=["example.com/gpu=good"]) == Reports()
 
 
 def test_no_more_nodes_are_tainted_than_there_are_spares():
     """A detector may be wrong about all of them; what has its taint keeps it."""
-    reports, taint = [("GPUMissing", "True")], {"key": names.FAULTY_TAINT, "value": "x", "effect": "NoSchedule"}
-    nodes = [node("a", taint, conditions=reports), node("b", conditions=reports), node("c")]
+    missing = [("GPUMissing", "True")]
+    nodes = [node("a", FAULTY, conditions=missing), node("b", conditions=missing), node("c")]
 
-    faulty, why = nodes_to_taint(seen(ALL_READY).units, nodes, ["GPUMissing"])
+    found = reports(nodes, "GPUMissing", spares=(SPARE,))
 
-    assert faulty == {"a"}
-    assert why == "2 nodes report faults (a, b), more than there are spares (1): plan again without them"
+    assert found.faulty == {"a"}
+    assert found.problem == "2 nodes report faults (a, b), more than there are spares (1): plan again without them"
+
+
+def test_a_fault_that_is_over_moves_no_unit():
+    """Its taint is still there at the look that takes it away."""
+    nodes = [node("d1", FAULTY, conditions=[("GPUMissing", "False")]), node(SPARE)]
+
+    found = reports(nodes, "GPUMissing")
+    health = find_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], found, NOON)
+
+    assert found == Reports(over=frozenset({"d1"}))
+    assert not health.faults["d1"]
+
+
+@pytest.mark.parametrize("value", ["other", None])
+def test_a_taint_of_another_plan_is_a_fault_all_the_same(value):
+    """What that plan goes by is not known here."""
+    nodes = [node("d1", FAULTY | {"value": value}), node(SPARE)]
+
+    health = find_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], reports(nodes, "GPUMissing"), NOON)
+
+    assert health.faults["d1"] == {"d1": "reports a fault"}
+
+
+def test_a_spare_that_has_just_reported_a_fault_takes_no_unit():
+    """It gets its taint at this look."""
+    nodes = [node("d1", CORDON), node(SPARE, conditions=[("GPUMissing", "True")])]
+
+    health = find_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], reports(nodes, "GPUMissing"), NOON)
+
+    assert SPARE in health.unusable
+
+
+@pytest.mark.parametrize(
+    ("changed_s", "stays"), [(-STEADY_S, False), (-STEADY_S + 1, True), (STEADY_S - 1, True), (86_400, False)]
+)
+def test_a_taint_stays_while_its_condition_changes(changed_s, stays):
+    """By the clock of whoever wrote the condition, if that is near to ours."""
+    bad = node("d1", FAULTY, conditions=[("GPUMissing", "False")])
+    changed = datetime.fromtimestamp(NOON + changed_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    bad["status"]["conditions"][0]["lastTransitionTime"] = changed
+
+    assert reports([bad], "GPUMissing") == Reports(frozenset({"d1"} if stays else ()), frozenset({"d1"}))

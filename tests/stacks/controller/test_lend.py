@@ -11,6 +11,7 @@ from tests.stacks.controller.days import HOUR, MIDNIGHT, TIMETABLE, WARM_UP_S, s
 from tests.stacks.controller.test_decide import EVENING, EVERY_STATE, MORNING, TIMES
 
 NOTICE_S = 600
+NOTHING_ON = (replace(TIMETABLE.steps[0], num_units={"prefill": 0, "decode": 0}, units=()),)
 NOTICED = MORNING - WARM_UP_S - NOTICE_S
 
 
@@ -87,3 +88,29 @@ def test_a_unit_that_nobody_has_made_lends_nothing():
     absent = lending(((None, False),) * 4)
 
     assert marks_at(absent, MIDNIGHT) == Marks()
+
+
+@pytest.mark.parametrize(("other", "is_free"), [((1, True), False), ((0, False), True), ((None, False), False)])
+def test_a_node_of_two_units_is_free_only_if_it_is_for_both(other, is_free):
+    """One may serve on it while the other is off."""
+    seen = lending(((1, True), (0, False), other, (0, False)))
+    *others, d0, d1 = seen.units
+    shared = replace(seen, units=(*others, replace(d0, nodes=("both",)), replace(d1, nodes=("both", "d1-b"))))
+
+    marks = marks_at(replace(shared, timetable=replace(TIMETABLE, steps=NOTHING_ON)), MIDNIGHT)
+
+    assert ("both" in marks.free) == is_free
+    assert marks.of("d1-b") == "free"
+
+
+def test_marks_that_could_not_be_made_are_as_before():
+    """The others are as they have to be."""
+    before, after = Marks(free=("a", "b"), reclaimed=("c",)), Marks(free=("c",), reclaimed=("a", "b"))
+
+    assert after.but({"b", "c"}, before) == Marks(free=("b",), reclaimed=("a", "c"))
+    assert after.but((), before) == after
+
+
+def test_nodes_of_which_some_could_not_be_marked_are_not_told_as_one():
+    """It would be said of all nodes of the unit."""
+    assert list(lent(lending(((1, True),) * 4), Marks(), Marks(free=("d1-a",)))) == []

@@ -1,0 +1,205 @@
+"""Rounds over a cluster that refuses some of what they ask for."""
+
+from collections import Counter
+
+import pytest
+
+from planner.facts import names
+from stacks.controller import measure
+from stacks.controller.demand import Load
+from stacks.controller.figures import Figures
+from stacks.controller.heal import STEADY_S
+from stacks.controller.loop import once, one_round
+from stacks.controller.report import timestamp
+from tests.stacks.controller.cluster import PLAN, MemoryCluster
+from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
+from tests.stacks.controller.test_observe import SPEC
+
+NOON, EVENING = MIDNIGHT + 12 * HOUR, MIDNIGHT + 23 * HOUR
+NODES = [f"node-{unit['name']}" for unit in SPEC["units"]]
+SECOND = {*DAY} - {*NIGHT}
+
+
+def with_nodes(**spec):
+    """The day of four units, each on a node of its own."""
+    units = [unit | {"nodes": [node]} for unit, node in zip(SPEC["units"], NODES, strict=True)]
+    return SPEC | {"units": units} | spec
+
+
+def lending():
+    """The same by night, when the nodes of the second units are lent."""
+    cluster = MemoryCluster(with_nodes(lendNodes={"noticeSeconds": 60}), nodes=NODES)
+    for unit in SECOND:
+        cluster.unit(unit, 0)
+    return cluster
+
+
+def healed():
+    """The same, where units leave nodes that report `GPUMissing` for one spare."""
+    units = [unit | {"spares": ["spare"]} for unit in with_nodes()["units"]]
+    cluster = MemoryCluster(with_nodes(units=units, heal={"conditions": ["GPUMissing"]}), nodes=[*NODES, "spare"])
+    for unit, node in zip(SPEC["units"], NODES, strict=True):
+        cluster.pod(unit["name"], node)
+    return cluster
+
+
+def labels(cluster, node):
+    return cluster.objects["Node", node]["metadata"]["labels"]
+
+
+@pytest.fixture
+def overload(monkeypatch):
+    """Demand for more decode units than the plan has: news at each look."""
+    figures = Figures({"decode": Load(2, 1e6, 0.0, 0.0)}, frozenset())
+    monkeypatch.setattr(measure, "read_figures", lambda _: figures)
+    rooms = {"decode": {"requests": 8}}
+    demand = {"used": 0.9, "backlog": 2, "afterSeconds": 0, "staySeconds": 900, "rooms": rooms}
+    return {"metrics": "http://gateway/metrics", "demand": demand}
+
+
+def test_units_are_scaled_and_the_status_is_written_where_events_are_refused(overload):
+    """A quota of events may be all that there is wrong. The log says so, once, as the news is not news again."""
+    said, cluster = [], MemoryCluster(SPEC | overload)
+    cluster.unit("p1", 0)
+    cluster.refused.add(("create", "Event"))
+    following = cluster.following(said=said)
+
+    for second in (0, 5):
+        one_round(following, NOON + second)
+
+    assert cluster.replicas()["p1"] == 1
+    assert {each["type"]: each["reason"] for each in cluster.status["conditions"]}["Forecast"] == "BeyondPlan"
+    assert Counter(each.partition(":")[0] for each in said)["cannot write an event"] == 2  # the start, and the news
+
+
+def test_units_are_scaled_before_anything_is_told(overload):
+    """An admission webhook for events may take its time."""
+    cluster = MemoryCluster(SPEC | overload)
+    cluster.unit("p1", 0)
+
+    one_round(cluster.following(), NOON)
+
+    assert [reason for reason, _ in cluster.told()] == ["Start", "BeyondPlan"]
+
+
+def test_nodes_are_lent_where_events_are_refused():
+    """Marks and status are there, and no round marks them again."""
+    said, cluster = [], lending()
+    cluster.refused.add(("create", "Event"))
+    following = cluster.following(said=said)
+
+    for second in (0, 5, 10):
+        one_round(following, EVENING + second)
+
+    assert {node for node in NODES if labels(cluster, node).get(names.NODE_LABEL) == "free"} == {"node-p1", "node-d1"}
+    assert cluster.status["freeNodes"] == 2
+    assert len(said) == 4  # two units' nodes, each with what cannot be written
+
+
+def test_an_order_that_nobody_can_follow_is_told_once():
+    """By an event, and for as long as it is so by the condition."""
+    cluster = MemoryCluster(SPEC | {"force": {"state": "07:00", "until": "2026-01-01T00:00:00Z"}})
+    following = cluster.following()
+
+    for second in (0, 5):
+        one_round(following, EVENING + second)
+
+    ((reason, why),) = [each for each in cluster.told() if each[0] != "Drain"]
+    assert reason == "WrongOrder"
+    assert "is none of the day's" in why
+    following_day = cluster.status["conditions"][0]
+    assert (following_day["status"], following_day["reason"]) == ("True", "WrongOrder")
+    assert {unit for unit, number in cluster.replicas().items() if number} == {*NIGHT}
+
+
+def test_a_controller_that_looks_once_lets_the_next_one_act():
+    """It would have to be seen for as long as a lease lasts, and whoever looks once sees it once."""
+    cluster = MemoryCluster(SPEC)
+
+    for holder in ("one", "two"):
+        assert once(cluster.following(holder), NOON).startswith("state 06:00")
+
+
+def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
+    """At every look its condition is another one: the unit leaves once, and its pods find the taint there."""
+    cluster = healed()
+    following = cluster.following()
+    for look in range(20):
+        now = NOON + 30 * look
+        condition = {
+            "type": "GPUMissing",
+            "status": "False" if look % 2 else "True",
+            "lastTransitionTime": timestamp(now),
+        }
+        cluster.objects["Node", "node-d1"]["status"] = {"conditions": [condition]}
+        one_round(following, now)
+        if not cluster.replicas()["d1"]:
+            cluster.unit("d1")
+            cluster.pod("d1", "spare")
+
+    assert [reason for reason, _ in cluster.told()] == ["Faulty", "Drain"]
+    assert cluster.objects["Node", "node-d1"]["spec"]["taints"]
+
+    one_round(following, now + STEADY_S)
+    assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
+    assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
+
+
+def test_a_fault_that_was_seen_once_moves_no_unit():
+    """It is over when its unit would go."""
+    cluster = healed()
+    following = cluster.following()
+    for look, status in enumerate(("True", "False", "False")):
+        cluster.objects["Node", "node-d1"]["status"] = {"conditions": [{"type": "GPUMissing", "status": status}]}
+        one_round(following, NOON + 30 * look)
+
+    assert [reason for reason, _ in cluster.told()] == ["Faulty", "Mended"]
+    assert cluster.replicas()["d1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("marked", "taints"),
+    [
+        ({names.PLAN_LABEL: "other", names.NODE_LABEL: "reclaimed"}, []),
+        ({}, [{"key": names.RECLAIMED_TAINT, "value": "other", "effect": "NoSchedule"}]),
+    ],
+)
+def test_a_node_that_another_plan_has_marked_is_left_to_it(marked, taints):
+    """It is said once, and the other nodes are lent as ever."""
+    said, cluster = [], lending()
+    node = cluster.objects["Node", "node-d1"]
+    node["metadata"]["labels"], node["spec"] = dict(marked), {"taints": list(taints)}
+    following = cluster.following(said=said)
+
+    lines = {one_round(following, EVENING + second) for second in (0, 5, 300)}
+
+    assert (labels(cluster, "node-d1"), node["spec"]) == (marked, {"taints": taints})
+    assert labels(cluster, "node-p1")[names.NODE_LABEL] == "free"
+    assert cluster.status["nodes"] == {"free": ["node-p1"], "reclaimed": []}
+    assert said == ["the 1 nodes of p1 are free"]
+    (line,) = lines
+    why = "the plan other has marked node-d1: plan one of the two again without this node"
+    assert line == f"state 22:00: as planned; 1 of the units' nodes cannot be marked: {why}"
+
+
+def test_marks_that_are_the_plans_own_come_and_go():
+    """With a taint that nobody has given a value, too: it names no other plan."""
+    cluster = lending()
+    node = cluster.objects["Node", "node-d1"]
+    node["spec"] = {"taints": [{"key": names.RECLAIMED_TAINT, "effect": "NoSchedule"}]}
+
+    one_round(cluster.following(), EVENING)
+
+    assert labels(cluster, "node-d1") == {names.PLAN_LABEL: PLAN, names.NODE_LABEL: "free"}
+    assert "taints" not in node["spec"]
+
+
+def test_a_status_is_written_where_nobody_may_look_at_nodes():
+    """The marks in it are those that nodes have."""
+    cluster = lending()
+    cluster.refused.add(("list", "Node"))
+
+    line = one_round(cluster.following(), EVENING)
+
+    assert "4 of the units' nodes cannot be marked: " in line
+    assert cluster.status["nodes"] == {"free": [], "reclaimed": []}
