@@ -97,7 +97,7 @@ def test_other_days_are_the_plans_too(tmp_path):
     spec = rendered_of(plan)["TidemillDeployment", "demo-day"]["spec"]
     schema = yaml.safe_load(DEFINITION.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     jsonschema.validate(spec, schema["properties"]["spec"])
-    timetable = situation_of(spec, [], Clock(0, 1)).timetable
+    timetable = situation_of(spec, [], Clock(0, 1), 0).timetable
 
     assert timetable.other_days[0].days == ("sunday",)
     assert [step.units for step in timetable.other_days[0].steps] == [
