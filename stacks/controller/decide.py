@@ -239,4 +239,5 @@ def _why(situation: Situation, decision: Decision, kept: Sequence[str], force: F
     parts += [*decision.beyond, *decision.more, *decision.short]
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
     parts += [f"{', '.join(missing)} not created"] if missing else []
+    parts += [situation.unseen] if situation.unseen else []
     return "; ".join(parts) or "as planned"
