@@ -3,6 +3,8 @@
     start   a unit that the day wants, from its warm-up on, or that demand asks for
     drain   a unit that neither wants, as soon as enough others of every phase are ready
 
+A unit is one group, so one that somebody has scaled to more is scaled to 1 again.
+
 A unit is drained by scaling it to 0: its pods are told to end, the gateway sends them nothing new, and they go when
 their answers are done. Prefill and decode change together, since no unit goes while either phase would have fewer ready
 units than the day wants. So a unit that stays away keeps another one in its place.
@@ -14,7 +16,7 @@ While nobody knows until when a person said hold, units start and none drains.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
@@ -87,8 +89,10 @@ def decide(situation: Situation, now: float) -> Decision:
     starts = tuple(_starts(situation.units, on, {*wanted} - {*planned}))
     may_go = [unit for unit in situation.units if unit.is_on and unit.name not in on] if orders.may_drain else []
     drains = tuple(_drains(situation, wanted, may_go))
-    kept = [unit.name for unit in may_go if unit.name not in {each.unit for each in drains}]
-    return replace(decision, scales=starts + drains, why=_why(situation, decision, kept, force))
+    drained = {each.unit for each in drains}
+    kept = [unit.name for unit in may_go if unit.name not in drained]
+    single = tuple(_single(unit for unit in situation.units if unit.name not in drained))
+    return replace(decision, scales=starts + single + drains, why=_why(situation, decision, kept, force))
 
 
 def units_on(situation: Situation, now: float) -> set[str]:
@@ -166,6 +170,13 @@ def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterato
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
+def _single(units: Iterable[LiveUnit]) -> Iterator[Scale]:
+    """Yield the units that somebody has scaled to more than one group: further ones take others' nodes."""
+    for unit in units:
+        if unit.replicas is not None and unit.replicas > 1:
+            yield Scale(unit.name, True, f"it was scaled to {unit.replicas} groups, and a unit is one")
+
+
 def _drains(situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit]) -> Iterator[Scale]:
     """Yield those of `may_go` that go, last ones first, as long as every phase keeps what is wanted."""
     needed, ready = _count(situation, wanted), _ready(situation.units)
@@ -228,4 +239,5 @@ def _why(situation: Situation, decision: Decision, kept: Sequence[str], force: F
     parts += [*decision.beyond, *decision.more, *decision.short]
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
     parts += [f"{', '.join(missing)} not created"] if missing else []
+    parts += [situation.unseen] if situation.unseen else []
     return "; ".join(parts) or "as planned"

@@ -1,7 +1,7 @@
 """The cluster as the controller needs it: a TidemillDeployment and its units' LeaderWorkerSets to a `Situation`."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.facts import names
@@ -15,6 +15,7 @@ from stacks.controller.clock import Clock, instant_of
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
+from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.readiness import missing
 
@@ -63,8 +64,8 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observed:
         raise WrongDay(f"spec.pace ({clock.pace:g}) has left the calendar since {began}: create the object anew")
     selector = f"{names.PLAN_LABEL}={metadata['name']}"
     units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
-    ending = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
-    return Observed(situation_of(spec, units, clock, now, ending), clock)
+    ending, unseen = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
+    return Observed(replace(situation_of(spec, units, clock, now, ending), unseen=unseen), clock)
 
 
 def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
@@ -113,11 +114,15 @@ def _being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
     ]
 
 
-def _units_with_pods(api: Api, namespace: str, units: Sequence[str]) -> set[str]:
+def _units_with_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[set[str], str | None]:
+    """Return those of `units` that have pods, or may have, and why nobody knows. Only lending waits for them to go."""
     if not units:
-        return set()
-    pods = api.list_all("v1", "Pod", namespace, labelSelector=f"{names.UNIT_LABEL} in ({','.join(units)})")
-    return {each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}
+        return set(), None
+    try:
+        pods = api.list_all("v1", "Pod", namespace, labelSelector=f"{names.UNIT_LABEL} in ({','.join(units)})")
+    except ProviderError as error:
+        return set(units), f"no further node becomes free, since pods cannot be looked at: {error}"
+    return {each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}, None
 
 
 def _unit(told: Mapping[str, Any], live: Manifest | None, ending: Collection[str]) -> LiveUnit:

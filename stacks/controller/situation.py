@@ -60,6 +60,7 @@ class Situation:
     orders: Orders
     lends_nodes: bool = False
     floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
+    unseen: str | None = None  # what could not be looked at, and what does not happen for it
     soon: frozenset[str] = frozenset()  # units that are on if what the gateway measures lasts
 
     def phases(self) -> Mapping[str, Phase]:

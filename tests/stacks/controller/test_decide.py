@@ -165,3 +165,17 @@ def test_a_rollout_under_a_larger_state_keeps_what_the_hour_wants():
 def test_a_person_is_told_why(states, why):
     """By night, with what is missing and what is kept for it."""
     assert decide(situation(states), MIDNIGHT).why == why
+
+
+def test_a_unit_that_somebody_scaled_up_is_one_group_again():
+    """By day it goes on as one; by night it goes; while a person holds everything it stays."""
+    states = (READY, READY, READY, (5, False))
+    by_day = decide(situation(states), MIDNIGHT + 12 * HOUR).scales
+    by_night = decide(situation(states), MIDNIGHT).scales
+    held = decide(situation(states, Orders(hold_until=MIDNIGHT + 60)), MIDNIGHT).scales
+
+    assert [(each.unit, each.is_on, each.why) for each in by_day] == [
+        ("d1", True, "it was scaled to 5 groups, and a unit is one")
+    ]
+    assert ("d1", False) in [(each.unit, each.is_on) for each in by_night]
+    assert held == ()

@@ -203,3 +203,18 @@ def test_a_status_is_written_where_nobody_may_look_at_nodes():
 
     assert "4 of the units' nodes cannot be marked: " in line
     assert cluster.status["nodes"] == {"free": [], "reclaimed": []}
+
+
+def test_units_are_scaled_where_nobody_may_look_at_pods():
+    """Only lending asks for them: no node becomes free, and the status says why."""
+    cluster = lending()
+    cluster.refused.add(("list", "Pod"))
+    following = cluster.following()
+
+    one_round(following, EVENING)
+    why, marked = cluster.status["why"], [node for node in NODES if labels(cluster, node)]
+    one_round(following, NOON)
+
+    assert not marked
+    assert why.startswith("no further node becomes free, since pods cannot be looked at: ")
+    assert cluster.replicas() == dict.fromkeys(DAY, 1)
