@@ -144,23 +144,17 @@ async def embeddings(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account
     account.check_tokens()
-    async with gateway.bodies.read(request) as raw:
-        _refuse_early(1, gateway.admission.embeddings, request)
-        idempotent = _idempotent(request, raw)
-        with gateway.idempotency.free_unless_begun(idempotent):
-            asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
     with ExitStack() as stack:
-        stack.enter_context(gateway.idempotency.free_unless_begun(idempotent))
+        async with gateway.bodies.read(request) as raw:
+            _refuse_early(1, gateway.admission.embeddings, request)
+            idempotent = _idempotent(request, raw)
+            stack.callback(gateway.idempotency.free_unless_begun, idempotent)
+            asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
         begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
-        call = EmbeddingCall(
-            asked.prompts,
-            gateway.model.tokenizer.embedding_size,
-            caller_of(request),
-            gateway.admission,
-            gateway.metrics,
-        )
+        size = gateway.model.tokenizer.embedding_size
+        call = EmbeddingCall(asked.prompts, size, caller_of(request), gateway.admission, gateway.metrics)
         idempotent.is_begun = True
         stack.callback(call.close)
         found = await while_connected(request, call.embeddings())
@@ -223,18 +217,17 @@ async def _answer(
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account
     account.check_tokens()
-    async with gateway.bodies.read(request) as raw:
-        _refuse_early(1, gateway.admission.answers, request)
-        idempotent = _idempotent(request, raw)
-        with gateway.idempotency.free_unless_begun(idempotent):
+    with ExitStack() as stack:
+        async with gateway.bodies.read(request) as raw:
+            _refuse_early(1, gateway.admission.answers, request)
+            idempotent = _idempotent(request, raw)
+            stack.callback(gateway.idempotency.free_unless_begun, idempotent)
             asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
             call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
-    request_id = f"{prefix}-{uuid4().hex}"
-    dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
-    headers = {REQUEST_ID: request_id}
-    with ExitStack() as stack:
-        stack.enter_context(gateway.idempotency.free_unless_begun(idempotent))
+        request_id = f"{prefix}-{uuid4().hex}"
+        dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
+        headers = {REQUEST_ID: request_id}
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
         await _check_schema(request, call)

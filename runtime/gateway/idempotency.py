@@ -16,8 +16,7 @@ API reference, "Idempotent requests": at most 255 characters, kept for 24 hours.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.gateway.http_errors import invalid, other_body
@@ -77,15 +76,10 @@ class IdempotencyKeys:
             raise other_body(HEADER)
         return known
 
-    @contextmanager
-    def free_unless_begun(self, call: IdempotentCall) -> Iterator[None]:
-        """Forget the call if this block fails before it has begun: nobody has computed it, and its key is free."""
-        try:
-            yield
-        except BaseException:
-            if call.digest is not None and not call.is_begun:
-                self._calls.pop(call.digest, None)
-            raise
+    def free_unless_begun(self, call: IdempotentCall) -> None:
+        """Forget a call that has ended, if it never began: nobody has computed it, and its key is free."""
+        if call.digest is not None and not call.is_begun:
+            self._calls.pop(call.digest, None)
 
     def _forget(self) -> None:
         """Forget what is too old, or too much."""
