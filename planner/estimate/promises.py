@@ -41,9 +41,12 @@ def _missed(spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phas
         ("ttft", slo.ttft_ms, found.ttft_seconds),
         ("tpot", slo.tpot_ms, found.tpot_seconds),
     ):
-        if promised is not None and name == "ttft" and found.waits_without_end:
+        if promised is None or each is None or found.keeps(each, promised):
+            continue
+        if name == "ttft" and found.waits_without_end:
             yield _saturated(promised)
-        elif promised is not None and each is not None and (reached := each.mid * MS_PER_S) > promised:
+        else:
+            reached = each.mid * MS_PER_S
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms"
             is_given = name == "ttft" and not follows_from_promise(spec.written, phase)
             fix = _less_full(found, promised) if is_given else None

@@ -116,7 +116,7 @@ def _slo(found: Prediction, slo: SloSpec) -> dict[str, Any]:
         name: {
             "promised": promised,
             "predicted": _round(each.mid * MILLI),
-            "met": each.mid * MILLI <= promised and not (name == "ttft_ms" and found.waits_without_end),
+            "met": found.keeps(each, promised),
         }
         for name, each in parts.items()
         if (promised := getattr(slo, name)) is not None and each is not None

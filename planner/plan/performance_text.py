@@ -158,8 +158,7 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         ("TPOT", slo.tpot_ms, found.tpot_seconds),
     ):
         if promised is not None and each is not None:
-            is_kept = each.mid * 1e3 <= promised and not (name == "TTFT" and found.waits_without_end)
-            kept = "keeps" if is_kept else "misses"
+            kept = "keeps" if found.keeps(each, promised) else "misses"
             yield from filled(
                 f"{found.phase.capitalize()} {kept} the mean {name} of {promised:g} ms that slo promises."
             )

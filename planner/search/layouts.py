@@ -16,6 +16,7 @@ from itertools import chain
 from math import ceil
 
 from planner.cluster.inventory import nodes_for
+from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
 from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise
 from planner.facts.terms import Phase
@@ -27,7 +28,7 @@ from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
 from planner.search.in_words import fix_of
 from planner.search.replicas import ReplicaBalance
-from planner.search.speed import Trials, is_predictable, speed_of
+from planner.search.speed import Trials, speed_of
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.estimate.case import case_of, is_predictable, unit_shape
+from planner.estimate.case import case_of, unit_shape
 from planner.estimate.points import operating_point
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.predict import Case, prompt_reading, saturated_rate
@@ -21,7 +21,7 @@ from planner.search.asked import LayoutOf, MemoryOf, is_auto
 from planner.search.replicas import Balance, ReplicaBalance
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["Numbers", "Speed", "Trial", "Trials", "is_predictable", "speed_of"]
+__all__ = ["Numbers", "Speed", "Trial", "Trials", "speed_of"]
 
 MS_PER_S = 1e3
 

@@ -114,6 +114,10 @@ class Prediction:
         """
         return self.phase == "prefill" and self.point.utilisation >= 1
 
+    def keeps(self, mean: Estimate, promised_ms: float) -> bool:
+        """Return whether one of its own mean latencies is within a promise."""
+        return mean.mid * 1e3 <= promised_ms and not (mean is self.ttft_seconds and self.waits_without_end)
+
     @property
     def tokens_per_s_with_hits(self) -> Estimate | None:
         """The rate of one GPU, counting the prompt tokens that were read from a cache."""
