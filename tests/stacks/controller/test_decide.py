@@ -168,7 +168,7 @@ def test_a_person_is_told_why(states, why):
 
 
 def test_a_unit_that_somebody_scaled_up_is_one_group_again():
-    """By day it goes on as one; by night it goes; while a person holds everything it stays."""
+    """It goes on as one by day; by night it goes; while a person holds everything it stays."""
     states = (READY, READY, READY, (5, False))
     by_day = decide(situation(states), MIDNIGHT + 12 * HOUR).scales
     by_night = decide(situation(states), MIDNIGHT).scales

@@ -264,7 +264,7 @@ def test_a_spare_that_has_just_reported_a_fault_takes_no_unit():
     ("changed_s", "stays"), [(-STEADY_S, False), (-STEADY_S + 1, True), (STEADY_S - 1, True), (86_400, False)]
 )
 def test_a_taint_stays_while_its_condition_changes(changed_s, stays):
-    """By the clock of whoever wrote the condition, if that is near to ours."""
+    """What counts is the clock of whoever wrote the condition, if that is near to ours."""
     bad = node("d1", FAULTY, conditions=[("GPUMissing", "False")])
     changed = datetime.fromtimestamp(NOON + changed_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     bad["status"]["conditions"][0]["lastTransitionTime"] = changed

@@ -97,7 +97,7 @@ def test_nodes_are_lent_where_events_are_refused():
 
 
 def test_an_order_that_nobody_can_follow_is_told_once():
-    """By an event, and for as long as it is so by the condition."""
+    """An event says it, and the condition does for as long as it is so."""
     cluster = MemoryCluster(SPEC | {"force": {"state": "07:00", "until": "2026-01-01T00:00:00Z"}})
     following = cluster.following()
 
@@ -183,7 +183,7 @@ def test_a_node_that_another_plan_has_marked_is_left_to_it(marked, taints):
 
 
 def test_marks_that_are_the_plans_own_come_and_go():
-    """With a taint that nobody has given a value, too: it names no other plan."""
+    """A taint that nobody has given a value goes, too: it names no other plan."""
     cluster = lending()
     node = cluster.objects["Node", "node-d1"]
     node["spec"] = {"taints": [{"key": names.RECLAIMED_TAINT, "effect": "NoSchedule"}]}
