@@ -1,17 +1,20 @@
 """How long one rank computes, of the decode unit and the prefill unit of `deepseek-h800.yaml`, at real sizes.
 
-    python -m tests.gpu.one_rank decode|prefill [--layers N] [-o calibration.json]
+    python -m tests.gpu.one_rank decode|prefill [--layers N] [--kv-tokens N | --prompt-tokens N] [-o measured.json]
 
-One GPU is enough: the other ranks are played by a dispatcher that brings as many rows as an even unit would, and
-nothing travels. So what is printed is the compute of a step without its links, of weights that mean nothing:
+One GPU is enough: the other ranks are played (`lone_rank.py`), and nothing travels. So what is printed is the compute
+of a step without its links, of weights that mean nothing, beside what the planner says of this GPU:
 
-    tokens/s a GPU     tokens of a step over its time, with all 61 layers counted from those that were run
     stages             attention 1, attention 2, gate, shared expert, experts, mlp, head: median of the layers
+    busy               time in kernels; the rest of a step the GPU waits for the host to launch them
+    replayed           decode's step as a CUDA graph, in which nothing is launched one by one
+    tokens/s a GPU     tokens of a step over its time, with all 61 layers counted from those that were run
     share of a limit   in decode of what the weights and the KV take to be read, in prefill of what the matmuls take, at
                        the rates that this GPU reaches in a copy and in a matmul of BF16, measured in the same run. FP8
                        may multiply at twice that rate, and so reach 200 %.
+    memory             what torch allocated beside the planner's ledger
 
-`-o` writes the stages' seconds as JSON, with the GPU's name: a calibration. Nothing reads it yet. Not yet run by us.
+`-o` writes it all as JSON.
 """
 
 import argparse
@@ -19,27 +22,25 @@ import json
 import statistics
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from runtime.expert_parallel.deep_ep import Summed
-from runtime.expert_parallel.dispatcher import ContiguousRows, Dispatched, MaskedRows, Pending, WeightsApplied
-from runtime.expert_parallel.group import SoloGroup
-from runtime.expert_parallel.overlap import OVERLAPS
-from runtime.expert_parallel.traffic import Traffic
-from runtime.kernels.backend import Backend, choose_backend
-from runtime.kernels.batch_invariant import Batched
+from planner.estimate.case import case_of
+from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.stages import Exchange, decode_spans, mlp_spans, prompt_spans
+from runtime.kernels.backend import choose_backend
 from runtime.kernels.device import describe, use_device
-from runtime.kernels.fp8 import E4M3, Quantised, num_blocks
-from runtime.kv.cache import LatentCache
-from runtime.model import deepseek, moe
-from runtime.model.deepseek import DeepseekV3
+from runtime.kernels.fp8 import E4M3
+from runtime.model.forward_batch import Chunk
+from runtime.protocol.counting import PAGE_TOKENS
+from tests.gpu.lone_rank import LoneRank
 from tests.runtime.fake_device.deployments import deployed
 
-STEPS, WARM_UP = 10, 3
-ALIGNED = 128
+REPLAYS, WARM_UP = 10, 2
+KNOWN = ("h100", "h200", "b200")  # of the catalog, by what the driver calls a GPU
+SHOWN_KERNELS = 12
 
 
 def main() -> None:
@@ -47,31 +48,124 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phase", choices=["decode", "prefill"])
     parser.add_argument("--layers", type=int, default=61, help="of which 3 are dense; fewer need less memory")
+    parser.add_argument("--steps", type=int, default=10, help="to take the median of")
+    parser.add_argument("--kv-tokens", type=int, help="of each request of decode (default: as many as fit)")
+    parser.add_argument("--prompt-tokens", type=int, help="of whole prompts (default: the end of a longest one)")
     parser.add_argument("-o", type=Path, dest="output")
     arguments = parser.parse_args()
     device = use_device("cuda", 0)
-    clock = EventClock(device)
-    deployment = deployed("deepseek-h800.yaml", arguments.phase)
-    rank = Rank(deployment, choose_backend(device, E4M3, deterministic=False).ops, clock, arguments.layers)
-    with torch.inference_mode():
-        step_s = [clock.seconds(rank.step) for _ in range(WARM_UP + STEPS)][WARM_UP:]
-    stages = {name: statistics.median(seconds) for name, seconds in clock.of_stages().items()}
-    print(f"{describe(device)}, {arguments.phase}, {arguments.layers} layers: not compared with anything yet")
-    for name, seconds in stages.items():
-        print(f"  {name:16}{seconds * 1e6:10.1f} us a layer")
-    whole = rank.seconds_of_all_layers(statistics.median(step_s), stages)
-    print(f"  {rank.num_tokens / whole:,.0f} tokens/s a GPU, without links; a step of 61 layers {whole * 1e3:.1f} ms")
-    print(f"  {rank.least_seconds(*rates(device)) / whole:.0%} of the limit")
+    deployment = deployed("deepseek-h800.yaml", arguments.phase, catalog_name(device))
+    step = step_of(deployment, arguments.kv_tokens, arguments.prompt_tokens)
+    measured = measure(device, deployment, step, arguments.layers, arguments.steps)
+    print(f"{describe(device)}, {arguments.phase}, {arguments.layers} layers")
+    show(measured)
     if arguments.output:
-        calibration = {"gpu": torch.cuda.get_device_name(device), "phase": arguments.phase, "stage_seconds": stages}
-        arguments.output.write_text(json.dumps(calibration, indent=1))
+        arguments.output.write_text(json.dumps(measured, indent=1))
+
+
+def catalog_name(device):
+    """Return what the planner's catalog calls this GPU."""
+    called = torch.cuda.get_device_name(device).lower()
+    return next((name for name in KNOWN if name in called), None)
+
+
+def step_of(deployment, kv_tokens, prompt_tokens):
+    """Return (prefilling, decoding): the largest step of the phase, or one of requests that are so long."""
+    if kv_tokens is not None:
+        return [], [Chunk([7], kv_tokens - 1, table) for table in _tables(deployment.limits.max_requests, kv_tokens)]
+    if prompt_tokens is not None:
+        tables = _tables(deployment.limits.max_batch_tokens // prompt_tokens, prompt_tokens)
+        return [Chunk([7] * prompt_tokens, 0, table) for table in tables], []
+    return deployment.largest_step()
+
+
+def _tables(number, num_tokens):
+    pages = -(-num_tokens // PAGE_TOKENS)
+    return [list(range(first * pages, (first + 1) * pages)) for first in range(number)]
+
+
+def measure(device, deployment, step, layers, steps):
+    """Run the steps, and return everything that is printed."""
+    before = torch.cuda.memory_allocated(device)
+    clock = EventClock(device)
+    rank = LoneRank(deployment, step, choose_backend(device, E4M3, deterministic=False).ops, clock, layers)
+    with torch.inference_mode():
+        for _ in range(WARM_UP):
+            rank.step()
+        torch.cuda.synchronize(device)
+        held = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step_s = [clock.seconds(rank.step) for _ in range(steps)]
+        stages = {name: statistics.median(seconds) for name, seconds in clock.of_stages().items()}
+        peak = torch.cuda.max_memory_allocated(device)
+        busy_s, kernels = kernels_of(rank.step)
+        replayed_s = replayed_seconds(clock, rank) if rank.decoding else None
+    copied, multiplied = rates(device)
+    head_s = stages.get("head", 0.0)
+    best_s = statistics.median(step_s) if replayed_s is None else replayed_s
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "phase": deployment.ledger.phase,
+        "layers": layers,
+        "tokens": rank.num_tokens,
+        "context": (*rank.prefilling, *rank.decoding)[0].end,
+        "step_s": step_s,
+        "busy_s": busy_s,
+        "replayed_s": replayed_s,
+        "stages_s": stages,
+        "planned_s": planned_stages(deployment, rank),
+        "whole_step_s": rank.seconds_of_all_layers(best_s, head_s),
+        "least_s": rank.least_seconds(copied, multiplied),
+        "copy_bytes_per_s": copied,
+        "matmul_flop_per_s": multiplied,
+        "kernels": kernels,
+        "memory": {
+            "weights": rank.weight_bytes,
+            "kv": rank.kv_bytes,
+            "others held": held - before - rank.weight_bytes - rank.kv_bytes - rank.model.dispatcher.num_bytes,
+            "activations": peak - held,
+        },
+        "planned_memory": {
+            "weights": deployment.ledger.weight_bytes,
+            "kv": rank.kv_tokens * deployment.ledger.kv_bytes_per_token,
+            "others held": 0,
+            "activations": deployment.ledger.activations,
+        },
+    }
+
+
+def show(measured):
+    """Print it as tables."""
+    planned = measured["planned_s"]
+    print(f"\n{'stage':18}{'us a layer':>12}{'planned':>10}")
+    for name, seconds in measured["stages_s"].items():
+        expected = f"{planned[name] * 1e6:10.1f}" if name in planned else ""
+        print(f"  {name:16}{seconds * 1e6:12.1f}{expected}")
+    step_s = statistics.median(measured["step_s"])
+    print(
+        f"\na step of {measured['layers']} layers {step_s * 1e3:.1f} ms, busy {measured['busy_s'] * 1e3:.1f} ms", end=""
+    )
+    print(f", replayed {measured['replayed_s'] * 1e3:.1f} ms" if measured["replayed_s"] else "")
+    whole = measured["whole_step_s"]
+    print(f"{measured['tokens'] / whole:,.0f} tokens/s a GPU, without links; a step of 61 layers {whole * 1e3:.1f} ms")
+    print(
+        f"{measured['least_s'] / whole:.0%} of the limit ({measured['copy_bytes_per_s'] / 1e12:.2f} TB/s copied,"
+        f" {measured['matmul_flop_per_s'] / 1e12:.0f} TFLOP/s of BF16)"
+    )
+    print(f"\n{'memory, GB':18}{'allocated':>12}{'planned':>10}")
+    for part, num_bytes in measured["memory"].items():
+        print(f"  {part:16}{num_bytes / 1e9:12.3f}{measured['planned_memory'][part] / 1e9:10.3f}")
+    print("\nkernels, ms of a step")
+    for name, (seconds, calls) in list(measured["kernels"].items())[:SHOWN_KERNELS]:
+        print(f"  {seconds * 1e3:8.2f} {calls:5}  {name[:90]}")
 
 
 class EventClock:
     """Times on the device, by events; the spans of a model are its stages."""
 
     def __init__(self, device):
-        self._device, self._spans = device, defaultdict(list)
+        self._device, self._spans, self.is_on = device, defaultdict(list), True
 
     def seconds(self, function):
         """Call it, and return how long the device worked."""
@@ -86,6 +180,9 @@ class EventClock:
     @contextmanager
     def span(self, name, layer=None):
         """Take the place of `runtime.trace.span`."""
+        if not self.is_on:
+            yield
+            return
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         began.record()
         yield
@@ -99,112 +196,53 @@ class EventClock:
         }
 
 
-class Rank:
-    """One rank of a deployment, with random weights and a cache as large as its step needs."""
+def kernels_of(step):
+    """Return how long kernels run in a step, and (seconds, calls) of each, longest first."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        step()
+        torch.cuda.synchronize()
+    found = {each.key: (each.self_device_time_total / 1e6, each.count) for each in profiled.key_averages()}
+    ordered = dict(sorted(found.items(), key=lambda item: -item[1][0]))
+    return sum(seconds for seconds, _ in ordered.values()), ordered
 
-    def __init__(self, deployment, ops, clock, layers):
-        self.prefilling, self.decoding = deployment.largest_step()
-        self.num_tokens = sum(len(chunk.token_ids) for chunk in (*self.prefilling, *self.decoding))
-        self.config, self.unit = replace(deployment.config, num_hidden_layers=layers), deployment.unit
-        self.all_layers = deployment.config.num_hidden_layers
-        slots = self.unit.num_slots // self.unit.ep_size
-        experts = [slot % self.config.n_routed_experts for slot in range(self.config.n_routed_experts)]
-        deepseek.span = moe.span = clock.span
-        backend = Backend(E4M3, ops, Batched())
-        maps = [experts] * self.config.num_moe_layers
-        self.model = _with_slots(DeepseekV3, slots)(
-            self.config, maps, SoloGroup(), backend, OVERLAPS[self.unit.overlap]
+
+def replayed_seconds(clock, rank):
+    """Capture a step as a CUDA graph, and time its replays. None, with the reason, where it cannot be captured."""
+    clock.is_on = False
+    compute = rank.prepared_step()
+    compute()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            compute()
+    except RuntimeError as error:
+        print(f"not captured: {str(error).splitlines()[0]}")
+        return None
+    finally:
+        clock.is_on = True
+    return statistics.median(clock.seconds(graph.replay) for _ in range(REPLAYS))
+
+
+def planned_stages(deployment, rank):
+    """Return the seconds that the planner says each stage of a micro-batch takes, of ranks that are equally full."""
+    tokens = max(rank.overlap.shares(rank.num_tokens))
+    case = case_of(deployment.spec, deployment.layout, OperatingPoint(), Exchange(0, 0))
+    moe_layer = next(layer for layer in case.model.layers if layer.expert is not None)
+    dense_layer = next(layer for layer in case.model.layers if layer.dense is not None)
+    shared = case.machine, case.model
+    engine = case.engine.overheads
+    if rank.decoding:
+        kv = rank.decoding[0].end
+        spans = decode_spans(*shared, moe_layer, case.unit, case.imbalance, engine, tokens, kv)
+        dense = mlp_spans(*shared, dense_layer, case.unit, engine, "decode", tokens, kv, 1)
+    else:
+        size = len(rank.prefilling[0].token_ids)
+        context = rank.prefilling[0].end - size / 2
+        spans = prompt_spans(
+            *(*shared, moe_layer, case.unit, case.imbalance, engine, case.exchange, tokens, context, size), "none"
         )
-        self.model.dispatcher = Alone(self.unit, slots, self.config, ops, decodes=bool(self.decoding))
-        for module in self.model.modules():
-            if isinstance(module, moe.MixtureOfExperts):
-                module.dispatcher = self.model.dispatcher
-        fill(self.model)
-        pages = 1 + max(page for chunk in (*self.prefilling, *self.decoding) for page in chunk.table)
-        kv = self.config.num_hidden_layers, self.config.latent_dim, pages * 64
-        self.cache = LatentCache(*kv, torch.bfloat16, ops.device)
-        self.kv_bytes = sum(chunk.end for chunk in self.decoding) * self.config.latent_dim * 2 * self.all_layers
-
-    def step(self):
-        """Compute one step."""
-        return self.model.next_logits(self.prefilling, self.decoding, self.cache)
-
-    def seconds_of_all_layers(self, step_s, stages):
-        """Add the layers that were not run, each as long as the mean of those that were."""
-        head = stages.get("head", 0.0)
-        return head + (step_s - head) * self.all_layers / self.config.num_hidden_layers
-
-    def least_seconds(self, bytes_per_s, flop_per_s):
-        """What the step takes at the least: reading in decode, multiplying in prefill."""
-        matrices = sum(values.numel() for values in self.model.parameters() if values.dtype == E4M3)
-        scale = self.all_layers / self.config.num_hidden_layers
-        if self.decoding:
-            return (matrices * scale + self.kv_bytes) / bytes_per_s
-        experts = sum(values.numel() for name, values in self.model.named_parameters() if ".experts." in name)
-        share = self.config.num_experts_per_tok * self.unit.ep_size / self.unit.num_slots  # of a token, in a slot here
-        dense = sum(v.numel() for v in self.model.parameters() if v.dtype == E4M3) - experts
-        return 2 * self.num_tokens * (dense + experts * share) * scale / flop_per_s
-
-
-class Alone:
-    """Brings as many rows as an even unit would, from nowhere."""
-
-    weights_applied, sums_in_order = WeightsApplied.BY_COMBINE, False
-
-    def __init__(self, unit, slots, config, ops, decodes):
-        self.unit, self.slots, self.config, self.ops, self.decodes = unit, slots, config, ops, decodes
-        self.traffic = Traffic()
-
-    def begin_step(self, num_tokens):
-        """There is nobody."""
-
-    def dispatch(self, x_TD, slots_TK, weights_TK):
-        """Make rows of ones: as many pairs as this rank's tokens have, spread over its slots."""
-        per_slot, hidden = slots_TK.numel() // self.slots, x_TD.shape[1]
-        counts_M = torch.full((self.slots,), per_slot, device=self.ops.device)
-        sent_W = counts_M.sum(0, keepdim=True)
-        if self.decodes:
-            room = len(x_TD) * self.unit.ep_size
-            rows = MaskedRows(_ones(self.ops, self.slots, room, hidden), counts_M, expected_rows=max(1, per_slot))
-        else:
-            counts = [-(-per_slot // ALIGNED) * ALIGNED] * self.slots
-            rows = ContiguousRows(_ones(self.ops, sum(counts), hidden), counts_M, counts)
-        dispatched = Dispatched(rows, sent_W, x_TD)
-        return Pending(lambda: None, lambda _: dispatched)
-
-    def combine(self, results, dispatched):
-        """Give the tokens' own activations back."""
-        return Pending(lambda: None, lambda _: Summed(torch.empty_like(dispatched.way_back).copy_(dispatched.way_back)))
-
-
-def _ones(ops, *shape):
-    codes = torch.empty(shape, dtype=torch.uint8, device=ops.device).fill_(0x38).view(E4M3)
-    scales = torch.ones(*shape[:-1], num_blocks(shape[-1]), device=ops.device)
-    return Quantised(codes, scales)
-
-
-def _with_slots(model, slots):
-    """A model whose layers hold so many experts, although its unit is one rank and its gate chooses among all."""
-
-    class WithSlots(model):
-        def _feed_forward(self, layer, expert_map, rank):
-            self.load.rows = self.load.rows[:, :slots]
-            self.load.local_experts = self.load.local_experts[:, :slots]
-            self.load._rows_of_layer = list(self.load.rows)
-            return super()._feed_forward(layer, expert_map, rank)
-
-    return WithSlots
-
-
-def fill(model):
-    """Random codes, small scales, and ones: numbers that stay finite."""
-    for name, values in model.named_parameters():
-        if values.dtype == E4M3:
-            values.data.view(torch.uint8).random_(0, 0x38)  # from 0 to 1
-        elif "scale" in name:
-            values.data.fill_(2**-10)
-        else:
-            values.data.normal_(0, 0.02)
+        dense = mlp_spans(*shared, dense_layer, case.unit, engine, "prefill", tokens, context, size)
+    return {name: float(seconds) for name, seconds in (dense | spans).items()}
 
 
 def rates(device):

@@ -5,10 +5,10 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.layout.layout import lay_out
+from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, split_memory
 from planner.layout.working_memory import MAX_IMBALANCE
-from planner.spec.check import check_spec
+from planner.spec.check import ResolvedSpec, check_spec
 from runtime.model.config import ModelConfig
 from runtime.model.forward_batch import Chunk
 from runtime.model.rope import Yarn
@@ -28,6 +28,8 @@ class Deployment:
     unit: FakeUnit
     ledger: MemoryPlan
     limits: object  # the phase of the spec
+    spec: ResolvedSpec
+    layout: PhaseLayout
 
     def rank(self, ops, num_dense, num_moe):
         """Rank 0 with so many layers of each kind: one may stand for its equals."""
@@ -63,7 +65,7 @@ def deployed(spec_file, phase, gpu=None, **changes):
         MAX_IMBALANCE,
     )
     config = replace(published(checked.model), power_of_two_scales=gpu == "b200")  # else DeepGEMM would cut them
-    return Deployment(config, unit, split_memory(checked, layout), limits)
+    return Deployment(config, unit, split_memory(checked, layout), limits, checked, layout)
 
 
 def _checked(path, gpu):

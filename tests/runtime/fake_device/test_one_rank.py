@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from runtime.model import deepseek, moe
-from tests.gpu.one_rank import Rank
+from tests.gpu.lone_rank import LoneRank
 from tests.runtime.fake_device.deployments import deployed
 from tests.runtime.fake_device.ranks import KernelPath
 
@@ -30,7 +30,7 @@ def test_a_step_of_the_benchmark_runs(phase, requests, monkeypatch):
         monkeypatch.setattr(module, "span", module.span)  # put back afterwards
     clock, deployment = NoClock(), deployed("deepseek-h800.yaml", phase)
     with FakeTensorMode(), torch.no_grad():
-        rank = Rank(deployment, KernelPath(), clock, layers=5)
+        rank = LoneRank(deployment, deployment.largest_step(), KernelPath(), clock, layers=5)
         logits = rank.step()
         slots = {module.experts.gate_up.shape[0] for module in rank.model.modules() if hasattr(module, "experts")}
         least_s = rank.least_seconds(bytes_per_s=3e12, flop_per_s=1e15)
