@@ -3,7 +3,9 @@
     FP8 matmuls        DeepGEMM: projections; experts' rows grouped slot after slot, or masked with room in every slot
     decode attention   FlashMLA over the pages of the cache; without it request by request, so that the latents of one
                        request at a time are copied together
-    prompt attention   torch's scaled_dot_product_attention, which never holds the scores
+    prompt attention   torch's scaled_dot_product_attention, which never holds the scores; where a chunk has tokens
+                       before it, cuDNN attends to these and to the chunk apart, and the two are put together
+    the gate           BF16 multiplied by tensor cores, added in FP32
     quantising         Triton's loops (`quantise.py`), which hold no row in FP32
 
 Each operation decides from the sizes of its arguments whether a kernel fits: FP8 matmuls need channels in whole blocks
@@ -33,7 +35,7 @@ from runtime.kernels.gpu import contracts, quantise
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
 from runtime.kernels.ops import Ops
 
-__all__ = ["GpuOps"]
+__all__ = ["GpuOps", "merged"]
 
 OUTPUTS_STEP = 8  # BF16 outputs of a row in 16 bytes, as TMA stores them
 
@@ -116,6 +118,14 @@ class GpuOps(Ops):
         )
         return context_BSHL[:, 0]
 
+    # the gate
+
+    def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
+        """Multiply BF16 as it is and add in FP32: products of BF16 are exact there, so nothing needs to be widened."""
+        if x_TD.dtype == w_ED.dtype == torch.bfloat16:
+            return self._added_in_fp32(x_TD, w_ED)
+        return super().gate_logits(x_TD, w_ED)
+
     # experts
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
@@ -197,9 +207,38 @@ class GpuOps(Ops):
         """Return the codes of silu(gate) x up, for rows [R, 2 I] or masked ones [M, Z, 2 I]."""
         return quantise.gated_rows(gate_up, power_of_two, self.packages.arch == HOPPER, counts_M)
 
+    def _added_in_fp32(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
+        return torch.mm(x_TD, w_ED.mT, out_dtype=torch.float32)
+
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attend to what came before the queries and to themselves apart: cuDNN masks only squares.
+
+        Without cuDNN torch takes its kernel for any mask, which is a quarter as fast (`docs/performance.md`).
+        """
+        before = k.shape[2] - q.shape[2]
+        if before and self._has_cudnn(q, k, v):
+            seen = self._attention_part(q, k[:, :, :before], v[:, :, :before], scale, is_causal=False)
+            own = self._attention_part(q, k[:, :, before:], v[:, :, before:], scale, is_causal=True)
+            return merged(*seen, *own)
+        return self._masked_attention(q, k, v, scale)
+
+    def _masked_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         mask = causal_lower_right(q.shape[2], k.shape[2])
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+    def _has_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Return whether cuDNN attends to such heads here."""
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
+        return q.is_cuda and torch.backends.cuda.can_use_cudnn_attention(parameters)
+
+    def _attention_part(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, *, is_causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return what these keys give [1, H, T, U], and the log of the sum of their exponentials [1, H, T, 1]."""
+        context, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, is_causal, False, scale=scale
+        )
+        return context, log_sums
 
     def _step_of(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
         """Return tables and lengths as FlashMLA reads them, and its schedule, made in a step's first layer."""
@@ -207,6 +246,15 @@ class GpuOps(Ops):
             schedule, _ = self.packages.flash_mla.get_mla_metadata()
             self._steps[lengths_B] = tables_BJ.int(), lengths_B.int(), schedule
         return self._steps[lengths_B]
+
+
+def merged(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sums: Tensor) -> Tensor:
+    """Return the attention to the keys of both parts, [..., U], in the memory of the second; the first is used up.
+
+    Each part counts by its share of the sum of all exponentials (arXiv 2501.01005, section 2.2).
+    """
+    share_of_first = torch.sigmoid(first_log_sums - second_log_sums)
+    return second.add_(first.sub_(second).mul_(share_of_first))
 
 
 def _stacked(gate_up: Quantised) -> Quantised:

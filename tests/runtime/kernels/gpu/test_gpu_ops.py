@@ -34,6 +34,22 @@ class OnCpu(GpuOps):
         shape = gate_up.shape[:-1]
         return Quantised(x.codes.unflatten(0, shape), x.scales.unflatten(0, shape))
 
+    def _added_in_fp32(self, x_TD, w_ED):
+        return x_TD.float() @ w_ED.float().mT
+
+
+class WithParts(OnCpu):
+    """Has a kernel that says what part of the keys it attended to."""
+
+    def _has_cudnn(self, q, k, v):
+        return True
+
+    def _attention_part(self, q, k, v, scale, *, is_causal):
+        scores = scale * q.float() @ k.float().mT
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        return (scores.softmax(-1) @ v.float()).bfloat16(), scores.logsumexp(-1, keepdim=True)
+
 
 @pytest.fixture
 def ops():
@@ -103,6 +119,16 @@ def test_masked_experts_are_the_references(ops):
 def test_prompts_attend_as_in_the_reference(ops):
     """A chunk at the end of what its request has: the last of its queries sees all, the first all but the others."""
     q, kv, k_rope = drawn(7, 2, 24), drawn(19, 2, 16 + 8, seed=1), drawn(19, 8, seed=2)
+    expected = TORCH_OPS.attend_causally(q, kv, k_rope, 8, 0.2)
+
+    assert off_by(ops.attend_causally(q, kv, k_rope, 8, 0.2).float(), expected.float()) < 0.01
+
+
+@pytest.mark.parametrize("keys", [7, 8, 19])
+def test_parts_of_the_keys_are_put_together(keys):
+    """What a chunk sees before itself and of itself counts by the sums of exponentials of both."""
+    ops = WithParts(Packages(HOPPER, None, None))
+    q, kv, k_rope = drawn(7, 2, 24), 3 * drawn(keys, 2, 16 + 8, seed=1), drawn(keys, 8, seed=2)
     expected = TORCH_OPS.attend_causally(q, kv, k_rope, 8, 0.2)
 
     assert off_by(ops.attend_causally(q, kv, k_rope, 8, 0.2).float(), expected.float()) < 0.01
