@@ -48,8 +48,9 @@ from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.fp8 import BLOCK, Quantised
 from runtime.kernels.gpu import contracts
 from runtime.kernels.gpu.ops import GpuOps
-from runtime.kernels.gpu.packages import INSTEAD, say_once
+from runtime.kernels.gpu.packages import INSTEAD
 from runtime.kernels.ops import Ops
+from runtime.kernels.say import say_once
 
 __all__ = ["LowLatencyDispatcher", "NormalDispatcher", "Summed", "deep_ep_form", "why_no_low_latency", "why_no_normal"]
 

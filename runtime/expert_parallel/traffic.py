@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TypeVar
 
 from runtime.expert_parallel.group import Group
 
-__all__ = ["ExchangeTime", "Traffic"]
+__all__ = ["ExchangeTime", "Moved", "Traffic"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,20 @@ class ExchangeTime:
         self.seconds += seconds
 
 
+@dataclass(frozen=True)
+class Moved:
+    """What exchanges moved, without their times."""
+
+    bytes_sent: int
+    bytes_to_other_nodes: int
+    dispatches: int
+    combines: int
+
+    def __sub__(self, other: "Moved") -> "Moved":
+        """Return what was moved since `other`."""
+        return Moved(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
 @dataclass
 class Traffic:
     """The traffic so far. Bytes are those of dispatch, without combine."""
@@ -53,6 +67,17 @@ class Traffic:
             return self.waits.timed(arrive)()
 
         return timed
+
+    def moved(self) -> Moved:
+        """Return what was moved so far."""
+        return Moved(self.bytes_sent, self.bytes_to_other_nodes, self.dispatch.count, self.combine.count)
+
+    def add(self, moved: Moved) -> None:
+        """Count exchanges that the host did not begin one by one."""
+        self.bytes_sent += moved.bytes_sent
+        self.bytes_to_other_nodes += moved.bytes_to_other_nodes
+        self.dispatch.count += moved.dispatches
+        self.combine.count += moved.combines
 
     def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
         """Add the rows that go to each rank of `group`, by the links that they take."""

@@ -2,6 +2,7 @@
 
     link     copies between the device and the host. A GPU copies in the background only from and to pinned memory.
     queue    work that runs beside what computes, as the exchanges of one micro-batch beside the other's attention
+    record   a step's kernels as one thing to launch
 
 A CPU needs neither: `HostLink` copies at once. Tests put other links and queues in their place, so that a rank runs on
 fake tensors without a GPU.
@@ -21,7 +22,10 @@ from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 
-__all__ = ["CPU", "CudaQueue", "HostLink", "PinnedLink", "SideQueue", "describe", "use_device"]
+__all__ = [
+    *("CPU", "CudaQueue", "CudaRecorder", "HostLink", "PinnedLink", "Recorder", "Recording", "SideQueue"),
+    *("describe", "use_device"),
+]
 
 CPU = torch.device("cpu")
 
@@ -109,6 +113,35 @@ class PinnedLink(HostLink):
     def finish(self, device: torch.device) -> None:
         """Wait for the stream that computes, on which the copies were begun."""
         torch.cuda.current_stream(device).synchronize()
+
+
+class Recording(Protocol):
+    """Work of a device that was recorded."""
+
+    def replay(self) -> None:
+        """Do it again, with what its inputs hold now. The host does not wait."""
+
+
+class Recorder(Protocol):
+    """Records work of a device."""
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
+        """Return the recording of `compute`, and the tensor that each replay writes."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs. They share their memory, since one replay ends before the next begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool, self._device = torch.cuda.graph_pool_handle(), device
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture what this thread launches; others may go on. Raise RuntimeError when something cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = compute()
+        return graph, result
 
 
 class SideQueue(Protocol):

@@ -85,16 +85,22 @@ class DeepseekV3(nn.Module):
         Latents are written to `cache`.
         """
         steps = self._micro_batches(prefilling, decoding)
+        self.begin_step(steps)
         return torch.cat(self.overlap.run([self._hidden_states(step, cache, step) for step in steps]))
 
     def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Do the same, and return the logits after the last token of each chunk: [chunks, vocab]."""
-        steps = self._micro_batches(prefilling, decoding)
-        return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in steps]))
+        return self.logits_of_step(self._micro_batches(prefilling, decoding), cache)
+
+    def logits_of_step(self, micro_batches: list[ForwardBatch], cache: LatentCache) -> Tensor:
+        """Do the same for a step whose tensors are there."""
+        self.begin_step(micro_batches)
+        return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in micro_batches]))
 
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Do the same, and return the hidden states of the last token of each chunk: [chunks, D]."""
         steps = self._micro_batches(prefilling, decoding)
+        self.begin_step(steps)
         return torch.cat(self.overlap.run([self._hidden_states(step, cache, step.answering()) for step in steps]))
 
     def normed(self, x_TD: Tensor) -> Tensor:
@@ -125,7 +131,6 @@ class DeepseekV3(nn.Module):
             prompts, prefilling = cut(prefilling, share)
             requests, decoding = cut(decoding, share - _num_tokens(prompts))
             steps.append(ForwardBatch(prompts, requests, self.backend.device))
-        self.begin_step(steps)
         return steps
 
     def _next_logits(self, step: ForwardBatch, cache: LatentCache) -> Flow[Tensor]:

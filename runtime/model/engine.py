@@ -18,10 +18,12 @@ from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.kernels.backend import choose_backend
 from runtime.kernels.batch_invariant import check_machine
-from runtime.kernels.device import CPU
+from runtime.kernels.device import CPU, CudaRecorder
 from runtime.kernels.fp8 import E4M3
+from runtime.kernels.say import say_once
 from runtime.kv.cache import LatentCache
 from runtime.model import weights
+from runtime.model.captured_steps import CapturedSteps
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
 from runtime.model.forward_batch import Chunk
@@ -66,6 +68,8 @@ class Engine:
         self.model = DeepseekV3(
             self.config, config.expert_map, group, self.backend, overlap, config.nodes, config.max_step_tokens
         )
+        self._only_decodes = config.max_step_tokens is not None
+        self._captured: CapturedSteps | None = None
         self.loaded = weights.load(self.model, config.checkpoint, progress)
         self.backend.ops.prepare()
         if config.deterministic:
@@ -82,11 +86,25 @@ class Engine:
         return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link)
 
     @torch.inference_mode()
+    def capture_steps(self, cache: LatentCache, max_requests: int, max_request_tokens: int) -> None:
+        """Record the steps of a unit that only decodes, where its device can replay them: a collective of the unit."""
+        device = self.backend.device
+        if device.type != "cuda" or not self._only_decodes:
+            return
+        try:
+            recorder = CudaRecorder(device)
+            self._captured = CapturedSteps(self.model, cache, recorder, max_requests, max_request_tokens)
+        except RuntimeError as error:  # torch's, for whatever it cannot capture
+            say_once(f"steps cannot be captured ({str(error).splitlines()[0]}): kernels are launched one by one")
+
+    @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Return the logits after each chunk's last token, then of each decoding request: [chunks + requests, vocab].
 
         The tokens' latents are in `cache` afterwards.
         """
+        if self._captured is not None and not prefilling:
+            return self._captured.next_logits(decoding)
         return self.model.next_logits(prefilling, decoding, cache)
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runtime.kv.cache import PageTable, slot_mapping
 
-__all__ = ["Chunk", "ForwardBatch", "LatentSink", "cut"]
+__all__ = ["Chunk", "FixedRequests", "ForwardBatch", "LatentSink", "cut"]
 
 LatentSink = Callable[[int, int, Tensor], None]  # gets a layer, a position, and the latents [T, C] from there on
 
@@ -107,6 +107,26 @@ class ForwardBatch:
         max_pages = max(map(len, tables), default=0)
         pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
         return self._integers(pages).view(len(tables), max_pages)
+
+
+class FixedRequests(ForwardBatch):
+    """Decoding requests in tensors that are filled anew for each step: what `numbers_of` returns, and tables."""
+
+    def __init__(self, numbers_4B: Tensor, tables_BJ: Tensor) -> None:
+        self._prefilling = self._decoding = ()
+        self.token_ids_T, self.positions_T, self.slot_mapping_T, self.lengths_B = numbers_4B
+        self.answering_A = torch.arange(len(tables_BJ), device=tables_BJ.device)
+        self.lengths, self.contexts = [], []
+        self.sizes = 0, len(tables_BJ)
+        self.tables_BJ = tables_BJ
+
+    @staticmethod
+    def numbers_of(decoding: Sequence[Chunk]) -> Tensor:
+        """Return each request's last token, its position, its row of the cache, and how many tokens it has: [4, B]."""
+        rows = [slot for chunk in decoding for slot in slot_mapping(chunk.table, chunk.start, chunk.end)]
+        tokens = [chunk.token_ids[0] for chunk in decoding]
+        starts, ends = [chunk.start for chunk in decoding], [chunk.end for chunk in decoding]
+        return torch.tensor([tokens, starts, rows, ends], dtype=torch.long)
 
 
 def _last_tokens(chunks: Sequence[Chunk]) -> Iterator[int]:

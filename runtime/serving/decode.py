@@ -26,6 +26,11 @@ class Arrival:
 class DecodePhase(Phase[Arrival]):
     """Requests come from prefill ranks and stay to their ends."""
 
+    def prepare(self) -> None:
+        """Record steps on the cache, where a device can replay them."""
+        limits = self._launch.limits
+        self._engine.capture_steps(self._scheduler.cache, limits.max_requests, limits.max_request_tokens)
+
     def arrive(self, message: Arrival) -> None:
         """Take a prompt with its latents and its tokens so far."""
         handover = message.handover

@@ -63,6 +63,9 @@ class Phase(ABC, Generic[Arriving]):
         counters.watch_requests(self._scheduler)
         self._report = LoadReport(self._scheduler, outbox.say_load)
 
+    def prepare(self) -> None:
+        """Do what steps would otherwise wait for: a collective of the unit, before requests come."""
+
     def receive(self, message: Arriving | Embed | Abort) -> None:
         """Take a request, or drop one that is no longer wanted."""
         if isinstance(message, Abort):

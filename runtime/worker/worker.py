@@ -96,6 +96,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         phase = PHASES[launch.phase](engine, launch, network, metrics)
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
+        phase.prepare()
         group.any(True)  # nobody is ready before everybody is
         leaving = Leaving(network)
         signal.signal(signal.SIGTERM, lambda *_: leaving.ask())

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: skipped, and listed with the reason, where there is none. Nobody of us has run them yet."""
+"""Tests that need a GPU: skipped, and listed with the reason, where there is none."""
 
 import socket
 

@@ -18,6 +18,7 @@ from runtime.kernels.fp8 import E4M3, Quantised, num_blocks
 from runtime.kernels.gpu.quantise import _empty_scales
 from runtime.kv.cache import LatentCache
 from runtime.model import deepseek, moe
+from runtime.model.captured_steps import CapturedSteps
 from runtime.model.deepseek import DeepseekV3
 from runtime.protocol.counting import PAGE_TOKENS
 
@@ -56,10 +57,10 @@ class LoneRank:
         """Compute one step, and return its logits."""
         return self.model.next_logits(self.prefilling, self.decoding, self.cache)
 
-    def prepared_step(self):
-        """Return what computes the step once the host has made its tensors: what a CUDA graph can hold."""
-        steps = self.model._micro_batches(self.prefilling, self.decoding)
-        return lambda: torch.cat(self.overlap.run([self.model._next_logits(step, self.cache) for step in steps]))
+    def captured(self, recorder):
+        """Return its decode steps as recordings."""
+        longest = max(chunk.end for chunk in self.decoding)
+        return CapturedSteps(self.model, self.cache, recorder, len(self.decoding), longest)
 
     @property
     def weight_bytes(self):

@@ -7,7 +7,7 @@ of a step without its links, of weights that mean nothing, beside what the plann
 
     stages             attention 1, attention 2, gate, shared expert, experts, mlp, head: median of the layers
     busy               time in kernels; the rest of a step the GPU waits for the host to launch them
-    replayed           decode's step as a CUDA graph, in which nothing is launched one by one
+    replayed           decode's step as its unit takes it, recorded as a CUDA graph
     tokens/s a GPU     tokens of a step over its time, with all 61 layers counted from those that were run
     share of a limit   in decode of what the weights and the KV take to be read, in prefill of what the matmuls take, at
                        the rates that this GPU reaches in a copy and in a matmul of BF16, measured in the same run. FP8
@@ -20,6 +20,7 @@ of a step without its links, of weights that mean nothing, beside what the plann
 import argparse
 import json
 import statistics
+import time
 from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from planner.estimate.case import case_of
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.stages import Exchange, decode_spans, mlp_spans, prompt_spans
 from runtime.kernels.backend import choose_backend
-from runtime.kernels.device import describe, use_device
+from runtime.kernels.device import CudaRecorder, describe, use_device
 from runtime.kernels.fp8 import E4M3
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
@@ -99,7 +100,7 @@ def measure(device, deployment, step, layers, steps):
         stages = {name: statistics.median(seconds) for name, seconds in clock.of_stages().items()}
         peak = torch.cuda.max_memory_allocated(device)
         busy_s, kernels = kernels_of(rank.step)
-        replayed_s = replayed_seconds(clock, rank) if rank.decoding else None
+        replayed_s, recording_bytes, recording_s = replayed(clock, rank, device) if rank.decoding else (None, 0, 0)
     copied, multiplied = rates(device)
     head_s = stages.get("head", 0.0)
     best_s = statistics.median(step_s) if replayed_s is None else replayed_s
@@ -113,6 +114,7 @@ def measure(device, deployment, step, layers, steps):
         "step_s": step_s,
         "busy_s": busy_s,
         "replayed_s": replayed_s,
+        "recording_s": recording_s,
         "stages_s": stages,
         "planned_s": planned_stages(deployment, rank),
         "whole_step_s": rank.seconds_of_all_layers(best_s, head_s),
@@ -125,12 +127,14 @@ def measure(device, deployment, step, layers, steps):
             "kv": rank.kv_bytes,
             "others held": held - before - rank.weight_bytes - rank.kv_bytes - rank.model.dispatcher.num_bytes,
             "activations": peak - held,
+            "recordings": recording_bytes,
         },
         "planned_memory": {
             "weights": deployment.ledger.weight_bytes,
             "kv": rank.kv_tokens * deployment.ledger.kv_bytes_per_token,
             "others held": 0,
             "activations": deployment.ledger.activations,
+            "recordings": deployment.ledger.cuda_graphs,
         },
     }
 
@@ -147,6 +151,7 @@ def show(measured):
         f"\na step of {measured['layers']} layers {step_s * 1e3:.1f} ms, busy {measured['busy_s'] * 1e3:.1f} ms", end=""
     )
     print(f", replayed {measured['replayed_s'] * 1e3:.1f} ms" if measured["replayed_s"] else "")
+    print(f"recording steps of all sizes took {measured['recording_s']:.1f} s")
     whole = measured["whole_step_s"]
     print(f"{measured['tokens'] / whole:,.0f} tokens/s a GPU, without links; a step of 61 layers {whole * 1e3:.1f} ms")
     print(
@@ -206,21 +211,16 @@ def kernels_of(step):
     return sum(seconds for seconds, _ in ordered.values()), ordered
 
 
-def replayed_seconds(clock, rank):
-    """Capture a step as a CUDA graph, and time its replays. None, with the reason, where it cannot be captured."""
+def replayed(clock, rank, device):
+    """Return the seconds of a recorded step, and the bytes and the seconds that recording all sizes took."""
     clock.is_on = False
-    compute = rank.prepared_step()
-    compute()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            compute()
-    except RuntimeError as error:
-        print(f"not captured: {str(error).splitlines()[0]}")
-        return None
-    finally:
-        clock.is_on = True
-    return statistics.median(clock.seconds(graph.replay) for _ in range(REPLAYS))
+    free, began = torch.cuda.mem_get_info(device)[0], time.monotonic()
+    captured = rank.captured(CudaRecorder(device))
+    torch.cuda.synchronize(device)
+    took = free - torch.cuda.mem_get_info(device)[0], time.monotonic() - began
+    seconds = statistics.median(clock.seconds(lambda: captured.next_logits(rank.decoding)) for _ in range(REPLAYS))
+    clock.is_on = True
+    return seconds, *took
 
 
 def planned_stages(deployment, rank):

@@ -57,6 +57,14 @@ def test_projections(ops, reference, drawn, rows, outputs, channels):
     assert off_by(ops.fp8_matmul(x, w, torch.bfloat16).float(), expected.float()) < CLOSE
 
 
+def test_the_gate_adds_in_fp32(ops, reference, drawn):
+    """What is multiplied is BF16, so the logits are the reference's but for the order of additions."""
+    x, w = drawn(300, HIDDEN), drawn(256, HIDDEN, seed=1)
+
+    assert ops.gate_logits(x, w).dtype == torch.float32
+    assert off_by(ops.gate_logits(x, w), reference.gate_logits(x, w)) < 1e-5
+
+
 @pytest.mark.parametrize("counts", [[128, 0, 256], [3, 200, 77]])
 def test_grouped_experts(ops, reference, drawn, experts, counts, device):
     """Whole tiles, and such that are moved apart."""
@@ -91,7 +99,7 @@ def test_decode_attention(ops, reference, drawn, device):
     assert off_by(ops.attend_pages(q, pages, tables, lengths, 512, 192**-0.5).float(), expected.float()) < CLOSE
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (77, 1000), (1, 1)])
+@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (77, 1000), (1024, 3072), (1, 1)])
 def test_prompt_attention(ops, reference, drawn, queries, keys):
     """A chunk at the end of its request sees what came before, and each other causally."""
     q, kv, k_rope = drawn(queries, 128, 192), drawn(keys, 128, 256, seed=1), drawn(keys, 64, seed=2)

@@ -11,17 +11,19 @@ from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.device import use_device
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
+from runtime.model.forward_batch import Chunk
 from tests.runtime.closeness import off_by
 
 ADDRESS = "127.0.0.1"
 PROMPTS = [list(range(5, 300)), [7] * 40]
 
 
-def engine(device, group, dtype, overlap="none"):
+def engine(device, group, dtype, overlap="none", max_step_tokens=None):
     folder = resolve("bundled:demo")
     config = read_model_config(folder)
     experts = [list(range(config.n_routed_experts))] * config.num_moe_layers
-    return Engine(EngineConfig(folder, experts, dtype, overlap=overlap, device=device), group)
+    options = {"overlap": overlap, "device": device, "max_step_tokens": max_step_tokens}
+    return Engine(EngineConfig(folder, experts, dtype, **options), group)
 
 
 def test_a_model_on_a_gpu_says_what_it_says_on_a_cpu(device):
@@ -33,6 +35,40 @@ def test_a_model_on_a_gpu_says_what_it_says_on_a_cpu(device):
     for found, wanted in zip(latents, expected_latents, strict=True):
         assert found.is_pinned()
         assert off_by(found.float(), wanted.float()) < 0.02
+
+
+@torch.inference_mode()
+def continued(loaded, num_steps):
+    """Greedy tokens of the prompts, which begin together, and the logits of each step."""
+    cache, tables = loaded.new_cache(4096), [[] for _ in PROMPTS]
+    for prompt, table in zip(PROMPTS, tables, strict=True):
+        cache.allocate(table, len(prompt) + num_steps)
+    loaded.capture_steps(cache, len(PROMPTS), 512)
+    chunks = [Chunk(prompt, 0, table) for prompt, table in zip(PROMPTS, tables, strict=True)]
+    texts = [[token] for token in loaded.model.next_logits(chunks, [], cache).argmax(-1).tolist()]
+    found = []
+    for _ in range(num_steps - 1):
+        lengths = [len(prompt) + len(text) for prompt, text in zip(PROMPTS, texts, strict=True)]
+        ends = zip(texts, lengths, tables, strict=True)
+        logits = loaded.step([], [Chunk(text[-1:], length - 1, table) for text, length, table in ends], cache)
+        found.append(logits.clone())
+        for text, token in zip(texts, logits.argmax(-1).tolist(), strict=True):
+            text.append(token)
+    return texts, found
+
+
+@pytest.mark.parametrize("overlap", ["none", "five_stage"])
+def test_recorded_steps_say_what_steps_say(device, overlap, monkeypatch):
+    """Through a page's end: a replay reads what its inputs hold now, not what they held when it was recorded."""
+    recorded = engine(device, SoloGroup(), torch.bfloat16, overlap, max_step_tokens=400)  # the prompts' too
+    texts, found = continued(recorded, 70)
+    assert recorded._captured is not None
+    monkeypatch.setattr(Engine, "capture_steps", lambda *_: None)
+    expected_texts, expected = continued(engine(device, SoloGroup(), torch.bfloat16, overlap), 70)
+
+    assert [text[:8] for text in texts] == [text[:8] for text in expected_texts]
+    for one, other in zip(found[:8], expected[:8], strict=True):
+        assert off_by(one, other) < 0.02
 
 
 def rank_logits(rank, size, port, overlap, found):

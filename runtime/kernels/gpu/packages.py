@@ -14,13 +14,14 @@ Not yet run on a GPU by us.
 """
 
 import importlib
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["BLACKWELL", "HOPPER", "INSTEAD", "Packages", "find_packages", "say_once"]
+from runtime.kernels.say import say_once
+
+__all__ = ["BLACKWELL", "HOPPER", "INSTEAD", "Packages", "find_packages"]
 
 HOPPER, BLACKWELL = 9, 10  # the major number of a GPU's compute capability
 ARCHITECTURES = {  # github.com/deepseek-ai: DeepGEMM 54e22612 README.md "Requirements", FlashMLA 9241ae3e README.md
@@ -48,20 +49,10 @@ class Packages:
     deep_ep: Any = None
 
 
-_said: set[str] = set()
-
-
 def find_packages(device: torch.device) -> Packages:
     """Import what is installed and made for this NVIDIA GPU."""
     arch, _ = torch.cuda.get_device_capability(device)
     return Packages(arch, **{name: _module(name, arch) for name in ARCHITECTURES})
-
-
-def say_once(sentence: str) -> None:
-    """Write a line to the log, unless this process wrote it before."""
-    if sentence not in _said:
-        _said.add(sentence)
-        print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
 
 
 def _module(name: str, arch: int) -> Any:

@@ -11,10 +11,10 @@ from runtime.expert_parallel.dispatcher import LocalDispatcher, PlainRows, Weigh
 from runtime.expert_parallel.factory import new_dispatcher
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.masked import MaskedDispatcher
+from runtime.kernels import say
 from runtime.kernels.backend import Backend
 from runtime.kernels.batch_invariant import Batched
 from runtime.kernels.fp8 import E4M3, Quantised, quantise_rows
-from runtime.kernels.gpu import packages
 from runtime.kernels.gpu.packages import HOPPER, Packages
 from runtime.model.fp8 import Fp8Experts, Fp8Rows
 from tests.runtime.closeness import off_by
@@ -157,7 +157,7 @@ def on_nodes(num_nodes, ranks_per_node):
 )
 def test_the_form_fits_the_unit_or_the_log_says_why_not(group, hidden, top_k, capacity, form, capsys, monkeypatch):
     """Once; then our own exchanges serve."""
-    monkeypatch.setattr(packages, "_said", set())
+    monkeypatch.setattr(say, "_said", set())
     ops = OnCpu(Packages(HOPPER, None, None, object()))
     rows, x_1D = Fp8Rows(hidden, False, ops), torch.zeros(1, hidden, dtype=torch.bfloat16)
     found = [deep_ep_form(group, 2, top_k, rows, x_1D, ops, capacity) for _ in range(2)]

@@ -1,0 +1,113 @@
+"""Decode steps that are recorded once and replayed, so that the host launches each at once.
+
+    recording   the kernels of a step of exactly N requests, a CUDA graph: thousands of launches become one
+    sizes       the N that are recorded; a step between two sizes is filled up with copies of its own requests
+
+A step of DeepSeek-V3's decode unit has about 6,000 kernels. On an H100 it took 374 ms when they were launched one by
+one, in 72 of which the GPU computed, and 74 ms replayed (docs/performance.md).
+
+A copy computes and writes what its request does, at the same places, so no page has to be kept free for it. Its logits
+are dropped; it counts in the load of the experts, all requests alike.
+
+All ranks of a unit record together, since a step is a collective. Later each replays the size that it needs: the
+exchanges of all sizes are the same. What is recorded stays as it is: in every step a rank's tokens take an expert's
+replicas in the same turns.
+
+It knows nothing of prompts, whose shapes never repeat.
+
+Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch, notes/cuda.rst, "CUDA Graphs".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.expert_parallel.traffic import Moved
+from runtime.kernels.device import HostLink, Recorder, Recording
+from runtime.kv.cache import LatentCache
+from runtime.model.deepseek import DeepseekV3
+from runtime.model.forward_batch import Chunk, FixedRequests, ForwardBatch
+from runtime.protocol.counting import num_pages
+
+__all__ = ["CapturedSteps", "sizes_up_to"]
+
+SMALL, STEP, WIDE_STEP, WIDE_FROM = 8, 8, 16, 64
+
+
+class CapturedSteps:
+    """The recordings of one rank, of steps on `cache`."""
+
+    def __init__(
+        self, model: DeepseekV3, cache: LatentCache, recorder: Recorder, max_requests: int, max_request_tokens: int
+    ) -> None:
+        """Record a step of every size: a collective of the unit, before its requests come."""
+        self._model, self._cache = model, cache
+        self._inputs = _Inputs(max_requests, num_pages(max_request_tokens), cache.link, model.backend.device)
+        self._steps = {size: self._record(size, recorder) for size in reversed(sizes_up_to(max_requests))}
+
+    def next_logits(self, decoding: Sequence[Chunk]) -> Tensor:
+        """Return the logits of each request, [B, vocab], in memory that the next step overwrites."""
+        size = min(size for size in self._steps if size >= len(decoding))
+        step = self._steps[size]
+        self._inputs.put([decoding[number % len(decoding)] for number in range(size)])
+        step.recording.replay()
+        self._model.dispatcher.traffic.add(step.moved)
+        return step.logits[: len(decoding)]
+
+    def _record(self, size: int, recorder: Recorder) -> "_Step":
+        """Compute once outside, where kernels are compiled, then record with tensors that nothing was derived from."""
+        self._compute(size)
+        traffic = self._model.dispatcher.traffic
+        before = traffic.moved()
+        recording, logits = recorder.record(lambda: self._compute(size))
+        return _Step(recording, logits, traffic.moved() - before)
+
+    def _compute(self, size: int) -> Tensor:
+        first = 0
+        batches: list[ForwardBatch] = []
+        for share in self._model.overlap.shares(size):
+            batches.append(self._inputs.batch(first, first + share))
+            first += share
+        return self._model.logits_of_step(batches, self._cache)
+
+
+def sizes_up_to(max_requests: int) -> list[int]:
+    """Return the sizes that are recorded: at most every second request of a small step is a copy, later few are."""
+    small = [0, *(size for size in (1, 2, 4, SMALL) if size < max_requests)]
+    close = range(SMALL + STEP, min(WIDE_FROM + 1, max_requests), STEP)
+    wide = range(WIDE_FROM + WIDE_STEP, max_requests, WIDE_STEP)
+    return [*small, *close, *wide, max_requests]
+
+
+@dataclass(frozen=True)
+class _Step:
+    recording: Recording
+    logits: Tensor  # [size, vocab], written anew by each replay
+    moved: Moved  # by its exchanges, which the host only sees while they are recorded
+
+
+class _Inputs:
+    """The numbers that a step reads, at the same places for every step: filled on the host, copied in two pieces."""
+
+    def __init__(self, max_requests: int, max_pages: int, link: HostLink, device: torch.device) -> None:
+        self._host = link.empty((4, max_requests), torch.long), link.empty((max_requests, max_pages), torch.long)
+        for numbers in self._host:
+            numbers.zero_()
+        self._host[0][3] = 1  # a request of one token, which lies in page 0: what is recorded before any is there
+        self._device = tuple(numbers.to(device) for numbers in self._host)
+
+    def put(self, decoding: Sequence[Chunk]) -> None:
+        """Put these requests in. What stands behind a request's table was another's: nobody looks at it."""
+        numbers, tables = self._host
+        for number, chunk in enumerate(decoding):
+            tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
+        numbers[:, : len(decoding)] = FixedRequests.numbers_of(decoding)
+        for host, device in zip(self._host, self._device, strict=True):
+            device.copy_(host, non_blocking=True)
+
+    def batch(self, first: int, last: int) -> FixedRequests:
+        """Return these of the requests, as tensors that a step begins with."""
+        numbers, tables = self._device
+        return FixedRequests(numbers[:, first:last], tables[first:last])
