@@ -48,8 +48,15 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """Map [R, in] -> [R, out], of x's type."""
-        w = Quantised(self.weight, self.weight_scale_inv)
-        return self.ops.fp8_matmul(self.ops.quantise_rows(x_RD, self.power_of_two), w, x_RD.dtype)
+        return self.multiply(self.quantise(x_RD), x_RD.dtype)
+
+    def quantise(self, x_RD: Tensor) -> Quantised:
+        """Return the rows as this projection reads them, and any other of the same input."""
+        return self.ops.quantise_rows(x_RD, self.power_of_two)
+
+    def multiply(self, x: Quantised, dtype: torch.dtype) -> Tensor:
+        """Map quantised rows to [R, out]."""
+        return self.ops.fp8_matmul(x, Quantised(self.weight, self.weight_scale_inv), dtype)
 
 
 class Fp8Experts(nn.Module):

@@ -64,7 +64,7 @@ class GatedMlp(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, ops: Ops) -> None:
         super().__init__()
-        self.ops, self.is_fp8 = ops, dtype == E4M3
+        self.ops = ops
         self.gate_proj = linear(hidden_size, intermediate_size, dtype, ops)
         self.up_proj = linear(hidden_size, intermediate_size, dtype, ops)
         self.down_proj = linear(intermediate_size, hidden_size, dtype, ops)
@@ -72,6 +72,7 @@ class GatedMlp(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         """Map [T, D] -> [T, D]."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if self.is_fp8:
-            return down(self.ops.silu_product(gate(x_TD), up(x_TD)))
+        if isinstance(gate, Fp8Linear) and isinstance(up, Fp8Linear):
+            rows = gate.quantise(x_TD)
+            return down(self.ops.silu_product(gate.multiply(rows, x_TD.dtype), up.multiply(rows, x_TD.dtype)))
         return self.ops.gated_mlp(x_TD, gate.weight, up.weight, down.weight)

@@ -43,7 +43,8 @@ class LoneRank:
         deepseek.span = moe.span = clock.span
         backend = Backend(E4M3, ops, Batched())
         self.model = _with_slots(DeepseekV3, slots)(self.config, maps, SoloGroup(), backend, self.overlap)
-        self.model.dispatcher = Alone(self.unit, slots, ops, decodes=bool(self.decoding))
+        capacity = max(self.overlap.shares(len(self.decoding))) if self.decoding else None
+        self.model.dispatcher = Alone(self.unit, slots, self.config.hidden_size, ops, capacity)
         for module in self.model.modules():
             if isinstance(module, moe.MixtureOfExperts):
                 module.dispatcher = self.model.dispatcher
@@ -94,18 +95,19 @@ class Alone:
 
     weights_applied, sums_in_order = WeightsApplied.BY_COMBINE, False
 
-    def __init__(self, unit, slots, ops, decodes):
-        self.unit, self.slots, self.ops, self.decodes = unit, slots, ops, decodes
+    def __init__(self, unit, slots, hidden, ops, capacity):
+        self.slots, self.ops = slots, ops
         self.traffic, self._rows, self._brought = Traffic(), {}, []
+        self._room = capacity and self._random(slots, capacity * unit.ep_size, hidden)
 
     def begin_step(self, num_tokens):
         """There is nobody."""
 
     def dispatch(self, x_TD, slots_TK, weights_TK):
         """Bring as many pairs as this rank's tokens have, spread over its slots."""
-        if x_TD.shape[0] not in self._rows:
-            self._rows[x_TD.shape[0]] = self._make(*x_TD.shape, slots_TK.numel() // self.slots)
-        rows, sent_W = self._rows[x_TD.shape[0]]
+        if len(x_TD) not in self._rows:
+            self._rows[len(x_TD)] = self._make(slots_TK.numel() // self.slots, x_TD.shape[1])
+        rows, sent_W = self._rows[len(x_TD)]
         dispatched = Dispatched(rows, sent_W, x_TD)
         return Pending(lambda: None, lambda _: dispatched)
 
@@ -118,19 +120,18 @@ class Alone:
         """Bytes of the rows that it brings."""
         return sum(rows.codes.nbytes + rows.scales.nbytes for rows in self._brought)
 
-    def _make(self, num_tokens, hidden, per_slot):
+    def _make(self, per_slot, hidden):
         counts_M = torch.full((self.slots,), per_slot, device=self.ops.device)
         sent_W = counts_M.sum(0, keepdim=True)
-        if self.decodes:
-            room = num_tokens * self.unit.ep_size
-            return MaskedRows(self._random(self.slots, room, hidden), counts_M, expected_rows=max(1, per_slot)), sent_W
+        if self._room is not None:
+            return MaskedRows(self._room, counts_M, expected_rows=max(1, per_slot)), sent_W
         counts = [-(-per_slot // ALIGNED) * ALIGNED] * self.slots
         return ContiguousRows(self._random(sum(counts), hidden), counts_M, counts), sent_W
 
     def _random(self, *shape):
         """Rows as they come out of DeepEP: of its low-latency form, with scales column by column."""
         codes = torch.empty(shape, dtype=torch.uint8, device=self.ops.device).random_(0, ONE).view(E4M3)
-        scales = _empty_scales(shape[:-1], num_blocks(shape[-1]), self.decodes, self.ops.device).fill_(1)
+        scales = _empty_scales(shape[:-1], num_blocks(shape[-1]), len(shape) == 3, self.ops.device).fill_(1)
         self._brought.append(Quantised(codes, scales))
         return self._brought[-1]
 

@@ -65,6 +65,26 @@ def test_the_gate_adds_in_fp32(ops, reference, drawn):
     assert off_by(ops.gate_logits(x, w), reference.gate_logits(x, w)) < 1e-5
 
 
+def test_experts_are_chosen_as_in_the_reference(ops, reference, drawn):
+    """Best first, of the groups whose two best are best."""
+    scores = drawn(300, 256).float().sigmoid() + drawn(256, seed=1).float() / 100
+
+    assert ops.choose_experts(scores, 8, 2, 4, 8).equal(reference.choose_experts(scores, 8, 2, 4, 8))
+
+
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_pairs_are_rotated_as_in_the_reference(ops, reference, drawn, device, neighbours):
+    """Of heads, and of the vector that they share, beside channels that stay."""
+    angles = torch.rand(37, 32, device=device) * 1000
+    for wide in (drawn(37, 128, 192), drawn(37, 576)):
+        found, expected = wide.clone(), wide.clone()
+        ops.rotate(found[..., -64:], angles.cos(), angles.sin(), neighbours)
+        reference.rotate(expected[..., -64:], angles.cos(), angles.sin(), neighbours)
+
+        assert found[..., :-64].equal(wide[..., :-64])
+        assert off_by(found.float(), expected.float()) < 1e-4
+
+
 @pytest.mark.parametrize("counts", [[128, 0, 256], [3, 200, 77]])
 def test_grouped_experts(ops, reference, drawn, experts, counts, device):
     """Whole tiles, and such that are moved apart."""

@@ -7,6 +7,7 @@
                        before it, cuDNN attends to these and to the chunk apart, and the two are put together
     the gate           BF16 multiplied by tensor cores, added in FP32
     quantising         Triton's loops (`quantise.py`), which hold no row in FP32
+    rotary, choosing   Triton's loops (`fused.py`) in place of several passes
 
 Each operation decides from the sizes of its arguments whether a kernel fits: FP8 matmuls need channels in whole blocks
 of 128 and outputs in multiples of 8, FlashMLA DeepSeek-V3's latents of 576 channels. Before each call `contracts.py`
@@ -31,7 +32,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from runtime.errors import RuntimeFailure
 from runtime.kernels.device import PinnedLink
 from runtime.kernels.fp8 import BLOCK, ExpertCodes, Quantised
-from runtime.kernels.gpu import contracts, quantise
+from runtime.kernels.gpu import contracts, fused, quantise
+from runtime.kernels.gpu.fused import are_powers_of_two
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
 from runtime.kernels.ops import Ops
 
@@ -79,12 +81,19 @@ class GpuOps(Ops):
 
     # attention
 
+    def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
+        """Rotate BF16 in one pass."""
+        if self._runs_triton(x) and x.stride(-1) == 1 and are_powers_of_two(x.shape[-1]):
+            fused.rotate(x, cos_TX, sin_TX, neighbours)
+        else:
+            super().rotate(x, cos_TX, sin_TX, neighbours)
+
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
     ) -> Tensor:
         """Put the keys together once, and attend in one call: [T, H, U]."""
         k_nope_SHN, v_SHU = kv_SHX.split((kv_SHX.shape[-1] - value_size, value_size), -1)
-        k_SHQ = torch.cat((k_nope_SHN, k_rope_SP[:, None].expand(-1, kv_SHX.shape[1], -1)), -1)
+        k_SHQ = self._joined(k_nope_SHN, k_rope_SP)
         q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, k_SHQ, v_SHU))
         return self._attention(q, k, v, scale)[0].transpose(0, 1)
 
@@ -125,6 +134,13 @@ class GpuOps(Ops):
         if x_TD.dtype == w_ED.dtype == torch.bfloat16:
             return self._added_in_fp32(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
+
+    def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
+        """Choose in one kernel. Among equal scores the first wins."""
+        sizes = num_groups, num_best, topk_group, top_k
+        if self._runs_triton(scores_TE) and are_powers_of_two(num_groups, scores_TE.shape[1] // num_groups):
+            return fused.chosen_experts(scores_TE, *sizes)
+        return super().choose_experts(scores_TE, *sizes)
 
     # experts
 
@@ -184,6 +200,12 @@ class GpuOps(Ops):
         moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
         return torch.arange(num_rows, device=self.device) + moved_R
 
+    def _joined(self, k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
+        """Return whole keys [S, H, N + P]; all heads share the rotary part."""
+        if self._runs_triton(k_nope_SHN) and are_powers_of_two(k_nope_SHN.shape[-1], k_rope_SP.shape[-1]):
+            return fused.joined_keys(k_nope_SHN, k_rope_SP)
+        return torch.cat((k_nope_SHN, k_rope_SP[:, None].expand(-1, k_nope_SHN.shape[1], -1)), -1)
+
     # which kernel fits
 
     def _fits_gemm(self, channels: int, outputs: int = OUTPUTS_STEP) -> bool:
@@ -199,6 +221,9 @@ class GpuOps(Ops):
         return fits and self.packages.flash_mla is not None and self.packages.arch == HOPPER
 
     # what tests replace where no GPU is
+
+    def _runs_triton(self, x: Tensor) -> bool:
+        return x.is_cuda
 
     def _quantised(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
         return quantise.rows(x_RD, power_of_two, by_columns=self.packages.arch == HOPPER)
@@ -251,10 +276,12 @@ class GpuOps(Ops):
 def merged(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sums: Tensor) -> Tensor:
     """Return the attention to the keys of both parts, [..., U], in the memory of the second; the first is used up.
 
-    Each part counts by its share of the sum of all exponentials (arXiv 2501.01005, section 2.2).
+    Each part counts by its share of the sum of all exponentials (arXiv 2501.01005, section 2.2). A part is rounded to
+    BF16 as what it adds to the result: a difference of the two would be far larger than a result of many keys.
     """
     share_of_first = torch.sigmoid(first_log_sums - second_log_sums)
-    return second.add_(first.sub_(second).mul_(share_of_first))
+    share_of_second = torch.sigmoid(second_log_sums - first_log_sums)
+    return second.mul_(share_of_second).add_(first.mul_(share_of_first))
 
 
 def _stacked(gate_up: Quantised) -> Quantised:
