@@ -370,8 +370,14 @@ def _runnable(plan: Plan) -> str:
     if plan.refusals:
         return "\n".join([f"{called} cannot run it:", *_listed(plan.refusals)])
     on_gpus = any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases)
-    untried = "\nWe have not run it on a GPU yet: try one unit first." if on_gpus else ""
-    return f"{called} can run it.{untried}"
+    return f"{called} can run it.\n{_untried(version is None)}" if on_gpus else f"{called} can run it."
+
+
+def _untried(is_ours: bool) -> str:
+    """Say what nobody of us has seen on GPUs."""
+    if is_ours:
+        return "We have run it on one H100, but no exchange between GPUs yet: try one unit first."
+    return "We have not run it on a GPU yet: try one unit first."
 
 
 def _listed(problems: Sequence[Problem]) -> list[str]:

@@ -17,7 +17,7 @@ DeepEP has two low-latency buffers, and the third exchange would overwrite the f
 Worked example of the order in the normal form, 2 slots, tiles of 4: three tokens come, with slots (0), (0, 1) and (1).
 Their rows lie at 0, 1 | 4, 5; rows 2, 3, 6 and 7 fill the tiles. Combine adds rows 1 and 4 for the second token.
 
-Not yet run on a GPU by us.
+We have not run it yet: it needs several GPUs.
 
 Source: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py, docs/legacy.md ("Interfaces and Examples") and
 tests/legacy.

@@ -13,7 +13,7 @@ finds its own interfaces, from `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA`, which the
 A peer that ends while rows travel shows up as NCCL's error or, where its transport says nothing, when torch's watchdog
 ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps.
 
-ROCm's torch has RCCL under the same names. Not yet run on a GPU by us.
+ROCm's torch has RCCL under the same names. We have not run it between GPUs yet.
 
 Sources: torch `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp` (waits, watchdog); NCCL documentation, "Environment
 Variables".

@@ -123,7 +123,8 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
     if device.type == "cpu":
         keep_freed_memory()
     else:
-        line = f"tidemill: rank {place.rank} of {launch.unit} uses {describe(device)}; not yet run on a GPU by us"
+        untried = "; we have not run an exchange between GPUs yet" if len(launch.ranks) > 1 else ""
+        line = f"tidemill: rank {place.rank} of {launch.unit} uses {describe(device)}{untried}"
         print(line, file=sys.stderr, flush=True)
     return device
 

@@ -17,7 +17,7 @@ Worked example, one MoE layer of EP144 decode: 2 slots with room for 9,216 rows 
 and up of every row that came, [2, 9216, 4096]; one kernel makes codes of silu(gate) x up; the second matmul makes the
 results, [2, 9216, 7168].
 
-Not yet run on a GPU by us.
+We have run them on one H100 (`tests/gpu`), and on no GPU of another kind.
 
 Sources: github.com/deepseek-ai/DeepGEMM 54e22612 tests/test_fp8_fp4.py and FlashMLA 9241ae3e
 tests/test_flash_mla_dense_decoding.py, for the calls; torch.nn.attention.bias, causal_lower_right.

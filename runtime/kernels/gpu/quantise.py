@@ -9,7 +9,7 @@ rounded up to a power of two. Triton comes with torch and compiles for the GPU t
     by_columns     the scales of one group for all rows lie together, and each group's begin at a multiple of 16 bytes:
                    what DeepGEMM reads on sm_90, without the transposition that it would make
 
-Not yet run on a GPU by us: tests run the kernels in Triton's interpreter and compile them for sm_90 and sm_100.
+Tests run the kernels in Triton's interpreter and compile them for sm_90 and sm_100; `tests/gpu` runs them on a GPU.
 """
 
 import torch

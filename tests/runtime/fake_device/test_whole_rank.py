@@ -1,6 +1,6 @@
 """One rank of a unit at DeepSeek-V3's real sizes on a fake GPU: nothing waits, and memory is as planned.
 
-Nothing of this has run on a GPU. What is shown is the runtime's own code: where its tensors are, for which values the
+This is no run on a GPU, of which `tests/gpu` is one. What is shown is the runtime's own code: where its tensors are, for which values the
 host waits, and how many bytes it allocates. `pytest -s` prints planned beside counted.
 """
 

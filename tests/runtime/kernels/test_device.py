@@ -101,7 +101,7 @@ def reached(*arguments):
 
 shared.SharedDispatcher.__init__ = worker.keep_freed_memory = reached
 worker.use_device, worker.describe = lambda kind, local_rank: torch.device(kind, local_rank), str
-launch, place = SimpleNamespace(device="cuda", unit="decode-0"), SimpleNamespace(rank=9, local_rank=1)
+launch, place = SimpleNamespace(device="cuda", unit="decode-0", ranks=[0, 1]), SimpleNamespace(rank=9, local_rank=1)
 device = worker._take_device(launch, place)
 chosen = backend.choose_backend(device, torch.bfloat16, deterministic=False)
 for capacity in (None, 8):
@@ -117,4 +117,4 @@ def test_what_is_for_cpus_is_not_reached_on_a_gpu():
     done = subprocess.run([sys.executable, "-c", REACHED], capture_output=True, text=True, timeout=120)
 
     assert done.stdout.split() == ["AllToAllDispatcher", "MaskedDispatcher", "False"], done.stderr
-    assert done.stderr == "tidemill: rank 9 of decode-0 uses cuda:1; not yet run on a GPU by us\n"
+    assert done.stderr == "tidemill: rank 9 of decode-0 uses cuda:1; we have not run an exchange between GPUs yet\n"
