@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runtime.expert_parallel.traffic import Moved
 from runtime.kernels.device import HostLink, Recorder, Recording
-from runtime.kv.cache import LatentCache
+from runtime.kv.cache import LatentCache, PageTable
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk, FixedRequests, ForwardBatch
 from runtime.protocol.counting import num_pages
@@ -97,13 +97,16 @@ class _Inputs:
             numbers.zero_()
         self._host[0][3] = 1  # a request of one token, which lies in page 0: what is recorded before any is there
         self._device = tuple(numbers.to(device) for numbers in self._host)
+        self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as they were last written
 
     def put(self, decoding: Sequence[Chunk]) -> None:
         """Put these requests in. What stands behind a request's table was another's: nobody looks at it."""
         numbers, tables = self._host
-        for number, chunk in enumerate(decoding):
-            tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         numbers[:, : len(decoding)] = FixedRequests.numbers_of(decoding)
+        for number, chunk in enumerate(decoding):
+            if chunk.table != self._tables[number]:  # rarely: a request gets a page with every 64th token
+                self._tables[number] = list(chunk.table)
+                tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         for host, device in zip(self._host, self._device, strict=True):
             device.copy_(host, non_blocking=True)
 
