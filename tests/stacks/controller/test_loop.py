@@ -1,6 +1,7 @@
 """Rounds over a cluster that refuses some of what they ask for."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,20 @@ def test_a_controller_that_looks_once_lets_the_next_one_act():
 
     for holder in ("one", "two"):
         assert once(cluster.following(holder), NOON).startswith("state 06:00")
+
+
+@pytest.mark.parametrize("second", [0, 4, 5, 29, 299])
+def test_a_controller_that_looks_once_looks_at_nodes(second):
+    """Whoever asks what it would do is told of faulty nodes and of marks in any second, and cron heals in any, too."""
+    cluster, said = healed(), []
+    cluster.objects[names.DEPLOYMENT_KIND, PLAN]["spec"]["lendNodes"] = {"noticeSeconds": 60}
+    cluster.objects["Node", "node-d1"]["status"] = {"conditions": [{"type": "GPUMissing", "status": "True"}]}
+    once(replace(cluster.following(said=said), lease=None), NOON + second)
+    told = list(said)
+    once(cluster.following(), NOON + second)
+
+    assert told == ["would have 0 nodes free and 0 left", "would keep new pods away from node-d1"]
+    assert cluster.told() == [("Faulty", "node-d1 reports a fault")]
 
 
 def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
