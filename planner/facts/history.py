@@ -126,8 +126,9 @@ def _is_time(written: str) -> bool:
 
 
 def _is_demand(written: str) -> bool:
+    """Return whether it is a number as programs write one: Python takes 1_000 and other scripts' digits, too."""
     try:
-        return 0 <= float(written) <= MAX_DEMAND
+        return written.isascii() and "_" not in written and 0 <= float(written) <= MAX_DEMAND
     except ValueError:
         return False
 

@@ -170,6 +170,8 @@ def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
         (rows() + "2026-11-03T24:00,1\n", "S619", "line 26 has the time '2026-11-03T24:00'"),
         (rows() + "2026-11-03T00:00,-1\n", "S619", "line 26 has the demand '-1'"),
         (rows() + "2026-11-03T00:00,nan\n", "S619", "line 26 has the demand 'nan'"),
+        (rows() + "2026-11-03T00:00,1_000\n", "S619", "line 26 has the demand '1_000'"),
+        (rows() + "2026-11-03T00:00,١٢\n", "S619", "line 26 has the demand '١٢'"),
         (rows() + "2026-11-03T00:00\n", "S619", "line 26 has the demand ''"),
         (rows().replace("2026-11-02T05:00,300\n", ""), "S619", "no day has a demand at 05:00"),
         (b"time,demand\n\xff", "S618", "it is not UTF-8"),
