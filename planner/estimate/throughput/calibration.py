@@ -151,10 +151,20 @@ def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
 def _documents(text: str) -> list[Any]:
     """Return the file's JSON: a list, one document, or one a line."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_once_each)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line, object_pairs_hook=_once_each) for line in text.splitlines() if line.strip()]
     return found if isinstance(found, list) else [found]
+
+
+def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the file. Raises ValueError where a key comes twice: which is meant is not known."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{_shown(key)} is given twice")
+        found[key] = value
+    return found
 
 
 def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
