@@ -273,10 +273,14 @@ def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
 
 
 def _read_by_gateway(spec: Spec) -> str | None:
-    """Return the folder from which our gateway reads the tokenizer; None where units on GPUs have no such gateway."""
+    """Return the folder from which our gateway reads the tokenizer; None where units on GPUs have no such gateway.
+
+    It reads where the ranks read. Of a staged checkpoint it sees the original, unless it mounts volumes of its own.
+    """
     if not _is_on_gpus(spec) or spec.checkpoint is None or spec.engine_name != "tidemill":
         return None
-    return spec.kubernetes.stage.source if spec.kubernetes.stage else spec.checkpoint
+    stage, own = spec.kubernetes.stage, spec.kubernetes.gateway.volumes
+    return stage.source if stage is not None and own is None else spec.checkpoint
 
 
 def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
