@@ -39,7 +39,7 @@ def _ranges(column: Column) -> Iterator[tuple[str, ...]]:
     yield "", "expected", "slowest", "fastest"
     for figure in FIGURES:
         mid, low, high = (figure.value(column.day.outcomes[level]) for level in ("mid", "low", "high"))
-        if mid is not None and any((mid, low, high)):
+        if figure.is_told((mid, low, high)):
             others = () if low == mid == high else (low, high)
             yield figure.title, *(written(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
 
@@ -50,7 +50,8 @@ def _beside(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[tuple[s
 
 def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
     """Say which requests keep promises, when units were too few, and what became of failed ones."""
-    if any(each.day.outcomes["mid"].latencies.ttft_kept is not None for each in columns):
+    kept = (each.day.outcomes["mid"].latencies for each in columns)
+    if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
         yield "Kept are requests whose first token comes within slo.ttft_ms, and tokens that come within slo.tpot_ms."
     if len(columns) == 1:
         yield "How fast units are is a prediction: see the plan for what its range rests on."

@@ -39,6 +39,18 @@ def test_the_document_has_the_figures_of_the_table(small_spec, capsys):
     assert {len(each) for each in column["curves"].values()} == {1440}
 
 
+def test_a_promise_that_is_never_kept_has_its_row(small_spec, capsys):
+    """The worst result is told in the table of one column as in that of several."""
+    spec = yaml.safe_load(small_spec.read_text()) | {"slo": {"tpot_ms": 1}}
+    small_spec.with_name("strict.yaml").write_text(yaml.safe_dump(spec))
+    call = ["simulate", str(small_spec.with_name("strict.yaml"))]
+    for more in ([], ["--set", "traffic.scale=1.1"]):
+        assert cli.main(call + more) == 0
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if "TPOT kept" in line]
+
+        assert set(row.split()[2:]) == {"0.00%"}
+
+
 def test_a_simulation_sends_nobody_to_a_simulation(small_spec, capsys):
     """Traffic that is too much is warned of here as by `plan`, without advice to call what has been called."""
     spec = yaml.safe_load(small_spec.read_text())
