@@ -11,6 +11,7 @@ from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
 from planner.estimate.loosened import loosened_by
+from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
 from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.unknown_fields import unknown_fields_of
@@ -66,6 +67,7 @@ def warnings_of(
         _short_drain(spec.written),
         _two_hit_rates(spec.written),
         without_effect(spec),
+        past_days(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
         refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),

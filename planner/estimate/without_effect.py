@@ -62,7 +62,7 @@ def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
 
 
 def _of_traffic(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield fields of traffic that nothing reads, and a history of one day."""
+    """Yield fields of traffic that nothing reads."""
     traffic, written = spec.written.traffic, spec.document.data.get("traffic") or {}
     if traffic is None:
         return
@@ -76,12 +76,6 @@ def _of_traffic(spec: ResolvedSpec) -> Iterator[Violation]:
         rule, reason = "W139 has an effect only with schedule.drain: auto", "nothing but that drain follows from it"
         fix = removal(words="remove it, or write schedule.drain: auto")
         yield Violation("traffic.output_lengths", None, rule, reason, fix)
-    if spec.forecast is not None and spec.forecast.num_days == 1:
-        rule = "W141 has one day only"
-        reason = (
-            f"nobody can tell from one day how days differ, so traffic.quantile ({traffic.quantile:g}) adds nothing"
-        )
-        yield Violation("traffic.history", traffic.history, rule, reason, "write more days into the file")
 
 
 def _why_no_capacity(spec: ResolvedSpec) -> str | None:
