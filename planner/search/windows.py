@@ -170,6 +170,7 @@ def _other_windows(spec: ResolvedSpec) -> Violation:
 
 
 def _no_profile() -> Violation:
-    rule = "S521 needs traffic.profile, with demand in some hour"
+    rule = "S521 needs traffic.profile or traffic.history, with demand in some hour"
     reason = "auto windows follow the demand of each hour"
-    return Violation("schedule.windows", AUTO, rule, reason, "write traffic.profile: the demand of each of 24 hours")
+    fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
+    return Violation("schedule.windows", AUTO, rule, reason, fix)
