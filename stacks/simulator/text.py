@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.demand import PhaseLoad
+from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
 from planner.plan.columns import filled, table
 from stacks.simulator.columns import Column
@@ -25,13 +26,23 @@ def simulation_text(columns: Sequence[Column]) -> str:
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
         [
-            f"{plan.name}: {columns[0].day.date or 'one day'}, minute by minute; times are of {clock}",
+            f"{plan.name}: {_which_day(columns[0])}, minute by minute; times are of {clock}",
             "",
             table(list(rows)),
             "",
             *lines,
         ]
     )
+
+
+def _which_day(column: Column) -> str:
+    """Return the day that was asked for, and what is played in its place where the spec has nothing about it."""
+    date, spec = column.day.date, column.day.plan.spec
+    if date is None:
+        return "one day"
+    own = (spec.traffic, spec.schedule)
+    others = [other.days for section in own if section is not None for other in section.other_days]
+    return date if entry_of(date, others) is not None else f"a usual day, since the spec has nothing about {date}"
 
 
 def _ranges(column: Column) -> Iterator[tuple[str, ...]]:

@@ -91,6 +91,20 @@ def test_a_date_is_played_with_its_own_demand(small_spec, capsys):
     assert played["2026-11-29"] == played["sunday"] == pytest.approx(played["2026-11-30"] / 2, rel=1e-4)
 
 
+def test_a_day_that_the_spec_says_nothing_about_is_called_a_usual_one(small_spec, capsys):
+    """A reader of the table is not told that it is of a Saturday, where Sundays alone are unlike the others."""
+    spec = yaml.safe_load(small_spec.read_text())
+    spec["traffic"]["other_days"] = [{"days": ["sunday"], "profile": [1] * 24}]
+    small_spec.with_name("sundays.yaml").write_text(yaml.safe_dump(spec))
+    said = {}
+    for day in ("saturday", "2026-11-29"):
+        assert cli.main(["simulate", str(small_spec.with_name("sundays.yaml")), "--date", day]) == 0
+        said[day] = capsys.readouterr().out.splitlines()[0]
+
+    assert ": a usual day, since the spec has nothing about saturday, minute by minute" in said["saturday"]
+    assert ": 2026-11-29, minute by minute" in said["2026-11-29"]
+
+
 @pytest.mark.parametrize(
     ("words", "rules", "status"),
     [
