@@ -48,7 +48,8 @@ def with_windows(
     spec, decisions = _followed(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
     assert decided is not None
-    require_ready(spec, decided, times)
+    if all(each.short <= 0 for each in memory):  # else its start follows from a mistake, which is told instead
+        require_ready(spec, decided, times)
     if is_undecided(schedule.warm_up) and times is not None:
         decisions.append(warm_up_decision(decided, times))
     return spec, [*decisions, *of_drain]
