@@ -49,6 +49,7 @@ class Forecast:
     num_outages: int  # entries of theirs that were left out
     median: tuple[float, ...]
     quantile: tuple[float, ...]  # the one that was asked for
+    past: History
 
     @property
     def times_the_median(self) -> float:
@@ -64,7 +65,7 @@ def forecast(history: History, quantile: float) -> Forecast:
     largest = np.nanmax(days)
     if not largest > 0:
         nothing = (0.0,) * days.shape[1]
-        return Forecast(history.next_date, len(days), 0, nothing, nothing)
+        return Forecast(history.next_date, len(days), 0, nothing, nothing, history)
     weekdays = np.array([weekday_of(day.date) for day in history.days])
     ages = np.array([day.days_before_next for day in history.days])
     are_outages = _outages(days, weekdays)
@@ -81,8 +82,14 @@ def forecast(history: History, quantile: float) -> Forecast:
     )
     middle = centres[weekday_of(history.next_date)]
     low, high = _quantiles(residuals, (0.5, quantile))
-    num_outages = int(are_outages.sum())
-    return Forecast(history.next_date, len(has_some), num_outages, _demand(middle + low), _demand(middle + high))
+    return Forecast(
+        date=history.next_date,
+        num_days=len(has_some),
+        num_outages=int(are_outages.sum()),
+        median=_demand(middle + low),
+        quantile=_demand(middle + high),
+        past=history,
+    )
 
 
 def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]":

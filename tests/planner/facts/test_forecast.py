@@ -157,6 +157,26 @@ def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
     assert day.demand[2:4] == (999.0, 180.0)
 
 
+@pytest.mark.parametrize("form", ["{}Z", "{}:00", "{}:00Z"])
+def test_times_may_have_seconds_and_be_of_utc(form, tmp_path):
+    """Exporters write either; whole minutes are the same times."""
+    text = re.sub(r"(T\d\d:\d\d)", lambda time: form.format(time[1]), rows(2))
+    (tmp_path / "days.csv").write_text(text)
+    (tmp_path / "plain.csv").write_text(rows(2))
+    found, plain = (read_history(tmp_path / name, name).history for name in ("days.csv", "plain.csv"))
+
+    assert found == plain
+
+
+def test_times_of_utc_are_no_times_of_another_zone(tmp_path):
+    """Clocks there show something else, which the reason names."""
+    (tmp_path / "days.csv").write_text(rows().replace(",", "Z,").replace("timeZ", "time"))
+    found = read_history(tmp_path / "days.csv", "days.csv", "Asia/Shanghai")
+
+    assert found.rule[:4] == "S619"
+    assert "'2026-11-02T00:00Z' of UTC, and clocks show that of schedule.timezone (Asia/Shanghai)" in found.reason
+
+
 @pytest.mark.parametrize(
     ("text", "rule", "reason"),
     [
@@ -168,6 +188,8 @@ def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
         (rows() + "2026-11-31T00:00,1\n", "S619", "line 26 has the time '2026-11-31T00:00'"),
         (rows() + "9999-01-01T00:00,1\n", "S619", "line 26 has the time '9999-01-01T00:00'"),
         (rows() + "2026-11-03T24:00,1\n", "S619", "line 26 has the time '2026-11-03T24:00'"),
+        (rows() + "2026-11-03T00:00:30,1\n", "S619", "line 26 has the time '2026-11-03T00:00:30'"),
+        (rows() + "2026-11-03T00:00+01:00,1\n", "S619", "line 26 has the time '2026-11-03T00:00+01:00'"),
         (rows() + "2026-11-03T00:00,-1\n", "S619", "line 26 has the demand '-1'"),
         (rows() + "2026-11-03T00:00,nan\n", "S619", "line 26 has the demand 'nan'"),
         (rows() + "2026-11-03T00:00,1_000\n", "S619", "line 26 has the demand '1_000'"),
