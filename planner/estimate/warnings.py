@@ -11,6 +11,7 @@ from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
 from planner.estimate.loosened import loosened_by
+from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
 from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.unknown_fields import unknown_fields_of
@@ -66,6 +67,7 @@ def warnings_of(
         _short_drain(spec.written),
         _two_hit_rates(spec.written),
         without_effect(spec),
+        past_days(spec),
         loosened_by(spec.written.kubernetes.patches),
         unknown_fields_of(spec.written.kubernetes.patches),
         refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),
@@ -273,10 +275,14 @@ def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
 
 
 def _read_by_gateway(spec: Spec) -> str | None:
-    """Return the folder from which our gateway reads the tokenizer; None where units on GPUs have no such gateway."""
+    """Return the folder from which our gateway reads the tokenizer; None where units on GPUs have no such gateway.
+
+    It reads where the ranks read. Of a staged checkpoint it sees the original, unless it mounts volumes of its own.
+    """
     if not _is_on_gpus(spec) or spec.checkpoint is None or spec.engine_name != "tidemill":
         return None
-    return spec.kubernetes.stage.source if spec.kubernetes.stage else spec.checkpoint
+    stage, own = spec.kubernetes.stage, spec.kubernetes.gateway.volumes
+    return stage.source if stage is not None and own is None else spec.checkpoint
 
 
 def _image_for_cpus(spec: Spec) -> Iterator[Violation]:

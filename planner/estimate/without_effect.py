@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from planner.problems.errors import Violation
 from planner.problems.fix import nearest, removal
 from planner.spec.check import ResolvedSpec
-from planner.spec.cost import PriceSpec
+from planner.spec.cost import CostSpec, PriceSpec, SupplySpec
 from planner.spec.schema import Spec
 
 __all__ = ["without_effect"]
@@ -23,7 +23,7 @@ OF_AUTO = {  # fields of a schedule that count only where another one is `auto`
 
 def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
     """Yield healing without spares, nodes lent for good, rules for a day that is written already, traffic that nothing
-    reads, prices of one token, and nodes that are not there."""
+    reads, prices of one token, nodes that are not there, and rates that nobody pays."""
     spec = resolved.written
     controller = spec.kubernetes.controller
     if controller is not None and controller.heal is not None and not spec.cluster.spares:
@@ -43,6 +43,7 @@ def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
         for index, prices in enumerate(spec.cost.all_prices):
             yield from _of_one_token(prices, f"cost.prices.{index}" if is_list else "cost.prices")
         yield from _more_than_there_are(spec)
+        yield from _never_paid(spec.cost)
 
 
 def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
@@ -62,7 +63,7 @@ def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
 
 
 def _of_traffic(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield fields of traffic that nothing reads, and a history of one day."""
+    """Yield fields of traffic that nothing reads."""
     traffic, written = spec.written.traffic, spec.document.data.get("traffic") or {}
     if traffic is None:
         return
@@ -76,12 +77,6 @@ def _of_traffic(spec: ResolvedSpec) -> Iterator[Violation]:
         rule, reason = "W139 has an effect only with schedule.drain: auto", "nothing but that drain follows from it"
         fix = removal(words="remove it, or write schedule.drain: auto")
         yield Violation("traffic.output_lengths", None, rule, reason, fix)
-    if spec.forecast is not None and spec.forecast.num_days == 1:
-        rule = "W141 has one day only"
-        reason = (
-            f"nobody can tell from one day how days differ, so traffic.quantile ({traffic.quantile:g}) adds nothing"
-        )
-        yield Violation("traffic.history", traffic.history, rule, reason, "write more days into the file")
 
 
 def _why_no_capacity(spec: ResolvedSpec) -> str | None:
@@ -115,3 +110,19 @@ def _more_than_there_are(spec: Spec) -> Iterator[Violation]:
         if supply.nodes is not None and supply.nodes > there:
             rule, reason = f"W130 is more than the cluster's {there} nodes", "no unit can use the others"
             yield Violation(f"cost.supplies.{index}.nodes", supply.nodes, rule, reason, nearest(there))
+
+
+def _never_paid(cost: CostSpec) -> Iterator[Violation]:
+    """Yield rates in whose place `hours` has others for all the day: each entry holds until the next one's time."""
+    supplies = {f"cost.supplies.{index}": each for index, each in enumerate(cost.supplies)}
+    places: dict[str, CostSpec | SupplySpec] = {"cost": cost, **supplies}
+    for place, written in places.items():
+        rate, others = written.usd_per_gpu_hour, [each.usd_per_gpu_hour for each in written.hours]
+        if others and rate not in others:
+            rule = f"W147 is paid at no time of day: {place}.hours has another rate for all of it"
+            last = written.hours[-1]
+            reason = (
+                f"each of its rates holds until the next one's time, and {last.usd_per_gpu_hour:g} from {last.at} on"
+            )
+            fix = f"add the time from which {rate:g} is paid to {place}.hours, or write one of its rates here"
+            yield Violation(f"{place}.usd_per_gpu_hour", rate, rule, reason, fix)

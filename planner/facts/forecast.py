@@ -49,6 +49,7 @@ class Forecast:
     num_outages: int  # entries of theirs that were left out
     median: tuple[float, ...]
     quantile: tuple[float, ...]  # the one that was asked for
+    past: History
 
     @property
     def times_the_median(self) -> float:
@@ -64,7 +65,7 @@ def forecast(history: History, quantile: float) -> Forecast:
     largest = np.nanmax(days)
     if not largest > 0:
         nothing = (0.0,) * days.shape[1]
-        return Forecast(history.next_date, len(days), 0, nothing, nothing)
+        return Forecast(history.next_date, len(days), 0, nothing, nothing, history)
     weekdays = np.array([weekday_of(day.date) for day in history.days])
     ages = np.array([day.days_before_next for day in history.days])
     are_outages = _outages(days, weekdays)
@@ -80,9 +81,15 @@ def forecast(history: History, quantile: float) -> Forecast:
         [_widened(levelled[weekdays == day] - centre, POOLED_DAYS) for day, centre in centres.items()]
     )
     middle = centres[weekday_of(history.next_date)]
-    low, high = (_quantiles(residuals, each) for each in (0.5, quantile))
-    num_outages = int(are_outages.sum())
-    return Forecast(history.next_date, len(has_some), num_outages, _demand(middle + low), _demand(middle + high))
+    low, high = _quantiles(residuals, (0.5, quantile))
+    return Forecast(
+        date=history.next_date,
+        num_days=len(has_some),
+        num_outages=int(are_outages.sum()),
+        median=_demand(middle + low),
+        quantile=_demand(middle + high),
+        past=history,
+    )
 
 
 def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]":
@@ -129,15 +136,18 @@ def _widened(residuals: "Floats", pooled: float) -> "Floats":
     return widened
 
 
-def _quantiles(residuals: "Floats", quantile: float) -> "Floats":
-    """Return the quantile of the residuals of each entry and its neighbours."""
+def _quantiles(residuals: "Floats", quantiles: tuple[float, float]) -> "Floats":
+    """Return `[quantiles, entries]`: of the residuals of each entry and its neighbours.
+
+    One entry at a time: all at once would be as many copies of the residuals as an entry has neighbours.
+    """
     import numpy as np  # as above
 
     size = residuals.shape[1]
     reach = max(1, NEIGHBOURS_MINUTES * size // DAY_MINUTES)
-    around = [np.roll(residuals, shift, axis=1) for shift in range(-reach, reach + 1)]
-    found: Floats = np.nanquantile(np.concatenate(around), quantile, axis=0)
-    return found
+    around = np.arange(-reach, reach + 1)
+    found = [np.nanquantile(residuals[:, (entry + around) % size], quantiles) for entry in range(size)]
+    return np.array(found).T
 
 
 def _demand(logs: "Floats") -> tuple[float, ...]:

@@ -17,7 +17,9 @@ from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.placement.enough import check_room
 from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import InfeasibleError, Problem
+from planner.schedule.starts import start_times
 from planner.search.auto import decide
+from planner.search.starts import require_ready
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["Fit", "check_fit", "fit", "layout_of", "memory_of", "with_fixes"]
@@ -88,8 +90,9 @@ def _is_feasible(spec: ResolvedSpec) -> bool:
     from planner.placement.place import place_units
 
     try:
-        layouts, _ = fit(spec)
+        layouts, memory = fit(spec)
         check_room(spec, layouts)
+        _require_the_rest(spec, layouts, memory)
         if spec.written.coverage == "rack" and _fits_a_rack(spec, layouts):
             return False
         units = place_units(spec, layouts).units if spec.written.coverage == "rack" else ()
@@ -97,6 +100,17 @@ def _is_feasible(spec: ResolvedSpec) -> bool:
     except InfeasibleError:
         return False
     return True
+
+
+def _require_the_rest(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequence[MemoryPlan]) -> None:
+    """Raise InfeasibleError where `spec` would be refused later: for its operating points, or its starts.
+
+    What the planner decided of them it would decide anew.
+    """
+    autos, schedule = spec.document.autos, spec.written.schedule
+    require_points_fit(spec, [each for each in memory if f"operating_point.{each.phase}.requests" not in autos])
+    if schedule is not None and "schedule.warm_up" not in autos:
+        require_ready(spec, schedule, start_times(spec, layouts, memory))
 
 
 def _fits_a_rack(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> bool:

@@ -7,8 +7,8 @@ has been checked and planned anew. At most three are, of different fields.
 Changes are tried from what costs least. What people own comes last: first limits and precision, then units on the nodes
 that there are, then more nodes, and other GPUs only where nothing else would do. Where memory is short, a change must
 also leave KV for the requests that the spec asks for. All of them at full length are tried first, then the share of
-that which requests usually hold. A change that leaves room for one request alone is printed only when there is no
-other.
+that which requests usually hold; only the latter where the requests themselves are too many. A change that leaves room
+for one request alone is printed only when there is no other.
 
 It changes no spec: the user does.
 """
@@ -40,6 +40,8 @@ LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
     "decode": ("max_requests",),
     "mixed": ("max_batch_tokens", "max_requests"),
 }
+
+POINTS = {"max_batch_tokens": "step_tokens", "max_requests": "requests"}  # limit -> what a point asks of it
 
 MAX_CHANGES = 3
 MAX_TRIES = 24  # of one field, beyond which the next one is asked
@@ -119,6 +121,8 @@ def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, flo
     if _needs_nodes(error):
         on_these_gpus = [_fewer_or_more_nodes]
     shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
+    if any(problem.path.endswith(".max_requests") for problem in error.problems):
+        shares = [USUAL_SHARE]  # who asks for so many requests means usual ones: W101 offers as many
     yield from product(on_these_gpus, shares)
     yield from product([_larger_gpus], shares)
     if is_short:
@@ -162,7 +166,8 @@ def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     for phase in spec.phases:
         yield from _first(_fewer_slots(spec, phase), works)
         for field in LIMITS[phase]:
-            yield from _most([f"{phase}.{field}"], getattr(spec.phase(phase), field), works)
+            asked = _asked_at_its_point(spec, phase, field)
+            yield from _most([f"{phase}.{field}"], getattr(spec.phase(phase), field), works, asked)
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
     for phase in spec.phases:
         yield from _first(_shared_attention(spec, phase), works)
@@ -229,10 +234,18 @@ def _first(candidates: Iterable[Change], works: Works) -> Iterator[Change]:
     yield from islice(filter(works, islice(candidates, MAX_TRIES)), 1)
 
 
-def _most(paths: list[str], value: int, works: Works) -> Iterator[Change]:
-    """The largest number below `value` that works in all `paths`, if one does: what works with more works with less."""
+def _asked_at_its_point(spec: ResolvedSpec, phase: Phase, field: str) -> int:
+    """Return what the operating point that is written asks of a limit: with less of it no spec is right."""
+    point = getattr(spec.written.operating_point, phase)
+    asked = getattr(point, POINTS[field], None)
+    return asked if isinstance(asked, int) else 1
+
+
+def _most(paths: list[str], value: int, works: Works, asked: int = 1) -> Iterator[Change]:
+    """The largest number below `value` that works in all `paths`, if one does: what works with more works with less,
+    down to what is `asked` for."""
     counts_tokens = paths[0].endswith("_tokens")
-    least, most = max(2, value // LEAST_OF_TOKENS) if counts_tokens else 1, value - 1
+    least, most = max(asked, value // LEAST_OF_TOKENS if counts_tokens else 1, 2 if counts_tokens else 1), value - 1
     if most < least or not works(dict.fromkeys(paths, least)):
         return
     while least < most:

@@ -48,7 +48,8 @@ def with_windows(
     spec, decisions = _followed(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
     assert decided is not None
-    require_ready(spec, decided, times)
+    if all(each.short <= 0 for each in memory):  # else its start follows from a mistake, which is told instead
+        require_ready(spec, decided, times)
     if is_undecided(schedule.warm_up) and times is not None:
         decisions.append(warm_up_decision(decided, times))
     return spec, [*decisions, *of_drain]
@@ -170,6 +171,7 @@ def _other_windows(spec: ResolvedSpec) -> Violation:
 
 
 def _no_profile() -> Violation:
-    rule = "S521 needs traffic.profile, with demand in some hour"
+    rule = "S521 needs traffic.profile or traffic.history, with demand in some hour"
     reason = "auto windows follow the demand of each hour"
-    return Violation("schedule.windows", AUTO, rule, reason, "write traffic.profile: the demand of each of 24 hours")
+    fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
+    return Violation("schedule.windows", AUTO, rule, reason, fix)

@@ -45,7 +45,8 @@ class SupplySpec(Section):
     hours: list[RateHourSpec] = Field(
         default=[],
         max_length=1440,
-        description="What it costs at which time, instead of usd_per_gpu_hour.",
+        description="What it costs at which time, instead of usd_per_gpu_hour: all day, as each entry holds until the"
+        " next one's time.",
         examples=[[{"at": "22:00", "usd_per_gpu_hour": 0.9}, {"at": "08:00", "usd_per_gpu_hour": 1.8}]],
     )
 
@@ -114,7 +115,8 @@ class CostSpec(Section):
     hours: list[RateHourSpec] = Field(
         default=[],
         max_length=1440,
-        description="What it costs at which time, instead of usd_per_gpu_hour.",
+        description="What it costs at which time, instead of usd_per_gpu_hour: all day, as each entry holds until the"
+        " next one's time.",
         examples=[[{"at": "22:00", "usd_per_gpu_hour": 1.2}, {"at": "08:00", "usd_per_gpu_hour": 2.0}]],
     )
     supplies: list[SupplySpec] = Field(

@@ -56,7 +56,8 @@ class Named:
         if values.get("expert_load.file"):
             self._keep_loads(values["expert_load.file"])
         if values.get("traffic.history") and "traffic.quantile" in values:
-            self._keep_history(values["traffic.history"], values["traffic.quantile"])
+            zone = values.get("schedule.timezone", "UTC")
+            self._keep_history(values["traffic.history"], values["traffic.quantile"], zone)
 
     def _keep_config(self, written: str, data: Mapping[str, Any]) -> None:
         found = read_model_config(self.folder / written, written)
@@ -87,11 +88,11 @@ class Named:
             self.inputs[written] = found.digest
             self.resolved["expert_load.loads"] = found.loads
 
-    def _keep_history(self, written: str, quantile: float) -> None:
+    def _keep_history(self, written: str, quantile: float, zone: str) -> None:
         from planner.facts.forecast import forecast  # only those who have past days should wait for it
         from planner.facts.history import read_history
 
-        found = read_history(self.folder / written, written)
+        found = read_history(self.folder / written, written, zone)
         if isinstance(found, Violation):
             self.violations.append(found)
         else:

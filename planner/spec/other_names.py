@@ -105,6 +105,7 @@ NAMES_IN: Mapping[str, Mapping[str, str]] = {
     "PHASE": dict.fromkeys(("workers", "num_workers"), "units"),
     "cluster.gpu": {"fp8": "fp8_tflops", "bf16": "bf16_tflops", "bandwidth": "memory_bandwidth"},
     "cost.prices": _PRICES,
+    "traffic": dict.fromkeys(("forecast", "past_days", "csv", "file"), "history"),
     "operating_point.decode": _LOAD,
     "operating_point.mixed": _LOAD,
 }

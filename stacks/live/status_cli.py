@@ -4,6 +4,7 @@ import argparse
 import io
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,7 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, record_json
 from stacks.local.given import DEMO, find_given, nothing_runs
+from stacks.local.record import Record
 
 __all__ = ["add_status"]
 
@@ -72,18 +74,22 @@ def _status_now(arguments: argparse.Namespace) -> int:
     elif record is None:
         print(nothing_runs())
     else:
-        where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
-        print(f"{record.name}: {where}, plan {record.plan_digest}")
-        if record.day is not None:
-            print(f"  {day_line(record.day)}")
-        for gateway in record.gateways:
-            if len(record.gateways) > 1 or gateway.state != "ready":
-                print(f"  {gateway.name}  {gateway.endpoint}  {gateway.state}" + _because(gateway.reason))
-        for unit in record.units:
-            print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
+        print("\n".join(map(printable, _lines(record))))  # whoever writes the record may write to no terminal
     if record is not None and record.switches_units:
         say(ALL_STAY_ON)
     return 1 if record is not None and record.has_failed else 0
+
+
+def _lines(record: Record) -> Iterator[str]:
+    where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
+    yield f"{record.name}: {where}, plan {record.plan_digest}"
+    if record.day is not None:
+        yield f"  {day_line(record.day)}"
+    for gateway in record.gateways:
+        if len(record.gateways) > 1 or gateway.state != "ready":
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_because(gateway.reason)}"
+    for unit in record.units:
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_because(unit.reason)}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from planner.problems.errors import CallError, Problem, Violation
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.router import Policy
-from stacks.simulator.columns import Column, Variant, play_columns, read_variants
+from stacks.simulator.columns import Column, Variant, mistakes_in_columns, play_columns, read_variants
 from stacks.simulator.document import simulation_json
 from stacks.simulator.failures import Failure, read_failures
 from stacks.simulator.plot import draw_days, draw_traces, require_plot
@@ -110,19 +110,22 @@ class Call:
         return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
 
 
-def read_call(arguments: Any) -> Call:
-    """Return what the command line asks. Raises CallError for what is wrong with it, and where nothing can draw."""
+def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
+    """Return what the command line asks of `spec`.
+
+    Raises CallError for what is wrong with it, and then with columns too; and where nothing can draw.
+    """
     _require_apart(arguments)
     if arguments.plot:
         require_plot(arguments.plot)
     wrong: list[Problem] = []
-    variants = _read(read_variants, arguments.variants, wrong) or ()
+    variants = read_variants(arguments.variants, wrong)
     failures = _read(read_failures, arguments.fail, wrong) or ()
     date = _read(_read_date, arguments.date, wrong) if arguments.date else None
     window = _read(read_window, arguments.window, wrong) if arguments.window else None
     trace = _read(read_trace, arguments.trace, wrong) if arguments.trace else None
     if wrong:
-        raise CallError(wrong)
+        raise CallError([*wrong, *mistakes_in_columns(spec, variants)])
     policies = tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value])))
     return Call(variants, failures, date, trace, window or ALL, policies)
 

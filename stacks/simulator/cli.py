@@ -72,8 +72,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     """Return the exit status: columns that cannot be planned are an error, beside those that were played."""
     from stacks.simulator.call import read_call  # NumPy and the planner's passes, which no other command would wait for
 
-    call = read_call(arguments)
     spec = read_spec(arguments.spec)
+    call = read_call(arguments, spec)
     with _Bar() as bar:
         played = call.play(spec, bar.show)
     warn(played.warnings)

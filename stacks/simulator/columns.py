@@ -21,7 +21,17 @@ from stacks.simulator.day import PlayedDay, simulate_day
 from stacks.simulator.failures import Failure
 from stacks.simulator.service import require_speeds, require_traffic
 
-__all__ = ["AS_WRITTEN", "Column", "Variant", "checked", "part_of", "planned", "play_columns", "read_variants"]
+__all__ = [
+    "AS_WRITTEN",
+    "Column",
+    "Variant",
+    "checked",
+    "mistakes_in_columns",
+    "part_of",
+    "planned",
+    "play_columns",
+    "read_variants",
+]
 
 AS_WRITTEN = "as written"
 SCALE = "traffic.scale"
@@ -47,19 +57,26 @@ class Column:
     day: PlayedDay
 
 
-def read_variants(words: Sequence[str]) -> tuple[Variant, ...]:
-    """Return the columns that the options ask for, the spec as written first. Raises CallError with every mistake."""
-    found, wrong = [Variant(AS_WRITTEN, {})], []
+def read_variants(words: Sequence[str], wrong: list[Problem]) -> tuple[Variant, ...]:
+    """Return the columns that the options ask for, the spec as written first; what cannot be read goes to `wrong`."""
+    found = [Variant(AS_WRITTEN, {})]
     for word in words:
         changes: dict[str, Any] = {}
         for part in NEXT.split(word):
             violation = _read_change(part, changes)
-            wrong += [violation] if violation else []
+            wrong += [violation.at("tidemill simulate")] if violation else []
         scale = changes.pop(SCALE, 1.0)
         found.append(Variant(word, changes, scale))
-    if wrong:
-        raise CallError([each.at("tidemill simulate") for each in wrong])
     return tuple(found)
+
+
+def mistakes_in_columns(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Problem]:
+    """Return what is wrong with variants of `spec`, to be said with what is wrong with the call."""
+    try:
+        checked(spec, variants, require_traffic)
+    except (CallError, SpecError) as error:
+        return error.problems
+    return ()
 
 
 def play_columns(

@@ -25,6 +25,11 @@ class Figure(Generic[Of]):
     value: Callable[[Of], float | None]
     form: str  # of `format`
     factor: float = 1.0  # from JSON's unit to the table's
+    has_zeros: bool = False  # whether 0 throughout is told, as of a promise that is never kept
+
+    def is_told(self, values: Sequence[float | None]) -> bool:
+        """Return whether a row of `values` says anything: something is above 0, or known in one column only."""
+        return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 
 
 def _latency(kind: str, place: int, unit_ms: bool) -> Figure[Outcome]:
@@ -42,8 +47,8 @@ FIGURES: tuple[Figure[Outcome], ...] = (
     Figure("ttft_mean_ms", "TTFT mean, s", lambda one: one.latencies.ttft_mean * 1e3, ",.2f", 1e-3),
     *(_latency("ttft", place, unit_ms=False) for place in range(len(QUANTILES))),
     *(_latency("tpot", place, unit_ms=True) for place in range(len(QUANTILES))),
-    Figure("ttft_kept", "TTFT kept", lambda one: one.latencies.ttft_kept, ".2%"),
-    Figure("tpot_kept", "TPOT kept", lambda one: one.latencies.tpot_kept, ".2%"),
+    Figure("ttft_kept", "TTFT kept", lambda one: one.latencies.ttft_kept, ".2%", has_zeros=True),
+    Figure("tpot_kept", "TPOT kept", lambda one: one.latencies.tpot_kept, ".2%", has_zeros=True),
     Figure("requests", "requests, M", lambda one: one.requests, ",.2f", 1e-6),
     Figure("refused", "refused with 429", lambda one: one.refused / one.requests if one.requests else 0.0, ".2%"),
     Figure("restarted", "computed again", lambda one: one.restarted, ",.0f"),
@@ -68,7 +73,7 @@ def side_by_side(
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
-        if any(values) or 0 < values.count(None) < len(values):
+        if figure.is_told(values):
             yield figure.title, *(written(figure, each) for each in values)
 
 

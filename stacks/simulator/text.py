@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.demand import PhaseLoad
+from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
 from planner.plan.columns import filled, table
 from stacks.simulator.columns import Column
@@ -25,7 +26,7 @@ def simulation_text(columns: Sequence[Column]) -> str:
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
         [
-            f"{plan.name}: {columns[0].day.date or 'one day'}, minute by minute; times are of {clock}",
+            f"{plan.name}: {_which_day(columns[0])}, minute by minute; times are of {clock}",
             "",
             table(list(rows)),
             "",
@@ -34,12 +35,22 @@ def simulation_text(columns: Sequence[Column]) -> str:
     )
 
 
+def _which_day(column: Column) -> str:
+    """Return the day that was asked for, and what is played in its place where the spec has nothing about it."""
+    date, spec = column.day.date, column.day.plan.spec
+    if date is None:
+        return "one day"
+    own = (spec.traffic, spec.schedule)
+    others = [other.days for section in own if section is not None for other in section.other_days]
+    return date if entry_of(date, others) is not None else f"a usual day, since the spec has nothing about {date}"
+
+
 def _ranges(column: Column) -> Iterator[tuple[str, ...]]:
     """Return one variant's figures, with what they are where units are as slow or fast as the prediction allows."""
     yield "", "expected", "slowest", "fastest"
     for figure in FIGURES:
         mid, low, high = (figure.value(column.day.outcomes[level]) for level in ("mid", "low", "high"))
-        if mid is not None and any((mid, low, high)):
+        if figure.is_told((mid, low, high)):
             others = () if low == mid == high else (low, high)
             yield figure.title, *(written(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
 
@@ -50,7 +61,8 @@ def _beside(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[tuple[s
 
 def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
     """Say which requests keep promises, when units were too few, and what became of failed ones."""
-    if any(each.day.outcomes["mid"].latencies.ttft_kept is not None for each in columns):
+    kept = (each.day.outcomes["mid"].latencies for each in columns)
+    if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
         yield "Kept are requests whose first token comes within slo.ttft_ms, and tokens that come within slo.tpot_ms."
     if len(columns) == 1:
         yield "How fast units are is a prediction: see the plan for what its range rests on."

@@ -23,15 +23,19 @@ DECODE = "deepseek-r1-decode-0"
 
 
 @pytest.fixture(scope="module")
-def objects(tmp_path_factory):
-    """What the shipped spec with the page's facts renders."""
+def plan(tmp_path_factory):
+    """The plan of the shipped spec, whose section the page replaces."""
     spec = yaml.safe_load(SPEC.read_text())
     path = tmp_path_factory.mktemp("page") / "spec.yaml"
     path.write_text(yaml.safe_dump(spec | FACTS))
-    plan = replace(compile_plan(check_spec(path)).deployable, refusals=())
-    return [
-        yaml.load(text, Loader=yaml.CSafeLoader) for name, text in render_files(plan).items() if name != KUSTOMIZATION
-    ]
+    return compile_plan(check_spec(path))
+
+
+@pytest.fixture(scope="module")
+def objects(plan):
+    """What it renders."""
+    files = render_files(replace(plan.deployable, refusals=()))
+    return [yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION]
 
 
 def found(document, path):
@@ -50,6 +54,11 @@ def test_the_page_has_its_rows():
     """So that the test below looks at all of them."""
     assert len(ROWS) == PAGE.count("\n| ") - 9  # two heads, and the seven rows of what is not in this layout
     assert {row["object"] for row in ROWS} >= {"container", "pod", "unit", "gateway", "Namespace"}
+
+
+def test_the_pages_section_is_warned_of_nothing_but_invented_names(plan):
+    """Its volumes hold what the pods read, and only a list of the team's own nodes is missing."""
+    assert [warning.rule[:4] for warning in plan.warnings] == ["W116"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["setting"])

@@ -183,6 +183,8 @@ def write_spec_folder(folder):
     past = [f"2026-11-{day:02}T{hour:02}:00,{100 + hour}" for day in range(2, 16) for hour in range(24)]
     (folder / "days.csv").write_text("\n".join(["time,demand", *past]))
     (folder / "one_day.csv").write_text("\n".join(["time,demand", *past[:24]]))
+    (folder / "twice.csv").write_text("\n".join(["time,demand", *past, "2026-11-04T07:00,900"]))
+    (folder / "not_over.csv").write_text("\n".join(["time,demand", *past, "2026-11-16T00:00,100"]))
     (folder / "half_a_day.csv").write_text("\n".join(["time,demand", *past[:12]]))
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")

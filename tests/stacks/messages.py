@@ -41,6 +41,8 @@ GONE = "demo-decode-0 ended: its rank 1 was killed"
 DEMO = Record(
     "demo", f"sha256:{'0' * 64}", (GatewayRecord("gateway", "http://127.0.0.1:8000"),), "demo", (), supervisor=4711
 )
+ON_GPUS = SimpleNamespace(units=["demo-mixed-0"], unit_document=lambda _: {"device": "cuda"})
+PLAYABLE = SimpleNamespace(document=SimpleNamespace(data={}), written=SimpleNamespace(traffic={}))
 
 
 class Folder(SimpleNamespace):
@@ -205,9 +207,9 @@ BROUGHT_ABOUT = {
     "R402": _without_speed,
     "R403": lambda _: read_failures(["node-7 at noon"]),
     "R404": _no_such_node,
-    "R405": lambda _: read_variants(["decode.ep_size 72"]),
-    "R406": lambda _: read_variants(["cluster.spares=[node-1"]),
-    "R407": lambda _: read_variants(["traffic.scale=much"]),
+    "R405": lambda _: read_call(_options(variants=["decode.ep_size 72"]), PLAYABLE),
+    "R406": lambda _: read_call(_options(variants=["cluster.spares=[node-1"]), PLAYABLE),
+    "R407": lambda _: read_call(_options(variants=["traffic.scale=much"]), PLAYABLE),
     "R408": lambda _: plot.require_plot(Path("day.gif")),
     "R409": _without_matplotlib,
     "R410": _unwritable_picture,
@@ -215,11 +217,12 @@ BROUGHT_ABOUT = {
     "R412": _no_trace,
     "R413": lambda _: read_window("noon-1"),
     "R414": _empty_window,
-    "R415": lambda _: read_call(_options(window="0-600")),
-    "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv"))),
-    "R417": lambda _: read_call(_options(date="tomorrow")),
-    "R418": lambda _: checked(SimpleNamespace(document=SimpleNamespace(data={})), read_variants(["decode.epsize=72"])),
+    "R415": lambda _: read_call(_options(window="0-600"), PLAYABLE),
+    "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv")), PLAYABLE),
+    "R417": lambda _: read_call(_options(date="tomorrow"), PLAYABLE),
+    "R418": lambda _: checked(PLAYABLE, read_variants(["decode.epsize=72"], [])),
     "R501": lambda _: read_deployment("chat"),
+    "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 
 

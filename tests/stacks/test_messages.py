@@ -21,10 +21,10 @@ def test_the_page_of_messages_is_up_to_date(tmp_path):
 
 
 def test_every_rule_is_on_the_page():
-    """A rule that the code can say is brought about once, and no other is."""
+    """A rule of ours that the code can say is brought about once, and no other is."""
     said = {rule for path in STACKS.rglob("*.py") for rule in RULE.findall(path.read_text())}
 
-    assert said == set(BROUGHT_ABOUT)
+    assert said == {rule for rule in BROUGHT_ABOUT if rule.startswith("R")}
 
 
 def test_a_port_that_is_taken_is_met_with_another_address():

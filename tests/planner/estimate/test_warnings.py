@@ -45,6 +45,21 @@ def test_the_gateways_own_volumes_have_to_hold_the_tokenizer(rules_of):
     assert "W106" in of_gateway([{"claim": "small", "mount_path": "/data"}])
 
 
+def test_a_gateway_with_volumes_of_its_own_reads_where_the_copy_is(rules_of):
+    """The original is shown there to a gateway that mounts the units' volumes, and to no other."""
+    units = {"volumes": [{"claim": "weights", "mount_path": "/shared"}]}
+    units |= {"stage": {"source": "/shared/v3", "host_path": "/mnt/nvme/v3"}}
+    model = {"model": {"catalog": "deepseek-v3", "checkpoint": "/models/v3"}}
+
+    def of_gateway(path):
+        gateway = {"volumes": [{"claim": "small", "mount_path": path}]}
+        return rules_of(model | {"kubernetes": units | {"gateway": gateway}})
+
+    assert "W106" not in rules_of(model | {"kubernetes": units})
+    assert "W106" not in of_gateway("/models/v3")
+    assert "W106" in of_gateway("/shared/v3")
+
+
 def test_no_overlap_is_asked_for_that_the_engine_lacks_for_the_model(rules_of):
     """S757 takes decode of DeepSeek-V4 on SGLang to none, and W102 must not name another overlap."""
     keeps = {f"{phase}.kv_precision": "fp8" for phase in ("prefill", "decode")}

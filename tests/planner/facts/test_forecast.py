@@ -1,6 +1,7 @@
 """Past days of traffic: files that can be read, and the day that is forecast from them."""
 
 import re
+import tracemalloc
 from datetime import date, timedelta
 
 import numpy as np
@@ -122,12 +123,58 @@ def test_steps_are_found(step, size, tmp_path):
     assert (found.history.next_date, found.history.days[0].days_before_next) == ("2026-11-04", 2)
 
 
+def test_only_the_last_year_of_days_is_kept(tmp_path):
+    """A long file costs no more than a year: older days are left out, and have to fill no gap of the others."""
+    (tmp_path / "days.csv").write_text(rows(370))
+    kept = read_history(tmp_path / "days.csv", "days.csv").history
+    once = "".join(f"{MONDAY + timedelta(days=1 + day)}T00:00,1\n" for day in range(366))
+    (tmp_path / "days.csv").write_text(rows() + once)
+    found = read_history(tmp_path / "days.csv", "days.csv")
+
+    assert (len(kept.days), kept.days[0].date) == (366, (MONDAY + timedelta(days=4)).isoformat())
+    assert kept.next_date == (MONDAY + timedelta(days=370)).isoformat()
+    assert isinstance(found, Violation)
+    assert found.reason == "no day of the last 366 has a demand at 01:00"
+
+
+def test_a_forecast_takes_little_more_memory_than_its_days():
+    """Neighbours of an hour on each side do not multiply the days: at one a minute there would be 121 times as many."""
+    history = history_of([[1.0 + minute % 7 for minute in range(1440)] for _ in range(7)])
+    forecast(history, 0.9)  # imports and caches
+    tracemalloc.start()
+    forecast(history, 0.9)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 20 * 7 * 1440 * 8
+
+
 def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
     """Two rows of the same time are one entry."""
     (tmp_path / "days.csv").write_text(rows() + "2026-11-02T02:00,999\n2026-11-02 03:00,1\n")
     (day,) = read_history(tmp_path / "days.csv", "days.csv").history.days
 
     assert day.demand[2:4] == (999.0, 180.0)
+
+
+@pytest.mark.parametrize("form", ["{}Z", "{}:00", "{}:00Z"])
+def test_times_may_have_seconds_and_be_of_utc(form, tmp_path):
+    """Exporters write either; whole minutes are the same times."""
+    text = re.sub(r"(T\d\d:\d\d)", lambda time: form.format(time[1]), rows(2))
+    (tmp_path / "days.csv").write_text(text)
+    (tmp_path / "plain.csv").write_text(rows(2))
+    found, plain = (read_history(tmp_path / name, name).history for name in ("days.csv", "plain.csv"))
+
+    assert found == plain
+
+
+def test_times_of_utc_are_no_times_of_another_zone(tmp_path):
+    """Clocks there show something else, which the reason names."""
+    (tmp_path / "days.csv").write_text(rows().replace(",", "Z,").replace("timeZ", "time"))
+    found = read_history(tmp_path / "days.csv", "days.csv", "Asia/Shanghai")
+
+    assert found.rule[:4] == "S619"
+    assert "'2026-11-02T00:00Z' of UTC, and clocks show that of schedule.timezone (Asia/Shanghai)" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -141,8 +188,12 @@ def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
         (rows() + "2026-11-31T00:00,1\n", "S619", "line 26 has the time '2026-11-31T00:00'"),
         (rows() + "9999-01-01T00:00,1\n", "S619", "line 26 has the time '9999-01-01T00:00'"),
         (rows() + "2026-11-03T24:00,1\n", "S619", "line 26 has the time '2026-11-03T24:00'"),
+        (rows() + "2026-11-03T00:00:30,1\n", "S619", "line 26 has the time '2026-11-03T00:00:30'"),
+        (rows() + "2026-11-03T00:00+01:00,1\n", "S619", "line 26 has the time '2026-11-03T00:00+01:00'"),
         (rows() + "2026-11-03T00:00,-1\n", "S619", "line 26 has the demand '-1'"),
         (rows() + "2026-11-03T00:00,nan\n", "S619", "line 26 has the demand 'nan'"),
+        (rows() + "2026-11-03T00:00,1_000\n", "S619", "line 26 has the demand '1_000'"),
+        (rows() + "2026-11-03T00:00,١٢\n", "S619", "line 26 has the demand '١٢'"),
         (rows() + "2026-11-03T00:00\n", "S619", "line 26 has the demand ''"),
         (rows().replace("2026-11-02T05:00,300\n", ""), "S619", "no day has a demand at 05:00"),
         (b"time,demand\n\xff", "S618", "it is not UTF-8"),

@@ -35,6 +35,22 @@ def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(plan_of):
         assert memory.full_requests >= 32
 
 
+def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(plan_of):
+    """A warm-up is too short for experts that no GPU has room for; the change that is printed plans, warm-up and all."""
+    windows = [
+        {"at": "08:00", "prefill_units": 2, "decode_units": 1},
+        {"at": "20:00", "prefill_units": 1, "decode_units": 1},
+    ]
+    day = {"prefill.units": None, "decode.units": None, "schedule": {"windows": windows, "warm_up": "10min"}}
+    spec = applied(PAIR, day | {"cluster.nodes": 300, "prefill.redundant_experts": 7936})
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    (problem,) = error.value.problems
+    assert problem.rule.startswith("S707")
+    assert plan_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
+
+
 def test_gpus_of_listed_nodes_are_no_wish(plan_of):
     """Nodes that say their GPU are what there is: four H800 are not planned as H200 because two others are."""
     nodes = [{"name": f"a{number}"} for number in range(4)] + [

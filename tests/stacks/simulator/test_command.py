@@ -39,6 +39,18 @@ def test_the_document_has_the_figures_of_the_table(small_spec, capsys):
     assert {len(each) for each in column["curves"].values()} == {1440}
 
 
+def test_a_promise_that_is_never_kept_has_its_row(small_spec, capsys):
+    """The worst result is told in the table of one column as in that of several."""
+    spec = yaml.safe_load(small_spec.read_text()) | {"slo": {"tpot_ms": 1}}
+    small_spec.with_name("strict.yaml").write_text(yaml.safe_dump(spec))
+    call = ["simulate", str(small_spec.with_name("strict.yaml"))]
+    for more in ([], ["--set", "traffic.scale=1.1"]):
+        assert cli.main(call + more) == 0
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if "TPOT kept" in line]
+
+        assert set(row.split()[2:]) == {"0.00%"}
+
+
 def test_a_simulation_sends_nobody_to_a_simulation(small_spec, capsys):
     """Traffic that is too much is warned of here as by `plan`, without advice to call what has been called."""
     spec = yaml.safe_load(small_spec.read_text())
@@ -79,6 +91,20 @@ def test_a_date_is_played_with_its_own_demand(small_spec, capsys):
     assert played["2026-11-29"] == played["sunday"] == pytest.approx(played["2026-11-30"] / 2, rel=1e-4)
 
 
+def test_a_day_that_the_spec_says_nothing_about_is_called_a_usual_one(small_spec, capsys):
+    """A reader of the table is not told that it is of a Saturday, where Sundays alone are unlike the others."""
+    spec = yaml.safe_load(small_spec.read_text())
+    spec["traffic"]["other_days"] = [{"days": ["sunday"], "profile": [1] * 24}]
+    small_spec.with_name("sundays.yaml").write_text(yaml.safe_dump(spec))
+    said = {}
+    for day in ("saturday", "2026-11-29"):
+        assert cli.main(["simulate", str(small_spec.with_name("sundays.yaml")), "--date", day]) == 0
+        said[day] = capsys.readouterr().out.splitlines()[0]
+
+    assert ": a usual day, since the spec has nothing about saturday, minute by minute" in said["saturday"]
+    assert ": 2026-11-29, minute by minute" in said["2026-11-29"]
+
+
 @pytest.mark.parametrize(
     ("words", "rules", "status"),
     [
@@ -87,6 +113,8 @@ def test_a_date_is_played_with_its_own_demand(small_spec, capsys):
         (["--fail", "node-99@12:00"], ["R404"], 2),
         (["--set", "decode", "--set", "traffic.scale=-1"], ["R405", "R407"], 2),
         (["--set", "mixed.ep_size=12", "--set", "traffic=null"], ["S501", "R401"], 2),
+        (["--set", "slo.ttft=72", "--set", "traffic.scale=0"], ["R407", "R418"], 2),
+        (["--set", "mixed.ep_size=12,traffic.scale=0", "--date", "tomorrow"], ["S501", "R407", "R417"], 2),
         (["--set", "name.x=1", "--set", "cluster.nodes.99.rack=a", "--set", "mixed.epsize=8"], ["R418"] * 3, 2),
         (["--set", "mixed.redundant_experts=256"], ["S707"], 3),
     ],
