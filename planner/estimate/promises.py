@@ -9,7 +9,7 @@ from math import ceil
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
-from planner.estimate.utilisation import LEAST_OFFERED, follows_from_promise, within
+from planner.estimate.utilisation import LEAST_OFFERED, follows_from_promise, highest_utilisation
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix, nearest, removal
@@ -66,9 +66,7 @@ def _less_full(found: Prediction, promised: float) -> Fix | None:
     """Offer a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is so short."""
     if found.phase != "prefill" or found.point.utilisation == 1 or found.ttft_seconds is None:
         return None
-    steps, reading = found.point.prompt_steps, found.cache_read_seconds
-    step = (found.ttft_seconds.mid - reading) / (steps + found.point.queued_steps)
-    used = within(promised / MS_PER_S - reading, step, steps)
+    used = highest_utilisation(found, promised)
     if used < LEAST_OFFERED:
         return None
     reached = ceil(found.ttft_seconds.mid * MS_PER_S)

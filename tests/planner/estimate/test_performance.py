@@ -128,3 +128,13 @@ def test_the_plan_explains_a_layer(capsys):
     assert max(map(len, text.splitlines())) <= 80
     assert drawn.count("compute") == 2
     assert "73,6" in text
+
+
+def test_requests_of_mixed_units_are_those_of_the_traffic():
+    """Without an operating point, a request of half the longest length is divided as the day's tokens are."""
+    spec = check_spec(SPEC.parent / "h200-single-node.yaml")
+    traffic = {"traffic": {"input_tokens": 3e8, "output_tokens": 1e8, "cache_hit_rate": 0.25}}
+    alone, asked = (compile_plan(each).outlooks[0].prediction.point for each in (spec, with_values(spec, traffic)))
+
+    assert (alone.prompt_tokens, alone.output_tokens, alone.computed_tokens) == (10_923, 5461, 10_923)
+    assert (asked.prompt_tokens, asked.output_tokens, asked.computed_tokens) == (12_288, 4096, 9216)
