@@ -363,7 +363,7 @@ def test_a_missed_ttft_offers_units_that_are_less_full():
 
     full, _ = warned(100_000, 0.9)
     _, missed = warned(full / 2, 0.9)
-    used = missed[0].changes[1]["operating_point.prefill.utilisation"]
+    used = missed[0].changes[-1]["operating_point.prefill.utilisation"]
 
     assert warned(full / 2, used)[1] == []
     assert warned(full / 2, used + 0.01)[1]
