@@ -13,7 +13,7 @@ from math import ceil
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
-from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation
+from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Change, Fix, removal
@@ -24,7 +24,6 @@ __all__ = ["missed_promises"]
 Predicted = Callable[[Phase, Change], Prediction | None]  # of a phase, if the spec were changed so
 
 MS_PER_S = 1e3
-LEAST_STEP_TOKENS = 512  # offered: as few as a search tries
 CHOSEN = "auto chose its layout before its expert map was known"
 GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
@@ -77,10 +76,7 @@ def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, 
     if getattr(spec.written.operating_point, phase) is None or (name, phase) == ("ttft", "mixed"):
         return {}
     field = "step_tokens" if name == "ttft" else "requests"
-    path, now = f"operating_point.{phase}.{field}", int(getattr(found.point, field))
-    loads: Sequence[int] = range(1, now)
-    if field == "step_tokens":
-        loads = [2**power for power in range(LEAST_STEP_TOKENS.bit_length() - 1, (now - 1).bit_length())]
+    path = f"operating_point.{phase}.{field}"
 
     def breaks(load: int) -> bool:
         tried = predicted(phase, {path: load})
@@ -88,8 +84,11 @@ def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, 
         mean = tried.ttft_seconds if name == "ttft" else tried.tpot_seconds
         return mean is None or not tried.keeps(mean, promised)
 
-    most = bisect_left(loads, True, key=breaks) - 1
-    return {path: loads[most]} if most >= 0 else {}
+    if field == "step_tokens":  # the shortest steps may take longer: a prompt takes more of them
+        kept = next((each for each in shorter_steps(found.point.step_tokens) if not breaks(each)), 0)
+    else:
+        kept = bisect_left(range(1, int(found.point.requests)), True, key=breaks)
+    return {path: kept} if kept else {}
 
 
 def _less_full(spec: ResolvedSpec, found: Prediction, promised: float) -> Change | None:

@@ -8,7 +8,9 @@ The highest utilisation that keeps the promise follows, in closed form. What pre
 is chosen by and what a day is planned with: the rate of a saturated phase would keep the promise for nobody who waits.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, takewhile
 from math import floor
 
 from planner.estimate.throughput.predict import Case, Prediction, prompt_reading
@@ -25,11 +27,13 @@ __all__ = [
     "follows_from_promise",
     "highest_utilisation",
     "share_of_highest",
+    "shorter_steps",
 ]
 
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
 LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
 LEAST_OFFERED = 0.05  # to whoever promises less: assumed, nobody pays for units that do nothing
+SHORTEST_STEP = 512  # tokens: as few as a search tries
 STEPS = 1000  # of a utilisation, which is rounded down
 
 
@@ -60,6 +64,12 @@ def share_of_highest(found: Prediction, promised_ms: float | None) -> float:
     if promised_ms is None or found.phase != "prefill":
         return 1.0
     return found.point.utilisation / max(highest_utilisation(found, promised_ms), found.point.utilisation)
+
+
+def shorter_steps(step_tokens: float) -> Sequence[int]:
+    """Return the powers of two below `step_tokens`, from the largest on, for whose steps a prompt waits less."""
+    steps = takewhile(lambda each: each < step_tokens, (SHORTEST_STEP * 2**power for power in count()))
+    return tuple(steps)[::-1]
 
 
 def follows_from_promise(spec: Spec, phase: Phase) -> bool:

@@ -369,6 +369,22 @@ def test_a_missed_ttft_offers_units_that_are_less_full():
     assert warned(full / 2, used + 0.01)[1]
 
 
+@pytest.mark.parametrize("utilisation", [0.54, None])
+def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
+    """The longest of half as many tokens, a quarter, and so on, with which some layout keeps it."""
+    point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16_384, "utilisation": utilisation}}
+    spec = spec_of(16, {"ttft_ms": 2000}, prefill={"max_batch_tokens": 16_384}, operating_point=point)
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec)
+    (offered, *_) = caught.value.problems[0].changes
+    twice = {path: 2 * value for path, value in offered.items()}
+
+    assert list(offered) == ["operating_point.prefill.step_tokens"]
+    check_fit(with_values(spec, offered))
+    with pytest.raises(InfeasibleError):
+        check_fit(with_values(spec, twice))
+
+
 def test_each_size_is_told_once_with_why_another_was_taken():
     """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
     for each in found_for(spec_of()).phases:
