@@ -28,7 +28,8 @@ def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     time = f"{load.at}{f' on {load.day}' if load.day else ''}"
     units = f"{load.phase} units"
     if load.served_per_s:
-        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve at {time}"
+        in_time = " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
+        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{in_time} at {time}"
         over = f", and for more than they serve during {load.hours_over:.3g} h of that day"
         reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
     else:

@@ -17,7 +17,7 @@ from planner.spec.undecided import AUTO
 
 __all__ = ["operating_point", "require_points_fit"]
 
-OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where nobody says: assumed
+OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where neither a point nor traffic says: assumed
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
@@ -29,7 +29,7 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
         return _written_point(section, elsewhere | numbers, kv_room)
     half = max(section.max_request_tokens // 2, 1)
     room = half if kv_room is None else min(half, max(kv_room // section.max_requests, 1))
-    output = max(round(half * OUTPUT_SHARE), 1)
+    output = max(round(half * _output_share(spec)), 1)
     points = {
         "decode": OperatingPoint(requests=section.max_requests, kv_tokens=room, is_derived=True),
         "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=half, is_derived=True),
@@ -57,11 +57,17 @@ def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None
         raise InfeasibleError(wrong)
 
 
+def _output_share(spec: ResolvedSpec) -> float:
+    """Return the share of a request's tokens that are its answer's, as the day's traffic has it."""
+    traffic = spec.written.traffic
+    return traffic.output_tokens / (traffic.input_tokens + traffic.output_tokens) if traffic else OUTPUT_SHARE
+
+
 def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
     """Return what holds where no point says otherwise: drafts, the traffic's hits, how fast these are read."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
     found: dict[str, Any] = {"draft_tokens": drafts, "acceptance_rate": ACCEPTANCE if drafts else 0.0}
-    if phase != "prefill":
+    if phase == "decode":
         return found
     hits = traffic.cache_hit_rate if traffic else 0.0
     return found | {"cache_hit_rate": hits, "cache_read_gbps": read_link(CACHE_READ_RATE)}

@@ -34,6 +34,8 @@ __all__ = ["warnings_of"]
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
 UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
+ANOTHER_RATIO = 1.2  # times as many tokens of output: units then make 4 to 18 % more or fewer (0600)
+FEW_TOKENS = 5  # which round by more than a tenth
 MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
@@ -66,6 +68,7 @@ def warnings_of(
         _escaped_policies(spec.written),
         _short_drain(spec.written),
         _two_hit_rates(spec.written),
+        _two_ratios(spec.written),
         without_effect(spec),
         past_days(spec),
         loosened_by(spec.written.kubernetes.patches),
@@ -354,6 +357,22 @@ def _two_hit_rates(spec: Spec) -> Iterator[Violation]:
         words = f"nearest: {of_day:g}, or traffic.cache_hit_rate {at_point:g}"
         fix = Fix(words, ({HERE: of_day}, {"traffic.cache_hit_rate": at_point}))
         yield Violation("operating_point.prefill.cache_hit_rate", at_point, rule, reason, fix)
+
+
+def _two_ratios(spec: Spec) -> Iterator[Violation]:
+    """Yield an operating point of mixed units whose requests are clearly not the traffic's."""
+    traffic, point = spec.traffic, spec.operating_point.mixed
+    if point is None or traffic is None:
+        return
+    of_day = traffic.output_tokens / traffic.input_tokens
+    ratio = point.output_tokens / point.prompt_tokens / of_day
+    if max(ratio, 1 / ratio) <= ANOTHER_RATIO:
+        return
+    rule = f"W142 is {point.output_tokens / point.prompt_tokens:.3g} for each prompt token, and {of_day:.3g} in traffic"
+    reason = "units make fewer tokens of output, the more prompts they compute, and are predicted with the point's"
+    outputs = round(point.prompt_tokens * of_day)
+    fix = nearest(outputs) if outputs >= FEW_TOKENS else "write the mean prompt and answer of the traffic"
+    yield Violation("operating_point.mixed.output_tokens", point.output_tokens, rule, reason, fix)
 
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:

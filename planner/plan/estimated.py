@@ -16,6 +16,7 @@ from planner.estimate.performance import predict_phases
 from planner.estimate.promises import missed_promises
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.calibration import Calibration
+from planner.estimate.throughput.predict import Prediction
 from planner.estimate.uptime import estimate_uptime
 from planner.expert_map import ExpertMap, Sizes
 from planner.facts.loads import Loads
@@ -23,10 +24,10 @@ from planner.facts.terms import Phase
 from planner.layout.working_memory import largest_step_tokens
 from planner.plan.decided import DecidedPlan, Grounds
 from planner.plan.plan import Plan
-from planner.problems.fix import applied
+from planner.problems.fix import Change, applied
 from planner.search.auto import Decided
 from planner.search.decision import DEFAULT, Decision
-from planner.spec.check import ResolvedSpec
+from planner.spec.check import ResolvedSpec, with_values
 
 __all__ = ["with_estimates"]
 
@@ -45,7 +46,14 @@ def with_estimates(
     spec, layouts, maps = choice.spec, decided.layouts, decided.expert_maps
     traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
     outlooks = predict_phases(spec, layouts, decided.memory, maps, grounds.loads, calibration)
-    missed = missed_promises(spec, outlooks, [each.phase for each in choice.search.phases] if choice.search else [])
+
+    def predicted(phase: Phase, change: Change) -> Prediction | None:
+        of_phase = [each for each in layouts if each.phase == phase]
+        tried = with_values(spec, change)
+        return predict_phases(tried, of_phase, decided.memory, maps, grounds.loads, calibration)[0].prediction
+
+    searched = [each.phase for each in choice.search.phases] if choice.search else []
+    missed = missed_promises(spec, outlooks, searched, predicted)
     decided = replace(decided, warnings=(*decided.warnings, *missed, *idle_overlaps(spec, outlooks)))
     plan = Plan(
         **vars(decided),

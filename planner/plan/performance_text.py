@@ -134,12 +134,9 @@ def _rarely(found: Prediction) -> Iterator[str]:
 
 
 def _unwaited(found: Prediction) -> str:
-    if found.point.utilisation < 1:
+    if not found.waits_without_end:
         return ""
-    why = (
-        "at utilisation 1 prompts wait longer and longer" if found.waits_without_end else "tidemill simulate counts it"
-    )
-    return f" TTFT does not count the wait for a turn: {why}."
+    return " TTFT does not count the wait for a turn: at utilisation 1 prompts wait longer and longer."
 
 
 def _reason(found: Prediction) -> str:

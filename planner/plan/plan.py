@@ -18,6 +18,7 @@ from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
 from planner.estimate.links import PhaseTraffic
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.uptime import Uptime
+from planner.estimate.utilisation import share_of_highest
 from planner.expert_map import ExpertMap
 from planner.facts.catalog import ASSUMED, Gpu
 from planner.facts.day import DAY_MINUTES
@@ -149,21 +150,35 @@ class Plan(DecidedPlan):
 
     @property
     def fullest(self) -> tuple[PhaseLoad, ...]:
-        """Return how full it makes each of them on the day, of all that are unlike, on which the phase is fullest."""
+        """Return how full it makes each of them on the day, of all that are unlike, on which the phase is fullest.
+
+        Prefill is as full as its prompts may wait, where `slo` promises a TTFT.
+        """
         traffic, schedule = self.spec.traffic, self.schedule
         entries = (*(traffic.other_days if traffic else ()), *(schedule.other_days if schedule else ()))
         days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
-        by_phase = zip(*map(self.demand_on, days), strict=True)
+        most = {
+            each.phase: 1 / share_of_highest(each.prediction, self.spec.slo.ttft_ms)
+            for each in self.outlooks
+            if each.prediction is not None
+        }
+        by_phase = zip(*(self._demand(day, most) for day in days), strict=True)
         return tuple(max(loads, key=lambda each: each.load) for loads in by_phase)
 
     def demand_on(self, day: str | None) -> tuple[PhaseLoad, ...]:
         """Return how full the spec's traffic makes each phase whose speed is known, on a date or a weekday."""
+        return self._demand(day, {})
+
+    def _demand(self, day: str | None, times: Mapping[Phase, float]) -> tuple[PhaseLoad, ...]:
+        """Return how full a day makes phases that make so many `times` the tokens of their operating point."""
         known = [each for each in self.outlooks if each.prediction is not None]
         if self.spec.traffic is None or not known:
             return ()
         layouts = {each.phase: each for each in self.layouts}
         rates = {
-            each.phase: each.prediction.tokens_per_s_per_gpu.mid * layouts[each.phase].ep_size
+            each.phase: each.prediction.tokens_per_s_per_gpu.mid
+            * layouts[each.phase].ep_size
+            * times.get(each.phase, 1.0)
             for each in known
             if each.prediction is not None
         }

@@ -18,7 +18,7 @@ from math import ceil
 from planner.cluster.inventory import nodes_for
 from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
-from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise
+from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
@@ -40,6 +40,7 @@ MAX_RANKED = 8  # candidates of a phase that a plan tells
 MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
 ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
 UTILISATION = "operating_point.prefill.utilisation"
+STEP_TOKENS = "operating_point.prefill.step_tokens"
 BINDS = 1.03  # times as full as the chosen layout's fullest GPU
 
 
@@ -223,15 +224,16 @@ def _lighter_load(
     spec: ResolvedSpec, phase: Phase, room: Mapping[frozenset[Phase], int], trials: Trials
 ) -> dict[str, float]:
     """Return the most load with which some layout keeps the SLO: path -> value; empty where none does."""
-    path, loads = _lighter_loads(spec, phase)
 
-    def keeps(load: float) -> bool:
+    def keeps(load: float, path: str) -> bool:
         tried = _found(with_values(spec, {path: load}), phase, room, trials)
         return any(isinstance(each, Candidate) for each in tried)
 
-    if not loads or not keeps(loads[0]):
-        return {}
-    return {path: loads[bisect_left(loads, True, lo=1, key=lambda load: not keeps(load)) - 1]}
+    path, loads = _lighter_loads(spec, phase)
+    if loads and keeps(loads[0], path):
+        return {path: loads[bisect_left(loads, True, lo=1, key=lambda load: not keeps(load, path)) - 1]}
+    steps = next((each for each in _shorter_steps(spec, phase) if keeps(each, STEP_TOKENS)), None)
+    return {} if steps is None else {STEP_TOKENS: steps}
 
 
 def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> tuple[str, Sequence[float]]:
@@ -242,6 +244,14 @@ def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> tuple[str, Sequence[floa
     point = spec.written.operating_point.prefill
     used = (point.utilisation or LEAST) if point is not None else 0.0
     return UTILISATION, [share / 100 for share in range(round(100 * LEAST_OFFERED), ceil(100 * used))]
+
+
+def _shorter_steps(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
+    """Return shorter steps of prefill than those that the spec writes; none where it leaves them to the planner."""
+    point = spec.written.operating_point.prefill
+    if phase != "prefill" or point is None or is_undecided(point.step_tokens):
+        return ()
+    return shorter_steps(point.step_tokens)
 
 
 def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:

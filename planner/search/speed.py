@@ -11,7 +11,8 @@ from functools import cached_property
 from planner.estimate.case import case_of, unit_shape
 from planner.estimate.points import operating_point
 from planner.estimate.throughput.copies import expected_copies
-from planner.estimate.throughput.predict import Case, prompt_reading, saturated_rate
+from planner.estimate.throughput.predict import Case, prompt_reading, rate_of_turns, saturated_rate, turns_at
+from planner.estimate.throughput.turns import SteadyTurns
 from planner.estimate.utilisation import as_full_as_promised
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
@@ -82,11 +83,20 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
     case, unit = trial.case, trial.case.unit
     slots = trial.layout.num_physical_experts
     case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
+    fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
+    if case.phase == "mixed":
+        return _speed_of_turns(case, turns_at(case), fullest)
     rate = saturated_rate(case)
     case = as_full_as_promised(trial.spec, case, rate)
     tpot = None if case.phase == "prefill" else case.point.requests / unit.attention_tp / rate * MS_PER_S
-    fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
     return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)
+
+
+def _speed_of_turns(case: Case, turns: SteadyTurns, fullest: float) -> Speed:
+    """Return the speed of a mixed unit, as `predict.py` has it."""
+    tpot = turns.seconds_per_step / case.point.accepted_tokens
+    ttft = case.point.prompt_steps * turns.seconds + turns.wait + prompt_reading(case)
+    return Speed(rate_of_turns(case, turns), tpot * MS_PER_S, ttft * MS_PER_S, fullest)
 
 
 def _ttft_ms(case: Case, rate: float) -> float | None:
@@ -94,6 +104,5 @@ def _ttft_ms(case: Case, rate: float) -> float | None:
     if case.phase == "decode":
         return None
     point = case.point
-    of_prompts = rate if case.phase == "prefill" else saturated_rate(replace(case, phase="prefill"))
-    step = point.step_tokens / case.unit.attention_tp / of_prompts
+    step = point.step_tokens / case.unit.attention_tp / rate
     return ((point.prompt_steps + point.queued_steps) * step + prompt_reading(case)) * MS_PER_S

@@ -79,7 +79,7 @@ class PrefillPointSpec(Section):
         ge=0.01,
         le=1,
         description="Share of the saturated rate at which units run. Left out, it is the highest that keeps "
-        "slo.ttft_ms, or 1 without slo.ttft_ms.",
+        "slo.ttft_ms, but not below 0.5, or 1 without slo.ttft_ms.",
         examples=[0.57],
     )
 

@@ -12,11 +12,10 @@ Mixed units do both in turn (`turns.py`). Counts are of one attention group, of 
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp
 from typing import Literal
 
 from planner.estimate.performance import PhaseOutlook
-from planner.estimate.throughput.predict import Case, prompt_step_seconds, token_step_seconds
+from planner.estimate.throughput.predict import Case, prompt_step_seconds, token_step_seconds, turn_prompt_seconds
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError, SpecError, Violation
@@ -135,7 +134,7 @@ def service_of(plan: Plan, level: Level = "mid") -> Service:
         prompts=_prompt_side(plan, first, level, request),
         tokens=_token_side(plan, rest, level, request),
         request=request,
-        turns=_turns(plan, first, level, request) if first.phase == "mixed" else None,
+        turns=_turns(first, level) if first.phase == "mixed" else None,
         input_tokens=traffic.input_tokens,
         cache_hit_rate=traffic.cache_hit_rate,
     )
@@ -168,23 +167,11 @@ def _prompt_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: Reque
     )
 
 
-def _turns(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> Turns:
-    case = case_of_outlook(outlook)
-    groups = next(each.dp_size for each in plan.layouts if each.phase == outlook.phase)
-    whole, most = max(request.computed, 1.0), case.point.step_tokens
-    piece, factor = min(whole, most), slower(outlook, level)
-    context = request.prompt - request.computed / 2
-    top = groups * most / piece
-    loads = [top * LEAST_LOAD ** (1 - each / (GRID - 1)) for each in range(GRID)]
-
-    def seconds(load: float) -> float:
-        """Return the time of a step with the pieces of a turn, which lie in as many groups as there are of them."""
-        pieces = min(load + exp(-load), top)
-        fullest = max(pieces / groups, 1.0)
-        share = pieces / groups / fullest
-        return factor * prompt_step_seconds(case, fullest * piece, context, whole, share)
-
-    return Turns(whole / piece, tuple(loads), tuple(accumulate(map(seconds, loads), max)))
+def _turns(outlook: PhaseOutlook, level: Level) -> Turns:
+    case, factor = case_of_outlook(outlook), slower(outlook, level)
+    loads = [case.most_pieces * LEAST_LOAD ** (1 - each / (GRID - 1)) for each in range(GRID)]
+    seconds = [factor * turn_prompt_seconds(case, each) for each in loads]
+    return Turns(case.pieces_per_prompt, tuple(loads), tuple(accumulate(seconds, max)))
 
 
 def _token_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:

@@ -1,15 +1,8 @@
-"""Mixed units as flows: all groups of a unit stop while prompts are computed, whoever's they are.
+"""Mixed units as flows: one server that takes all prompts that wait at once (a bulk queue).
 
-A unit takes turns: a step of the prompts that wait, then one token for each request. A prompt that is computed alone
-takes the whole unit for its own time, and eight that lie in eight groups take hardly longer. So the unit is one server
-that takes all that waits at once (a bulk queue), where a prefill unit's groups are flows of their own.
+Turns and pieces are those of `planner/estimate/throughput/turns.py`, where as many requests end as come. Here loads
+change. A prefill unit's groups are flows of their own. At a load p
 
-A piece is a prompt, or what a group computes of it in a step. Pieces come at random, `l` a second and unit, and a turn
-w(b) = f(b) + s depends on how many there are: f is the predicted step in which the fullest group has its share of b
-pieces, s a step of tokens. Of the load p = l w and the pieces of a turn b,
-
-    b = p + exp(-p)              those that came during the last turn, or the one that ended a pause
-    busy = p / b                 share of the time that is in such turns
     there = p (1 + busy / 2)     pieces: in their own turn, or waiting for half of another one
 
 A backlog is a load beyond what a full turn takes. Between the points of a table all of it is linear.
@@ -17,7 +10,8 @@ A backlog is a load beyond what a full turn takes. Between the points of a table
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from math import exp
+
+from planner.estimate.throughput.turns import busy_share
 
 __all__ = ["Turn", "Turns", "next_pieces"]
 
@@ -33,7 +27,7 @@ class Turns:
     def pieces_there(self, place: int) -> float:
         """Return the pieces that wait or are computed at a load of the table."""
         load = self.loads[place]
-        return load * (1 + _busy(load) / 2)
+        return load * (1 + busy_share(load) / 2)
 
     def rate(self, place: int, token_seconds: float) -> float:
         """Return the pieces that end in a second at a load of the table."""
@@ -92,8 +86,4 @@ def _turn(turns: Turns, place: int, part: float, token_seconds: float, pieces: f
         above = min(place + 1, len(turns.loads) - 1)
         load = turns.loads[place] + part * (turns.loads[above] - turns.loads[place])
         prompts = turns.prompt_seconds[place] + part * (turns.prompt_seconds[above] - turns.prompt_seconds[place])
-    return Turn(pieces, load, _busy(load), prompts, prompts + token_seconds)
-
-
-def _busy(load: float) -> float:
-    return load / (load + exp(-load)) if load else 0.0
+    return Turn(pieces, load, busy_share(load), prompts, prompts + token_seconds)

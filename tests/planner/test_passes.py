@@ -21,6 +21,7 @@ schedule:
 NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "applied": "writes values into a spec",
+    "with_values": "writes values into a spec",
     "fit": "calls the passes that `validate` needs too",
     "with_fixes": "tries passes anew, when one has said no",
     "expert_loads": "stands for a file of loads",

@@ -2,13 +2,14 @@
 
     decode     tokens/s a GPU = requests x accepted / attention TP / step one token, and drafts that are right
     prefill    tokens/s a GPU = step tokens / attention TP / step         computed tokens: hits are counted besides
-    mixed      both take turns: a request costs its output's share of decode steps, and its prompt's of prefill steps
+    mixed      both take turns (`turns.py`), so that as many requests end as come
 
 `utilisation` is the share of the saturated rate that a service uses: it is an input, and never hidden. Where it follows
 from a TTFT that is promised, `estimate/utilisation.py` says so.
 
-Waiting is that of a queue whose server takes one step at a time (`queue.py`). A saturated phase has no mean: its TTFT
-is without waiting, and says so. TPOT's 99th percentile is of the KV that requests of exponential length happen to have.
+Waiting for prefill is that of a queue whose server takes one step at a time (`queue.py`). A saturated phase has no
+mean: its TTFT is without waiting, and says so. Mixed units take all prompts that wait at once. TPOT's 99th percentile
+is of the KV that requests of exponential length happen to have, or of a step that waits for prompts.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.reading import bytes_per_computed_token, reading
 from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, UnitShape
 from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
+from planner.estimate.throughput.turns import SteadyTurns, pieces_of_turn, steady_turns
 from planner.estimate.throughput.work import ModelWork
 from planner.facts.terms import Overlap, Phase
 
@@ -33,8 +35,11 @@ __all__ = [
     "predict",
     "prompt_reading",
     "prompt_step_seconds",
+    "rate_of_turns",
     "saturated_rate",
     "token_step_seconds",
+    "turn_prompt_seconds",
+    "turns_at",
     "unhindered_rate",
 ]
 
@@ -67,6 +72,26 @@ class Case:
         point = self.point
         tokens = point.step_tokens if self.phase == "prefill" else point.requests * point.step_queries
         return tokens / self.unit.attention_tp * max(each.experts_per_token for each in self.model.layers)
+
+    @property
+    def num_groups(self) -> float:
+        """Attention groups of a unit."""
+        return self.unit.num_gpus / self.unit.attention_tp
+
+    @property
+    def piece(self) -> float:
+        """Tokens of a prompt that a group computes in a step: all of it, or what a step takes."""
+        return min(max(self.point.computed_tokens, 1.0), self.point.step_tokens)
+
+    @property
+    def pieces_per_prompt(self) -> float:
+        """Pieces of a prompt, on average."""
+        return max(self.point.computed_tokens, 1.0) / self.piece
+
+    @property
+    def most_pieces(self) -> float:
+        """Pieces that a turn of all groups takes."""
+        return self.num_groups * self.point.step_tokens / self.piece
 
     @property
     def context(self) -> float:
@@ -132,8 +157,11 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
     rate, step = _rate(case, with_spans=with_spans)
     rates = spread(rate, max(rate, unhindered_rate(case)), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
-    latencies = _decode_latencies(case, per_step, rates) if case.phase != "prefill" else (None, None)
-    waits = _prompt_latencies(case, rates, rate) if case.phase != "decode" else (None, None, None)
+    turns = None
+    if case.phase == "mixed":
+        turns = _turns(case).times(1 / case.engine.factor.get(case.phase, 1.0))
+    latencies = _decode_latencies(case, per_step, rates, turns) if case.phase != "prefill" else (None, None)
+    waits = _prompt_latencies(case, rates, rate, turns) if case.phase != "decode" else (None, None, None)
     return Prediction(
         phase=case.phase,
         point=case.point,
@@ -185,16 +213,31 @@ def prompt_step_seconds(
     imbalance of experts are as in `token_step_seconds`.
     """
     case = _fuller(_as_engine(case), fullness)
-    step = prompt_step(
-        *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
-        *(tokens, context, prompt_tokens),
-        with_drafts=case.point.draft_tokens > 0,
-    )
-    seconds: float = step.seconds
+    seconds: float = _prompts_of(case, tokens, context, prompt_tokens).seconds
     if case.phase == "prefill":
         of_node = fullness * tokens / case.unit.attention_tp * case.gpus_per_node
         seconds = max(seconds, reading(case.point, case.whole_kv_bytes_per_token, of_node))
     return seconds / case.engine.factor.get(case.phase, 1.0)
+
+
+def turn_prompt_seconds(case: Case, load: float) -> float:
+    """Return the seconds in which a mixed unit computes the prompts of a turn, where `load` pieces come in one.
+
+    They lie in as many groups as there are of them.
+    """
+    return _turn_prompts(_as_engine(case), load) / case.engine.factor.get(case.phase, 1.0)
+
+
+def turns_at(case: Case) -> SteadyTurns:
+    """Return how a mixed unit divides its time with the point's requests in each group."""
+    case = _as_engine(case)
+    return _turns(case).times(1 / case.engine.factor.get(case.phase, 1.0))
+
+
+def rate_of_turns(case: Case, turns: SteadyTurns) -> float:
+    """Return the tokens/s of one GPU of a mixed unit that divides its time so."""
+    prompts_per_s = turns.pieces_per_s / case.pieces_per_prompt
+    return prompts_per_s * case.point.output_tokens / case.unit.num_gpus
 
 
 def _fuller(case: Case, fullness: float) -> Case:
@@ -211,6 +254,8 @@ def prompt_reading(case: Case) -> Seconds:
 def _cache_reads(case: Case, rate: float) -> float:
     """Return the bytes/s that a node reads of cached KV, at the operating point's utilisation."""
     per_token = bytes_per_computed_token(case.point, case.whole_kv_bytes_per_token)
+    if case.phase == "mixed":
+        rate *= case.point.computed_tokens / case.point.output_tokens
     return rate * case.point.utilisation * case.gpus_per_node * per_token
 
 
@@ -245,10 +290,32 @@ def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
     step = _tokens(case, with_spans=with_spans)
     if case.phase == "decode":
         return factor * point.requests * point.accepted_tokens / group / step.seconds, step
-    prompts = _prompts(case)
-    of_prompt = point.computed_tokens / point.step_tokens * prompts.seconds
-    of_output = point.output_tokens * step.seconds / (point.requests * point.accepted_tokens)
-    return factor * point.output_tokens / group / (of_prompt + of_output), step
+    return factor * rate_of_turns(case, _turns(case)), step
+
+
+def _turns(case: Case) -> SteadyTurns:
+    """Return a mixed unit's turns, of a case that is the engine's; its factor is left out."""
+    point = case.point
+    ended = case.num_groups * point.requests * point.accepted_tokens / point.output_tokens
+
+    def token_seconds(share: float) -> float:
+        seconds: float = _tokens(replace(case, point=replace(point, requests=share * point.requests))).seconds
+        return seconds
+
+    return steady_turns(
+        ended * case.pieces_per_prompt, case.most_pieces, lambda load: _turn_prompts(case, load), token_seconds
+    )
+
+
+def _turn_prompts(case: Case, load: float) -> float:
+    """Return the seconds of a turn's prompts.
+
+    The fullest group sets the pace of attention, and the mean of all that of experts.
+    """
+    each = min(pieces_of_turn(load), case.most_pieces) / case.num_groups
+    fullest = max(each, 1.0)
+    whole = max(case.point.computed_tokens, 1.0)
+    return _prompts_of(_fuller(case, each / fullest), fullest * case.piece, case.context, whole).seconds
 
 
 def _tokens(case: Case, *, with_spans: bool = False) -> StepTime:
@@ -260,33 +327,50 @@ def _tokens(case: Case, *, with_spans: bool = False) -> StepTime:
 
 
 def _prompts(case: Case, *, with_spans: bool = False) -> StepTime:
+    whole = max(case.point.computed_tokens, 1.0)
+    return _prompts_of(case, case.point.step_tokens, case.context, whole, with_spans=with_spans)
+
+
+def _prompts_of(
+    case: Case, tokens: float, context: float, prompt_tokens: float, *, with_spans: bool = False
+) -> StepTime:
     return prompt_step(
         *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
-        *(case.point.step_tokens, case.context, max(case.point.computed_tokens, 1.0)),
+        *(tokens, context, prompt_tokens),
         with_drafts=case.point.draft_tokens > 0,
         with_spans=with_spans,
     )
 
 
-def _decode_latencies(case: Case, step: Estimate, rates: Estimate) -> tuple[Estimate, Estimate]:
+def _decode_latencies(
+    case: Case, step: Estimate, rates: Estimate, turns: SteadyTurns | None
+) -> tuple[Estimate, Estimate]:
     """Return TPOT's mean, and that of one step in a hundred."""
     mean = rates.inverse(case.point.requests / case.unit.attention_tp)
+    if turns is not None:
+        mean = rates.inverse(rates.mid * turns.seconds_per_step / case.point.accepted_tokens)
     longer = case.point.kv_tokens * (1 + NORMAL_99 / sqrt(max(case.point.requests, 1.0)))
     slow = _tokens(replace(case, point=replace(case.point, kv_tokens=longer))).seconds
-    return mean, mean.times(slow / step.mid)
+    slower = mean.times(slow / step.mid)
+    if turns is not None and turns.has_prompts_in(RARE):
+        slower = rates.inverse(rates.mid * turns.seconds / case.point.accepted_tokens)
+    return mean, slower
 
 
-def _prompt_latencies(case: Case, rates: Estimate, rate: float) -> tuple[Estimate, Estimate, float | None]:
+def _prompt_latencies(
+    case: Case, rates: Estimate, rate: float, turns: SteadyTurns | None
+) -> tuple[Estimate, Estimate, float | None]:
     """Return TTFT's mean and 99th percentile, and the time in which a prompt's KV travels."""
     point, group = case.point, case.unit.attention_tp
     step = max(_prompts(case).seconds, _step_reading(case)) / case.engine.factor.get(case.phase, 1.0)
-    computing, wait = point.prompt_steps * step, point.queued_steps * step
-    slower, read = rates.inverse(rate), prompt_reading(case)
+    wait, rarely = point.queued_steps * step, point.queued_steps_of(RARE) * step
+    if turns is not None:
+        step, wait, rarely = turns.seconds, turns.wait, turns.wait_of(RARE)
+    slower, read, computing = rates.inverse(rate), prompt_reading(case), point.prompt_steps * step
     transfer = None
     if case.phase == "prefill" and case.machine.nic:
         num_bytes = Bytes(point.prompt_tokens * case.kv_bytes_per_token / group)
         transfer = float(moving(num_bytes, case.machine.nic))
-    rarely = point.queued_steps_of(RARE) * step
     mean, slow = slower.times(computing + wait), slower.times(computing + max(wait, rarely))
     return mean.plus(read), slow.plus(read), transfer
 

@@ -5,7 +5,9 @@ import pytest
 from planner.compiler import compile_plan
 from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
-from planner.spec.check import check_spec
+from planner.spec.check import check_spec, with_values
+from stacks.simulator.day import simulate_day
+from stacks.simulator.latency import waits_of
 from tests.planner.conftest import SPEC
 from tests.planner.test_shipped_specs import SPECS
 
@@ -58,6 +60,19 @@ def test_the_published_day_lacks_prefill_units_and_leaves_decode_units_off():
     fixes = [str(each.fix) for each in found if each.rule.startswith("W138")]
 
     assert [each.startswith("all prefill units are on then") for each in fixes] == [True, False]
+
+
+@pytest.mark.parametrize(("ttft_ms", "is_broken"), [(3600, True), (3900, False)])
+def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_broken):
+    """At 15:00 the published day asks for 109 % of what its utilisation is meant for: prompts take 3,729 ms then.
+
+    That is what the simulation says of the fullest minute.
+    """
+    plan = compile_plan(with_values(check_spec(SPECS / "deepseek-h800.yaml"), {"slo.ttft_ms": ttft_ms}))
+    day = simulate_day(plan)
+
+    assert max(waits_of(day.services["mid"], day.curves["mid"]).mean) == pytest.approx(3.729, abs=1e-3)
+    assert ("slo.ttft_ms" in [each.path for each in plan.warnings]) is is_broken
 
 
 def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):

@@ -128,3 +128,40 @@ def test_the_plan_explains_a_layer(capsys):
     assert max(map(len, text.splitlines())) <= 80
     assert drawn.count("compute") == 2
     assert "73,6" in text
+
+
+@pytest.mark.parametrize(
+    ("promise", "path", "more"),
+    [
+        ({"slo.tpot_ms": 40}, "operating_point.decode.requests", 1),
+        ({"slo.ttft_ms": 2000}, "operating_point.prefill.step_tokens", 8192),
+        (
+            {"slo.ttft_ms": 3000, "operating_point.prefill.utilisation": None},
+            "operating_point.prefill.utilisation",
+            0.002,
+        ),
+    ],
+)
+def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more):
+    """With what is offered it is kept, and with a little more, or steps twice as long, it is not."""
+
+    def missed(**values):
+        plan = compile_plan(with_values(check_spec(SPEC), {**promise, **values}))
+        return [each for each in plan.warnings if each.rule.startswith("W115")]
+
+    (first,) = missed()
+    (offered,) = (each[path] for each in first.changes if path in each)
+
+    assert f"{path} {offered}" in str(first.fix)
+    assert missed(**{path: offered}) == []
+    assert missed(**{path: offered + more})
+
+
+def test_requests_of_mixed_units_are_those_of_the_traffic():
+    """Without an operating point, a request of half the longest length is divided as the day's tokens are."""
+    spec = check_spec(SPEC.parent / "h200-single-node.yaml")
+    traffic = {"traffic": {"input_tokens": 3e8, "output_tokens": 1e8, "cache_hit_rate": 0.25}}
+    alone, asked = (compile_plan(each).outlooks[0].prediction.point for each in (spec, with_values(spec, traffic)))
+
+    assert (alone.prompt_tokens, alone.output_tokens, alone.computed_tokens) == (10_923, 5461, 10_923)
+    assert (asked.prompt_tokens, asked.output_tokens, asked.computed_tokens) == (12_288, 4096, 9216)

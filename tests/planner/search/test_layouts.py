@@ -23,7 +23,7 @@ from planner.search.front import FrontPoint, front_of
 from planner.search.layouts import search_layouts
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import Trials, speed_of
-from planner.spec.check import check_document
+from planner.spec.check import check_document, with_values
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 
@@ -148,15 +148,19 @@ def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
 def test_one_node_gets_the_layout_that_runs_in_public(gpu):
-    """DeepSeek-R1 on 8 x H200 and on 8 x MI300X: experts over all eight GPUs, attention data-parallel."""
+    """DeepSeek-R1 on 8 x H200 and on 8 x MI300X: experts over all eight GPUs, attention data-parallel for most tokens.
+
+    Where tokens must come sooner, GPUs share a prompt's attention, for which all of them stop.
+    """
     mixed = {"ep_size": "auto", "attention_tp": "auto", "redundant_experts": "auto", "units": "auto"}
     mixed |= {"precision": "fp8", "max_requests": "auto", "max_batch_tokens": "auto", "max_request_tokens": 8192}
     cluster = {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}
     data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}
-    fit = check_document(parse_document(json.dumps(data | {"slo": {"tpot_ms": 50}}), "spec.yaml"))
-    chosen = found_for(fit).phases[0].chosen.numbers
+    fit = check_document(parse_document(json.dumps(data), "spec.yaml"))
+    most, soon = (found_for(each).phases[0].chosen.numbers for each in (fit, with_values(fit, {"slo.tpot_ms": 50})))
 
-    assert (chosen["ep_size"], chosen["attention_tp"]) == (8, 1)
+    assert (most["ep_size"], most["attention_tp"]) == (8, 1)
+    assert soon["attention_tp"] > 1
 
 
 TRAFFIC = PUBLISHED["traffic"]
@@ -359,10 +363,26 @@ def test_a_missed_ttft_offers_units_that_are_less_full():
 
     full, _ = warned(100_000, 0.9)
     _, missed = warned(full / 2, 0.9)
-    used = missed[0].changes[1]["operating_point.prefill.utilisation"]
+    used = missed[0].changes[-1]["operating_point.prefill.utilisation"]
 
     assert warned(full / 2, used)[1] == []
     assert warned(full / 2, used + 0.01)[1]
+
+
+@pytest.mark.parametrize("utilisation", [0.54, None])
+def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
+    """The longest of half as many tokens, a quarter, and so on, with which some layout keeps it."""
+    point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16_384, "utilisation": utilisation}}
+    spec = spec_of(16, {"ttft_ms": 2000}, prefill={"max_batch_tokens": 16_384}, operating_point=point)
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec)
+    (offered, *_) = caught.value.problems[0].changes
+    twice = {path: 2 * value for path, value in offered.items()}
+
+    assert list(offered) == ["operating_point.prefill.step_tokens"]
+    check_fit(with_values(spec, offered))
+    with pytest.raises(InfeasibleError):
+        check_fit(with_values(spec, twice))
 
 
 def test_each_size_is_told_once_with_why_another_was_taken():

@@ -5,12 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec, with_values
 from stacks.simulator.day import simulate_day
 from stacks.simulator.failures import Failure, outages_of
 from stacks.simulator.fleet import planned_fleet
 from stacks.simulator.fluid import play_day
+from stacks.simulator.latency import waits_of
 from stacks.simulator.outcome import demand_of
 from stacks.simulator.service import service_of
+from tests.stacks.simulator.conftest import SPECS
 
 NOON = 12 * 60
 
@@ -125,6 +129,36 @@ def test_units_that_stop_finish_what_they_have(published_day):
 
     assert outcome.cut < 1e-6 * outcome.requests
     assert published_day.curves["mid"].nodes_taken[2] == 278, "units of midnight's step still drain"
+
+
+POINTS = [  # requests, prompts, answers
+    (64, 2000, 400),
+    (32, 5000, 1000),
+    (32, 5000, 250),
+    (64, 500, 400),
+    (64, 1000, 3000),
+    (60, 8000, 100),  # a full turn of prompts binds
+]
+
+
+@pytest.mark.parametrize(("requests", "prompt", "output"), POINTS)
+@pytest.mark.parametrize("attention_tp", [1, 8])
+def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output, attention_tp):
+    """At the load that the plan says is all, TPOT and TTFT are the plan's within 15 %, and 15 % more is refused."""
+    point = {"requests": requests, "kv_tokens": prompt + output // 2, "prompt_tokens": prompt, "output_tokens": output}
+    changes = {"operating_point": {"mixed": point}, "mixed.max_requests": requests, "mixed.attention_tp": attention_tp}
+    changes["traffic"] = {"input_tokens": 1e9, "output_tokens": 1e9 * output / prompt}
+    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    (load,), found, service = plan.demand, plan.outlooks[0].prediction, service_of(plan)
+    full, over = (
+        play_day(service, [share / load.load / 1440] * 120, (planned_fleet(plan), planned_fleet(plan)))
+        for share in (0.97, 1.15)
+    )
+
+    assert full.tpot[-1] == pytest.approx(found.tpot_seconds.mid, rel=0.15)
+    assert waits_of(service, full).mean[-1] == pytest.approx(found.ttft_seconds.mid, rel=0.15)
+    assert full.refused[-1] < 0.01 * full.asked[-1]
+    assert over.refused[-1] > 0.05 * over.asked[-1]
 
 
 def test_prompts_and_tokens_of_a_mixed_unit_share_its_time(mixed):
