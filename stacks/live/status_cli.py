@@ -4,6 +4,7 @@ import argparse
 import io
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,8 @@ from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, record_json
-from stacks.local.given import DEMO, find_given, nothing_runs
+from stacks.local.given import DEMO, find_all, find_given, nothing_runs
+from stacks.local.record import Record, RunFolder
 
 __all__ = ["add_status"]
 
@@ -29,9 +31,9 @@ def add_status(commands: Any) -> None:
         commands,
         "status",
         "show what runs on this machine, or in a cluster",
-        "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
+        "Show units and their states. A unit on this machine that has failed makes it exit with 1.",
     )
-    add_given(status, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
+    add_given(status, default="all that runs", metavar="SPEC|PLAN.json|NAME")
     status.add_argument("--context", metavar="NAME", help="context of the kubeconfig: show the units in that cluster")
     status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
     add_format(status)
@@ -65,25 +67,33 @@ def _status_now(arguments: argparse.Namespace) -> int:
     if arguments.context is not None:
         _cluster_status(arguments)
         return 0
-    folder = find_given(arguments.given)
-    record = folder.read() if folder else None
     if arguments.format == "json":
-        print_json(record_json(record) if record else NOTHING)
-    elif record is None:
-        print(nothing_runs())
+        folder = find_given(arguments.given)  # a document is of one deployment
+        records = _records([folder] if folder else [])
+        print_json(record_json(records[0]) if records else NOTHING)
     else:
-        where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
-        print(f"{record.name}: {where}, plan {record.plan_digest}")
-        if record.day is not None:
-            print(f"  {day_line(record.day)}")
-        for gateway in record.gateways:
-            if len(record.gateways) > 1 or gateway.state != "ready":
-                print(f"  {gateway.name}  {gateway.endpoint}  {gateway.state}" + _because(gateway.reason))
-        for unit in record.units:
-            print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason))
-    if record is not None and record.switches_units:
+        records = _records(find_all(arguments.given))
+        print("\n".join(line for record in records for line in _in_words(record)) or nothing_runs())
+    if any(record.switches_units for record in records):
         say(ALL_STAY_ON)
-    return 1 if record is not None and record.has_failed else 0
+    return 1 if any(record.has_failed for record in records) else 0
+
+
+def _records(folders: Sequence[RunFolder]) -> list[Record]:
+    return [record for folder in folders if (record := folder.read()) is not None]
+
+
+def _in_words(record: Record) -> Iterator[str]:
+    """Say what a deployment on this machine does."""
+    where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
+    yield f"{record.name}: {where}, plan {record.plan_digest}"
+    if record.day is not None:
+        yield f"  {day_line(record.day)}"
+    for gateway in record.gateways:
+        if len(record.gateways) > 1 or gateway.state != "ready":
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}" + _because(gateway.reason)
+    for unit in record.units:
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason)
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
