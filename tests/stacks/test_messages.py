@@ -29,7 +29,7 @@ def test_every_rule_is_on_the_page():
 
 def test_a_port_that_is_taken_is_met_with_another_address():
     """Two users of one machine can each have a deployment."""
-    failure = "cannot listen on 127.0.0.3:29501 (places): address already in use"
+    failure = "cannot listen on 127.0.0.3:29501 (where the unit's nodes meet): address already in use"
     gone = Folder(lives=False, record=replace(DEMO, failure=failure))
 
     with pytest.raises(LocalError) as caught:
