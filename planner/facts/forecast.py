@@ -81,7 +81,7 @@ def forecast(history: History, quantile: float) -> Forecast:
         [_widened(levelled[weekdays == day] - centre, POOLED_DAYS) for day, centre in centres.items()]
     )
     middle = centres[weekday_of(history.next_date)]
-    low, high = (_quantiles(residuals, each) for each in (0.5, quantile))
+    low, high = _quantiles(residuals, (0.5, quantile))
     return Forecast(
         date=history.next_date,
         num_days=len(has_some),
@@ -136,15 +136,18 @@ def _widened(residuals: "Floats", pooled: float) -> "Floats":
     return widened
 
 
-def _quantiles(residuals: "Floats", quantile: float) -> "Floats":
-    """Return the quantile of the residuals of each entry and its neighbours."""
+def _quantiles(residuals: "Floats", quantiles: tuple[float, float]) -> "Floats":
+    """Return `[quantiles, entries]`: of the residuals of each entry and its neighbours.
+
+    One entry at a time: all at once would be as many copies of the residuals as an entry has neighbours.
+    """
     import numpy as np  # as above
 
     size = residuals.shape[1]
     reach = max(1, NEIGHBOURS_MINUTES * size // DAY_MINUTES)
-    around = [np.roll(residuals, shift, axis=1) for shift in range(-reach, reach + 1)]
-    found: Floats = np.nanquantile(np.concatenate(around), quantile, axis=0)
-    return found
+    around = np.arange(-reach, reach + 1)
+    found = [np.nanquantile(residuals[:, (entry + around) % size], quantiles) for entry in range(size)]
+    return np.array(found).T
 
 
 def _demand(logs: "Floats") -> tuple[float, ...]:

@@ -8,6 +8,7 @@ Times are what clocks showed in the schedule's time zone, on equally long steps 
 the same for all. Where that zone is UTC, times may end in Z. An hour that clocks skipped is not there, and of one that
 they showed twice the larger demand counts. Rows may be missing, where other days have that time: a day without some of
 them says nothing about these times. `planner/estimate/past_days.py` warns of what is missing or said in two ways.
+Only the last 366 days that have rows are kept, so that what a file costs has an end.
 """
 
 import csv
@@ -26,7 +27,8 @@ __all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
 
 OPTION = "traffic.history"
 COLUMNS = ("time", "demand")
-MAX_BYTES = 2**24  # assumed: ten years of minutes have less than that
+MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB
+MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so older days would say little
 MAX_DEMAND = 1e18
 UTC, Z = "UTC", "Z"
 
@@ -68,13 +70,14 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Vio
     if isinstance(found, str):
         rule = "S618 must be CSV with the columns time and demand"
         return Violation(OPTION, written, rule, found, "begin it with the line time,demand")
-    wrong = _what_is_wrong(found, zone)
+    latest = _latest(found)
+    wrong = _wrong_row(found, zone) or _missing(latest)
     if wrong:
         rule = (
             "S619 must have equal time steps over a whole day, times such as 2026-11-02T08:00, and demand of 0 or more"
         )
         return Violation(OPTION, written, rule, wrong, "correct the file")
-    return HistoryFile(_history(found), digest_of_bytes(content))
+    return HistoryFile(_history(latest), digest_of_bytes(content))
 
 
 def _rows(content: bytes) -> list[tuple[str, str]] | str:
@@ -92,7 +95,13 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         return str(error)
 
 
-def _what_is_wrong(rows: list[tuple[str, str]], zone: str) -> str | None:
+def _latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the rows of the last days that have any."""
+    dates = sorted({time[:10] for time, _ in rows})[-MAX_DAYS:]
+    return [row for row in rows if row[0] >= dates[0]]
+
+
+def _wrong_row(rows: list[tuple[str, str]], zone: str) -> str | None:
     if not rows:
         return "it has no rows"
     for number, (time, demand) in enumerate(rows, 2):
@@ -102,9 +111,17 @@ def _what_is_wrong(rows: list[tuple[str, str]], zone: str) -> str | None:
             return f"line {number} has the time {time!r} of UTC, and clocks show that of schedule.timezone ({zone})"
         if not _is_demand(demand):
             return f"line {number} has the demand {demand[:40]!r}"
+    return None
+
+
+def _missing(rows: list[tuple[str, str]]) -> str | None:
+    """Return which time of the day none of the days has, if there is one."""
     times = {_minute(time) for time, _ in rows}
     missing = next((each for each in range(0, DAY_MINUTES, _step(times)) if each not in times), None)
-    return None if missing is None else f"no day has a demand at {hh_mm(missing)}"
+    if missing is None:
+        return None
+    has_all = len({time[:10] for time, _ in rows}) < MAX_DAYS
+    return f"no day{'' if has_all else f' of the last {MAX_DAYS}'} has a demand at {hh_mm(missing)}"
 
 
 def _is_time(written: str) -> bool:
@@ -115,8 +132,9 @@ def _is_time(written: str) -> bool:
 
 
 def _is_demand(written: str) -> bool:
+    """Return whether it is a number as programs write one: Python takes 1_000 and other scripts' digits, too."""
     try:
-        return 0 <= float(written) <= MAX_DEMAND
+        return written.isascii() and "_" not in written and 0 <= float(written) <= MAX_DEMAND
     except ValueError:
         return False
 

@@ -1,8 +1,9 @@
 """A checkpoint's chat template: a conversation as the text that the model was trained on.
 
-It is foreign code, so it runs in a sandbox that changes nothing. The environment is transformers': the same block
-settings, `break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that escapes no HTML and sorts no
-keys, because a model reads the text as it is.
+It is foreign code, so it runs in a sandbox that changes nothing, works nothing out before a conversation comes, and
+writes only so much; how long it takes is not bounded. The environment is transformers': the same block settings,
+`break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that escapes no HTML and sorts no keys,
+because a model reads the text as it is.
 
 Read from the checkpoint's folder: `chat_template.jinja`, else the `chat_template` of tokenizer_config.json, which may
 be a list of named ones (`tool_use` is for conversations with tools; `default` otherwise).
@@ -11,6 +12,8 @@ Source: huggingface/transformers `utils/chat_template_utils.py` and `tokenizatio
 
 import json
 import re
+import sys
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Any
 import jinja2
 import jinja2.meta
 from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import CheckpointError
@@ -26,7 +31,10 @@ from runtime.gateway.answer_parts import CALLS_BEGIN, FENCE, THINK_END, ToolCall
 
 __all__ = ["ChatTemplate", "NamedTemplate", "load_chat_template"]
 
+MAX_CHARACTERS = 2**25  # assumed: four times the largest body
+MAX_REPEATED = 2**20  # items of a text or a list, or bits of a number, that a multiplication makes: assumed
 OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+EXTENSIONS = ("jinja2.ext.loopcontrols",)
 TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 DUMPED_ARGUMENTS = re.compile(r"""arguments(['"]\])?\s*\|\s*tojson""")
 
@@ -81,7 +89,9 @@ class ChatTemplate:
         """Return the conversation's text, up to where the assistant speaks. It may raise whatever a template can."""
         template = self.with_tools if tools else self.plain
         said = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
-        return template.render(**options, **self.special_texts, **said)
+        text = _joined(template.generate(**options, **self.special_texts, **said))
+        text.encode()  # a template can write half a character, which no tokenizer takes
+        return text
 
 
 def load_chat_template(
@@ -123,22 +133,62 @@ def _by_name(configured: str | list[NamedTemplate] | None) -> dict[str, str]:
     return {entry.get("name", "default"): entry.get("template", "") for entry in configured}
 
 
+def _joined(pieces: Iterable[str]) -> str:
+    kept, size = [], 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_CHARACTERS:
+            raise SecurityError(f"a chat template may not write over {MAX_CHARACTERS:,} characters")
+    return "".join(kept)
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """One without powers: Jinja works out a constant one as it reads a template, however many digits it has."""
+    """One without powers and large products. Jinja works out no operator that is intercepted as it reads a template."""
 
-    intercepted_binops = frozenset({"**"})
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def call_binop(self, context: object, operator: str, left: object, right: object) -> None:
-        """Refuse the one operator that is intercepted."""
-        raise SecurityError(f"a chat template may not use {operator}")
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Work out an operator, or refuse it."""
+        if operator == "**":
+            raise SecurityError(f"a chat template may not use {operator}")
+        if operator == "*" and _product_size(left, right) > MAX_REPEATED:
+            raise SecurityError("a chat template may not multiply to so much")
+        return super().call_binop(context, operator, left, right)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    """Return how many items the product of a text or list has, or about how many bits that of numbers."""
+    for one, times in ((left, right), (right, left)):
+        if isinstance(one, Sized) and isinstance(times, int):
+            return len(one) * times
+    return sum(each.bit_length() for each in (left, right) if isinstance(each, int))
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = _to_json
+    environment, plain = (_Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS) for _ in range(2))
+    plain.filters["tojson"], plain.filters["round"] = _to_json, _rounded
+    environment.filters = {name: _at_render(name, plain) for name in plain.filters}
     environment.globals["raise_exception"] = _raise_from_template
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+def _at_render(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
+    """Return the filter as one that wants the context: all others are worked out as Jinja reads a template."""
+
+    @jinja2.pass_context
+    def filtered(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return plain.call_filter(name, value, args, kwargs, context)
+
+    return filtered
+
+
+def _rounded(value: float, precision: int = 0, method: str = "common") -> float:
+    if abs(precision) > sys.float_info.max_10_exp:  # it is a power of 10
+        raise SecurityError(f"a chat template may not round to {precision} digits")
+    rounded: float = FILTERS["round"](value, precision, method)
+    return rounded
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:

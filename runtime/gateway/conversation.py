@@ -23,10 +23,12 @@ from runtime.gateway.http_errors import invalid, unsupported
 
 __all__ = ["ChatPrompt", "Message", "NamedTool", "Part", "Tool", "chat_prompt"]
 
-TEMPLATE_ERRORS = (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
-    RecursionError,  # of what is nested too deep
+TEMPLATE_ERRORS = (  # all that foreign code can end with, but a kind of its own
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError),
+    *(AssertionError, MemoryError, OSError, RuntimeError),  # RecursionError is one
 )
+MAX_NUMBER = 2**20  # assumed: no count of an option is larger, be it of tokens
+MAX_COMPLAINT = 500  # characters
 NO_PARAMETERS = {"type": "object", "properties": {}}
 NAMELESS = ("system", "developer", "user", "assistant")  # a tool's answer may repeat the tool's name
 
@@ -140,7 +142,7 @@ def chat_prompt(
     try:
         text = template.render(said, [_tool_for_template(tool) for tool in tools] or None, options)
     except TEMPLATE_ERRORS as error:
-        raise invalid(f"the model's chat template refuses these messages: {error}", "messages") from None
+        raise invalid(f"the model's chat template refuses these messages: {_complaint(error)}", "messages") from None
     opening = opening_of(text) if template.thinks else "content"
     if last.prefix:
         text, opening = _begun(last, text, opening)
@@ -160,6 +162,24 @@ def _check_options(options: dict[str, Any], template: ChatTemplate) -> None:
     unknown = sorted(options.keys() - template.options)
     if unknown:
         raise unsupported(f"this model's chat template does not read {unknown[0]!r}", "chat_template_kwargs")
+
+    if any(map(_has_large_number, options.values())):
+        raise invalid(f"chat_template_kwargs: a number may be up to {MAX_NUMBER:,}", "chat_template_kwargs")
+
+
+def _has_large_number(value: Any) -> bool:
+    """Return whether one is in the value: a template that repeats something so often would have all the memory."""
+    if isinstance(value, dict):
+        return any(map(_has_large_number, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_large_number, value))
+    return isinstance(value, int | float) and abs(value) > MAX_NUMBER
+
+
+def _complaint(error: Exception) -> str:
+    """Return what a template says, which may be anything, or nothing."""
+    said = str(error)[:MAX_COMPLAINT].encode(errors="backslashreplace").decode()
+    return said or type(error).__name__
 
 
 def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:

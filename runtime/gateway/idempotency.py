@@ -32,7 +32,10 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """A call with its key: how it draws, and what the log counts of it. Without a key, `digest` and `seed` are None."""
+    """A call with its key: how it draws, and what the log counts of it. Without a key, `digest` and `seed` are None.
+
+    Requests that are alike share one while they are under way together.
+    """
 
     digest: str | None = None
     seed: int | None = None
@@ -40,6 +43,7 @@ class IdempotentCall:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     is_begun: bool = False  # ranks may have it, or had it
+    num_under_way: int = 0  # requests that have it now
     _until: float = 0.0
 
     def count(self, num_prompt_tokens: int, num_generated_tokens: int) -> tuple[int, int]:
@@ -74,12 +78,16 @@ class IdempotencyKeys:
         known = self._calls.setdefault(digest, IdempotentCall(digest, seed, body, _until=self._now() + KEPT_S))
         if known.body != body:
             raise other_body(HEADER)
+        known.num_under_way += 1
         return known
 
     def free_unless_begun(self, call: IdempotentCall) -> None:
-        """Forget a call that has ended, if it never began: nobody has computed it, and its key is free."""
-        if call.digest is not None and not call.is_begun:
-            self._calls.pop(call.digest, None)
+        """Say that a request has ended. If none of its call ever began, nobody has computed it, and its key is free."""
+        call.num_under_way -= 1
+        if call.digest is None or call.is_begun or call.num_under_way:
+            return
+        if self._calls.get(call.digest) is call:  # and not another that has its key since it was forgotten
+            del self._calls[call.digest]
 
     def _forget(self) -> None:
         """Forget what is too old, or too much."""

@@ -3,8 +3,8 @@
     recording   the kernels of a step of exactly N requests, a CUDA graph: thousands of launches become one
     sizes       the N that are recorded; a step between two sizes is filled up with copies of its own requests
 
-A step of DeepSeek-V3's decode unit has about 6,000 kernels. On an H100 it took 374 ms when they were launched one by
-one, in 72 of which the GPU computed, and 74 ms replayed (docs/performance.md).
+A step of DeepSeek-V3's decode unit has about 6,000 kernels. On an H100 it took 379 ms when they were launched one by
+one, in 63 of which the GPU computed, and 70 ms replayed (docs/performance.md).
 
 A copy computes and writes what its request does, at the same places, so no page has to be kept free for it. Its logits
 are dropped; it counts in the load of the experts, all requests alike.
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runtime.expert_parallel.traffic import Moved
 from runtime.kernels.device import HostLink, Recorder, Recording
-from runtime.kv.cache import LatentCache
+from runtime.kv.cache import LatentCache, PageTable
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk, FixedRequests, ForwardBatch
 from runtime.protocol.counting import num_pages
@@ -48,7 +48,10 @@ class CapturedSteps:
         self._steps = {size: self._record(size, recorder) for size in reversed(sizes_up_to(max_requests))}
 
     def next_logits(self, decoding: Sequence[Chunk]) -> Tensor:
-        """Return the logits of each request, [B, vocab], in memory that the next step overwrites."""
+        """Return the logits of each request, [B, vocab], in memory that the next step overwrites.
+
+        Whoever calls it waits for the logits of a step of requests before the next, whose inputs it would overwrite.
+        """
         size = min(size for size in self._steps if size >= len(decoding))
         step = self._steps[size]
         self._inputs.put([decoding[number % len(decoding)] for number in range(size)])
@@ -97,13 +100,16 @@ class _Inputs:
             numbers.zero_()
         self._host[0][3] = 1  # a request of one token, which lies in page 0: what is recorded before any is there
         self._device = tuple(numbers.to(device) for numbers in self._host)
+        self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as they were last written
 
     def put(self, decoding: Sequence[Chunk]) -> None:
         """Put these requests in. What stands behind a request's table was another's: nobody looks at it."""
         numbers, tables = self._host
-        for number, chunk in enumerate(decoding):
-            tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         numbers[:, : len(decoding)] = FixedRequests.numbers_of(decoding)
+        for number, chunk in enumerate(decoding):
+            if chunk.table != self._tables[number]:  # rarely: a request gets a page with every 64th token
+                self._tables[number] = list(chunk.table)
+                tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         for host, device in zip(self._host, self._device, strict=True):
             device.copy_(host, non_blocking=True)
 

@@ -19,6 +19,7 @@ from runtime.protocol.messages import Sampling
 
 __all__ = [
     "INT32_MAX",
+    "MAX_LOGPROBS",
     "Bias",
     "NumLogprobs",
     "Penalty",
@@ -38,7 +39,8 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, msgspec.Meta(ge=0.01, le=2)]  # 1e-39 and below overflow FP32; 0.01 is decisive
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]  # OpenAI's; FP32 has room for more
-NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+MAX_LOGPROBS = 20
+NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

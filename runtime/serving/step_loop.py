@@ -18,6 +18,7 @@ from runtime.model.engine import Engine
 from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.counting import attention_pairs
 from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, Sampling, Token
+from runtime.serving.batched_sampling import Ask, Drawn, draw
 from runtime.serving.constraint import Constraints
 from runtime.serving.load_report import LoadReport
 from runtime.serving.request import Request, Transfer
@@ -95,13 +96,13 @@ class Phase(ABC, Generic[Arriving]):
     def step(self) -> None:
         """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
         batch = self._scheduler.schedule()
-        logits, states = self._compute(batch)
+        rows, states = self._compute(batch)
         self._counters.prompts_computed(
             sum(len(chunk.token_ids) for chunk in batch.prefilling),
             sum(attention_pairs(chunk.start, chunk.end) for chunk in batch.prefilling),
         )
         chunks = (*batch.prefilling, *batch.decoding)
-        for request, chunk, logits_V, state_D in zip(batch.requests, chunks, logits, states, strict=True):
+        for request, chunk, row, state_D in zip(batch.requests, chunks, rows, states, strict=True):
             request.num_cached = chunk.end
             if request.is_prefilling:
                 continue
@@ -110,7 +111,8 @@ class Phase(ABC, Generic[Arriving]):
                 self._scheduler.end(request)
                 self._outbox.say(Embedding(request.id, embedding_bytes(state_D)))
             elif request.is_computed:
-                self._postprocess(request, logits_V)
+                assert row is not None
+                self._postprocess(request, row)
             else:
                 self.follow(request)
 
@@ -144,18 +146,21 @@ class Phase(ABC, Generic[Arriving]):
         else:
             self._outbox.say(Failed(request.id, reason))
 
-    def _compute(self, batch: Batch) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return the logits of each of the batch's requests, and its hidden state if any of them embeds."""
+    def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | Drawn | None], Sequence[Tensor | None]]:
+        """Return the row of each of the batch's requests, and its hidden state if any of them embeds.
+
+        A row is logits on the host, or on a device what was drawn from them there; None where nothing is drawn.
+        """
         cache = self._scheduler.cache
         if not any(request.embeds for request in batch.requests):
             logits = self._engine.step(batch.prefilling, batch.decoding, cache)
-            return cache.link.to_host(logits), [None] * len(batch.requests)  # sampled there
+            return _rows(logits, batch, cache.link), [None] * len(batch.requests)
         logits, states = self._engine.step_to_embed(batch.prefilling, batch.decoding, cache)
-        return cache.link.to_host(logits), list(cache.link.to_host(states))
+        return _rows(logits, batch, cache.link), list(cache.link.to_host(states))
 
-    def _postprocess(self, request: Request, logits_V: Tensor) -> None:
+    def _postprocess(self, request: Request, row: Tensor | Drawn) -> None:
         try:
-            token = _next_token(request, logits_V, self._constraints)
+            token = _next_token(request, row, self._constraints)
         except RequestFailure as error:
             self._end(request)
             self._outbox.say(Failed(request.id, str(error)))
@@ -183,14 +188,36 @@ def _cancel_transfer(request: Request) -> None:
         request.transfer.cancel()
 
 
-def _next_token(request: Request, logits_V: Tensor, constraints: Constraints) -> Token:
+def _rows(logits: Tensor, batch: Batch, link: HostLink) -> Sequence[Tensor | Drawn | None]:
+    if _is_on_host(logits):
+        return logits.unbind()
+    chunks = (*batch.prefilling, *batch.decoding)
+    asks = {
+        number: Ask(request.sampling, chunk.end - 1, len(request.generated))
+        for number, (request, chunk) in enumerate(zip(batch.requests, chunks, strict=True))
+        if chunk.end == request.num_tokens and not request.embeds
+    }
+    drawn = draw(logits, asks, link)
+    return [drawn.get(number) for number in range(len(logits))]
+
+
+def _is_on_host(logits: Tensor) -> bool:
+    return logits.device.type == "cpu"
+
+
+def _next_token(request: Request, row: Tensor | Drawn, constraints: Constraints) -> Token:
     """Draw the request's next token. Raise RequestFailure: what goes wrong here is one request's, not the unit's."""
+    index = len(request.generated)
+    drawn = row if isinstance(row, Drawn) else _drawn_from(row, request, constraints)
+    reason = finish_reason(drawn.token_id, index + 1, request.sampling)
+    return Token(request.id, index, drawn.token_id, reason, drawn.logprobs)
+
+
+def _drawn_from(logits_V: Tensor, request: Request, constraints: Constraints) -> Drawn:
     try:
         allowed_V = constraints.allowed(request)
         position = request.num_cached - 1
         token_id = sample(logits_V, request.sampling, position, request.generated, request.prompt_ids, allowed_V)
-        said = logprobs(logits_V, token_id, request.sampling)
+        return Drawn(token_id, logprobs(logits_V, token_id, request.sampling))
     except RuntimeError as error:  # torch's, for whatever it cannot draw from
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error
-    index = len(request.generated)
-    return Token(request.id, index, token_id, finish_reason(token_id, index + 1, request.sampling), said)

@@ -46,18 +46,18 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
 
 
 def taint_faulty(
-    api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str]
+    api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str], now: float
 ) -> Iterator[tuple[str, ProviderError | None]]:
     """Have new pods keep away from `faulty` nodes, and no longer from others. Yield what changed, or why not."""
+    taint = {"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule", "timeAdded": timestamp(now)}
     for node in nodes:
         name, taints = node["metadata"]["name"], node["spec"].get("taints") or []
         ours = [each for each in taints if each["key"] == names.FAULTY_TAINT]
         if (name in faulty) == bool(ours) or any(each.get("value") != plan for each in ours):
             continue
         kept = [each for each in taints if each not in ours]
-        added = [{"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule"}] if name in faulty else []
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        changes = {"metadata": version, "spec": {"taints": kept + added or None}}
+        changes = {"metadata": version, "spec": {"taints": kept + [taint] * (name in faulty) or None}}
         try:
             api.merge(Reference("v1", "Node", "", name), changes, manager=FIELD_MANAGER)
             yield name, None

@@ -3,7 +3,8 @@
 A node is faulty for a unit whose new pods it would repel: it is cordoned, or has a taint that they do not tolerate. So
 the unit is drained and started again, and the scheduler takes a spare. Conditions and labels alone repel nobody: nodes
 that have one of the spec's get a taint first. A fault that is over moves nobody. Its taint stays until the condition
-has been steady for a while, so a node that reports a fault again and again costs one move.
+has been steady for a while, so a node that reports a fault again and again costs one move. Labels do not say when they
+changed: where there are some, a taint stays for that while from when it was added.
 
 One unit moves at a time, while all others that are on are ready, and another one serves its phase. A unit that moved to
 a spare may move back to its own node in the same way.
@@ -66,9 +67,10 @@ def find_reports(
     one is tainted: units that restart must find a node.
     """
     faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in told["conditions"])}
-    reporting = {_name(node) for node in nodes if _reports(node, faults, told.get("labels", ()))}
+    labels = told.get("labels", ())
+    reporting = {_name(node) for node in nodes if _reports(node, faults, labels)}
     over = {_name(node) for node in nodes if _is_tainted_by(node, plan)} - reporting
-    lately = {_name(node) for node in nodes if _name(node) in over and _has_changed(node, faults, now)}
+    lately = {_name(node) for node in nodes if _name(node) in over and _was_lately(node, faults, labels, now)}
     spares = {spare for unit in units for spare in unit.spares}
     if len(reporting) <= len(spares):
         return Reports(frozenset(reporting | lately), frozenset(over))
@@ -159,12 +161,29 @@ def _reports(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequen
     return any((each["type"], each["status"]) in faults for each in conditions) or not own.isdisjoint(labels)
 
 
-def _has_changed(node: Manifest, faults: Collection[tuple[str, str]], now: float) -> bool:
-    """Return whether one of the conditions by which it reports faults has changed in the last `STEADY_S`."""
+def _was_lately(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str], now: float) -> bool:
+    """Return whether a node that reports no fault did so in the last `STEADY_S`, as far as that can be known."""
+    instants = [*_changes(node, faults), *(_taintings(node) if labels else ())]
+    return any(_is_near(each, now) for each in instants)
+
+
+def _changes(node: Manifest, faults: Collection[tuple[str, str]]) -> Iterator[str]:
+    """Yield when the conditions changed by which a node reports faults."""
     kinds = {kind for kind, _ in faults}
     conditions = (node.get("status") or {}).get("conditions") or []
-    changed = (instant_of(each.get("lastTransitionTime") or "") for each in conditions if each["type"] in kinds)
-    return any(instant is not None and abs(now - instant) < STEADY_S for instant in changed)
+    return (each.get("lastTransitionTime") or "" for each in conditions if each["type"] in kinds)
+
+
+def _taintings(node: Manifest) -> Iterator[str]:
+    """Yield when a node got our taint."""
+    taints = node["spec"].get("taints") or []
+    return (each.get("timeAdded") or "" for each in taints if each["key"] == names.FAULTY_TAINT)
+
+
+def _is_near(written: str, now: float) -> bool:
+    """True for an instant of the last `STEADY_S`, by a clock that is near to ours."""
+    instant = instant_of(written)
+    return instant is not None and abs(now - instant) < STEADY_S
 
 
 def _name(node: Manifest) -> str:

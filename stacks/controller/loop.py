@@ -6,6 +6,7 @@ Each round reads everything anew. So it makes no difference at which moment a co
 the cluster, and the next one decides from that.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -56,14 +57,17 @@ def once(following: Following, now: float) -> str:
 
     Raise ProviderError.
     """
-    news = one_round(following, now)
+    news = one_round(following, now, period_s=math.inf)
     if following.lease is not None:
         _let_go(following, following.lease)
     return news
 
 
-def one_round(following: Following, now: float) -> str:
-    """Do what is to be done at `now`. Return what a person should know. Raise ProviderError."""
+def one_round(following: Following, now: float, period_s: float = PERIOD_S) -> str:
+    """Do what is to be done at `now`. Return what a person should know. Raise ProviderError.
+
+    Of rounds that are `period_s` apart, few look at nodes; the only one does.
+    """
     api = following.api
     if following.lease is not None and not following.lease.is_taken(api, now):
         return "another controller follows this deployment"
@@ -84,8 +88,8 @@ def one_round(following: Following, now: float) -> str:
     for reason, message, is_warning in _news(deployment, measured, decision):
         following.say(message)
         note(following, deployment, reason, message, now, is_warning=is_warning)
-    marks, unmarked = _lend(following, deployment, observed, now)
-    problems = mend(following, deployment, observed.situation, decision, now, PERIOD_S)
+    marks, unmarked = _lend(following, deployment, observed, now, period_s)
+    problems = mend(following, deployment, observed.situation, decision, now, period_s)
     if not following.is_dry_run:
         status = status_of(measured, decision, marks, problems, now, deployment)
         write_status(api, deployment, status)
@@ -107,11 +111,13 @@ def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Itera
         yield "Mended", f"no rank holds up {unit} any more", False
 
 
-def _lend(following: Following, deployment: Manifest, observed: Observed, now: float) -> tuple[Marks, Sequence[str]]:
+def _lend(
+    following: Following, deployment: Manifest, observed: Observed, now: float, period_s: float
+) -> tuple[Marks, Sequence[str]]:
     """Mark nodes as free or to be left. Return the marks that all nodes have then, and what went wrong with some."""
     situation, before = observed.situation, marks_before(deployment)
     marks = marks_at(situation, observed.clock.of(now))
-    is_due = marks != before or now % LOOK_AT_NODES_S < PERIOD_S
+    is_due = marks != before or now % LOOK_AT_NODES_S < period_s
     if not situation.lends_nodes or not is_due:
         return marks, ()
     if following.is_dry_run:

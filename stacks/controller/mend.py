@@ -75,7 +75,7 @@ def _taint(following: Following, deployment: Manifest, nodes: Sequence[Manifest]
     if following.is_dry_run:
         following.say(f"would keep new pods away from {', '.join(sorted(reports.faulty)) or 'no node'}")
         return
-    for node, problem in taint_faulty(following.api, deployment["metadata"]["name"], nodes, reports.faulty):
+    for node, problem in taint_faulty(following.api, deployment["metadata"]["name"], nodes, reports.faulty, now):
         if problem:
             following.say(f"cannot mark a node: {problem}")
             continue

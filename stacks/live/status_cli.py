@@ -16,6 +16,7 @@ from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, record_json
+from stacks.local.errors import LocalError
 from stacks.local.given import DEMO, find_all, find_given, nothing_runs
 from stacks.local.record import Record, RunFolder
 
@@ -69,21 +70,34 @@ def _status_now(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.format == "json":
         folder = find_given(arguments.given)  # a document is of one deployment
-        records = _records([folder] if folder else [])
-        print_json(record_json(records[0]) if records else NOTHING)
+        records, damaged = [folder.read()] if folder else [], None
+        print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
-        records = _records(find_all(arguments.given))
-        print("\n".join(line for record in records for line in _in_words(record)) or nothing_runs())
-    if any(record.switches_units for record in records):
+        records, damaged = _read_all(find_all(arguments.given))
+        lines = [line for record in records if record for line in _lines(record)]
+        if lines or damaged is None:
+            print(
+                "\n".join(map(printable, lines)) or nothing_runs()
+            )  # whoever writes a record may write to no terminal
+    if any(record and record.switches_units for record in records):
         say(ALL_STAY_ON)
-    return 1 if any(record.has_failed for record in records) else 0
+    if damaged is not None:
+        raise damaged
+    return 1 if any(record and record.has_failed for record in records) else 0
 
 
-def _records(folders: Sequence[RunFolder]) -> list[Record]:
-    return [record for folder in folders if (record := folder.read()) is not None]
+def _read_all(folders: Sequence[RunFolder]) -> tuple[list[Record | None], LocalError | None]:
+    """Return what the records say that can be read, and what is wrong with the first that cannot."""
+    records, damaged = list[Record | None](), None
+    for folder in folders:
+        try:
+            records.append(folder.read())
+        except LocalError as error:
+            damaged = damaged or error
+    return records, damaged
 
 
-def _in_words(record: Record) -> Iterator[str]:
+def _lines(record: Record) -> Iterator[str]:
     """Say what a deployment on this machine does."""
     where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
     yield f"{record.name}: {where}, plan {record.plan_digest}"
@@ -91,9 +105,9 @@ def _in_words(record: Record) -> Iterator[str]:
         yield f"  {day_line(record.day)}"
     for gateway in record.gateways:
         if len(record.gateways) > 1 or gateway.state != "ready":
-            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}" + _because(gateway.reason)
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_because(gateway.reason)}"
     for unit in record.units:
-        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}" + _because(unit.reason)
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_because(unit.reason)}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:

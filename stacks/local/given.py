@@ -37,9 +37,9 @@ def _name_of(given: Path) -> str:
     if given.exists():
         found = read_given(given)
         return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
-    others = running_names()
-    if str(given) in others:
+    if find_running(str(given)):
         return str(given)
+    others = running_names()
     reason = "there is no such file, and nothing of that name is running here"
     fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
     raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])

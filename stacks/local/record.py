@@ -211,7 +211,7 @@ def state_root() -> Path:
 def running_deployments(name: str | None = None) -> list[RunFolder]:
     """Return this user's deployments that have a living supervisor, by name, or the one of that name.
 
-    Raise LocalError if they cannot be read.
+    One whose record is damaged is among them: it keeps nobody from the others. Raise LocalError if there is no folder.
     """
     root = state_root()
     try:
@@ -221,7 +221,7 @@ def running_deployments(name: str | None = None) -> list[RunFolder]:
     except OSError as error:
         raise unusable(root, error) from None
     folders = [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name) and name in (None, path.name)]
-    return [folder for folder in folders if folder.is_running()]
+    return [folder for folder in folders if _runs_or_is_damaged(folder)]
 
 
 def unusable(path: Path, error: OSError) -> LocalError:
@@ -235,6 +235,13 @@ def _reader() -> "TypeAdapter[Record]":
     from pydantic import TypeAdapter  # which takes longer to load than all of this room
 
     return TypeAdapter(Record)
+
+
+def _runs_or_is_damaged(folder: RunFolder) -> bool:
+    try:
+        return folder.is_running()
+    except LocalError:  # its lock is held; whoever reads the record is told
+        return True
 
 
 def _require_own(path: Path) -> None:

@@ -13,6 +13,9 @@ A turn in decode is several steps after one that is not counted, on every side: 
 follows step. The first of a turn is of a process that has just slept, and whose weights another drove from the caches.
 It took ours 10.3 ms instead of 8.3 once, theirs 24.7 instead of 23.5: turns of one step would count this every time.
 
+Where four times transformers would be more than 70 % of the matmul rate, prefill is asked for that share instead: no
+kernel multiplies faster than the core does (docs/decisions/0609).
+
 The goals are about transformers as installed. Our engine tells its C library to keep memory that tensors give back
 (`runtime/kernels/cpu/memory.py`). That would help transformers too, so it is also swept, measured and printed that way.
 
@@ -50,6 +53,7 @@ from tests.benchmarks.engine_workloads import (
 from tests.benchmarks.goals import Goals
 
 GOALS = {"prefill": 4.0, "decode 1": 2.5, "decode 32": 4.0}
+MOST_SHARE = 0.7  # of the matmul rate, beyond which no ratio is asked of prefill: the most that it had reached
 TWO_RANKS_GOAL = 0.8
 # tokens/s once measured for transformers on a quiet core, in prefill 7 % of that core's BF16 rate
 ONCE_MEASURED = {"prefill": 1199, "decode 1": 41, "decode 32": 140}
@@ -263,7 +267,8 @@ def _compare(workload, forms, limits, part, goals, progress):
     print(f"{workload:<10} {forms[OURS].name}: {rates[OURS]:,.1f} tokens/s, {share:.0%} {of_what}")
     for side in (THEIRS, KEEPING):
         print(f"{'':<10} {forms[side].name}: {rates[side]:,.1f} tokens/s; ratio {ratios[side]:.2f}", flush=True)
-    goals.check(f"{workload}, ours / transformers", ratios[THEIRS], ">=", GOALS[workload])
+    most = MOST_SHARE * rates[OURS] / share / rates[THEIRS] if workload == "prefill" else GOALS[workload]
+    goals.check(f"{workload}, ours / transformers", ratios[THEIRS], ">=", min(GOALS[workload], most))
     scale = limits.flops * ONCE_SHARE / (ONCE_MEASURED["prefill"] * flops_per_token())
     once = ONCE_MEASURED[workload] * scale
     goals.check(f"{workload}, not void: transformers / once measured, scaled", rates[THEIRS] / once, ">=", MIN_OF_ONCE)

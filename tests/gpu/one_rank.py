@@ -23,6 +23,7 @@ import statistics
 import time
 from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,6 +43,7 @@ from tests.runtime.fake_device.deployments import deployed
 REPLAYS, WARM_UP = 10, 2
 KNOWN = ("h100", "h200", "b200")  # of the catalog, by what the driver calls a GPU
 SHOWN_KERNELS = 12
+OTHER_STEPS = ((128, 4096), (64, 4096), (1, 4096))  # requests, tokens of KV of each
 
 
 def main() -> None:
@@ -151,7 +153,6 @@ def show(measured):
         f"\na step of {measured['layers']} layers {step_s * 1e3:.1f} ms, busy {measured['busy_s'] * 1e3:.1f} ms", end=""
     )
     print(f", replayed {measured['replayed_s'] * 1e3:.1f} ms" if measured["replayed_s"] else "")
-    print(f"recording steps of all sizes took {measured['recording_s']:.1f} s")
     whole = measured["whole_step_s"]
     print(f"{measured['tokens'] / whole:,.0f} tokens/s a GPU, without links; a step of 61 layers {whole * 1e3:.1f} ms")
     print(
@@ -218,7 +219,16 @@ def replayed(clock, rank, device):
     captured = rank.captured(CudaRecorder(device))
     torch.cuda.synchronize(device)
     took = free - torch.cuda.mem_get_info(device)[0], time.monotonic() - began
-    seconds = statistics.median(clock.seconds(lambda: captured.next_logits(rank.decoding)) for _ in range(REPLAYS))
+
+    def seconds_of(decoding):
+        return statistics.median(clock.seconds(lambda: captured.next_logits(decoding)) for _ in range(REPLAYS))
+
+    print(f"recorded in {took[1]:.1f} s; replayed, by requests and tokens of KV of each:")
+    for requests, tokens in OTHER_STEPS:
+        if requests <= len(rank.decoding) and tokens <= rank.decoding[0].end:
+            shorter = [replace(chunk, start=tokens - 1) for chunk in rank.decoding[:requests]]
+            print(f"  {requests:4} {tokens:6,} {seconds_of(shorter) * 1e3:8.1f} ms")
+    seconds = seconds_of(rank.decoding)
     clock.is_on = True
     return seconds, *took
 

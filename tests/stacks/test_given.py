@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -166,6 +167,19 @@ def test_status_without_a_name_shows_all_that_runs(capsys):
     for words in (["status", "--format", "json"], ["down", "--format", "json"]):
         assert cli.main(words) == 1
         assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("R103")
+
+
+def test_a_record_writes_nothing_to_a_terminal_but_text(river_runs, capsys):
+    """Whatever is in its fields: each is printed as it stands, without what would move the cursor or the title."""
+    found = river_runs.read()
+    unit = replace(found.units[0], phase="de\x1b[2Jcode")
+    gateway = replace(found.gateways[0], endpoint="http://\x1b]0;x\x07")
+    river_runs.write(replace(found, name="ri\x1b[1mver", units=(unit,), gateways=(gateway,)))
+    cli.main(["status", "river"])
+    text = capsys.readouterr().out
+
+    assert "\x1b" not in text
+    assert text.startswith(r"ri\x1b[1mver: http://\x1b]0;x\x07, plan sha256:0")
 
 
 def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):

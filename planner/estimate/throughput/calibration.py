@@ -10,8 +10,8 @@ where it was measured; what it leaves out is the plan's point. The factor is the
 predicted. It replaces what is known of the engine, and a plan says that it did. A row
 that no kernel could keep up with is refused: most likely its time is in another unit.
 
-Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/bench_serving.py (what it writes); aiperf's names of metrics
-are assumed to be those of genai-perf's export.
+Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/bench_serving.py (what it writes);
+docs.nvidia.com/aiperf/reference/json-export-schema (each metric has its `unit`).
 """
 
 import json
@@ -151,10 +151,20 @@ def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
 def _documents(text: str) -> list[Any]:
     """Return the file's JSON: a list, one document, or one a line."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_once_each)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line, object_pairs_hook=_once_each) for line in text.splitlines() if line.strip()]
     return found if isinstance(found, list) else [found]
+
+
+def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the file. Raises ValueError where a key comes twice: which is meant is not known."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{_shown(key)} is given twice")
+        found[key] = value
+    return found
 
 
 def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
@@ -164,9 +174,7 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
         if "mean_tpot_ms" in each:
             yield Measurement(None, _point_of_sglang(each), None, _figure(each["mean_tpot_ms"], "mean_tpot_ms"))
         elif "inter_token_latency" in each:
-            average = each["inter_token_latency"]
-            latency = average.get("avg") if isinstance(average, Mapping) else None
-            yield Measurement(None, {}, None, _figure(latency, "inter_token_latency.avg"))
+            yield Measurement(None, {}, None, _latency_of_aiperf(each["inter_token_latency"]))
         else:
             yield _own(each)
 
@@ -178,6 +186,13 @@ def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
         return {}
     inputs, outputs = (_figure(each[name], name) for name in names)
     return {"kv_tokens": inputs + outputs / 2}
+
+
+def _latency_of_aiperf(metric: Any) -> float:
+    found = metric if isinstance(metric, Mapping) else {}
+    if found.get("unit", "ms") != "ms":
+        raise ValueError(f"inter_token_latency.unit is {_shown(found['unit'])}, and must be ms")
+    return _figure(found.get("avg"), "inter_token_latency.avg")
 
 
 def _own(row: Mapping[str, Any]) -> Measurement:

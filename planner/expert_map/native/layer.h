@@ -174,6 +174,22 @@ static void take(Layer *layer, const int64_t *slots)
     }
 }
 
+// Holds the map of another layer of the same shapes and loads.
+static void copy(Layer *layer, const Layer *other)
+{
+    size_t experts = layer->E, gpus = layer->G, windows = layer->W, most = gpus * layer->S;
+    memcpy(layer->weights, other->weights, windows * experts * sizeof(double));
+    memcpy(layer->weights_if_more, other->weights_if_more, windows * experts * sizeof(double));
+    memcpy(layer->carried, other->carried, windows * gpus * sizeof(double));
+    memcpy(layer->counts, other->counts, experts * sizeof(int));
+    memcpy(layer->slots, other->slots, most * sizeof(int64_t));
+    memcpy(layer->held, other->held, experts * gpus);
+    memcpy(layer->near, other->near, experts * layer->M * sizeof(int));
+    memcpy(layer->num_with, other->num_with, experts * sizeof(int));
+    for (size_t expert = 0; expert < experts; expert++)
+        memcpy(layer->homes + expert * most, other->homes + expert * most, layer->counts[expert] * sizeof(int));
+}
+
 // Both steps: the expert in `slot` of `gpu` goes to `other`, if that is a GPU, and `comer` comes from there.
 static void swap(Layer *layer, int gpu, int slot, int other, int other_slot)
 {
@@ -225,7 +241,11 @@ static int largest(const double *numbers, int size)
             most[lane] = numbers[place + lane] > most[lane] ? numbers[place + lane] : most[lane];
     for (; place < size; place++) most[0] = larger(numbers[place], most[0]);
     double found = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-    for (place = 0; numbers[place] != found;) place++;
+    for (place = 0; place + 4 <= size; place += 4) {
+        const double *four = numbers + place;
+        if ((four[0] == found) | (four[1] == found) | (four[2] == found) | (four[3] == found)) break;
+    }
+    while (numbers[place] != found) place++;
     return place;
 }
 

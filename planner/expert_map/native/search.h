@@ -178,11 +178,11 @@ static double find_swap(const Layer *layer, const Rules *rules, int worst, int h
         if (is_equal ? top + carried[gpu] >= 2 * limit : carried[gpu] >= top) continue;  // one has at least half of both
         for (int slot = 0; slot < S; slot++) {
             int leaving = (int)here[slot];
-            if (holds(layer, leaving, gpu)) continue;
             for (int other = 0; other < S; other++) {
                 int coming = (int)there[other];
                 double moved = weights[leaving] - weights[coming], fuller = larger(top - moved, carried[gpu] + moved);
-                if ((is_equal && fuller >= limit) || holds(layer, coming, hot)) continue;
+                if (is_equal && fuller >= limit) continue;  // so most end here
+                if (holds(layer, leaving, gpu) || holds(layer, coming, hot)) continue;
                 Step step = {hot, slot, gpu, other, coming};
                 double found = goes ? top - fuller : gain_of(layer, rules, &step, top, gain);
                 if (found <= gain) continue;
@@ -315,7 +315,7 @@ static void kick_on(Layer *best, Layer *trial, const Rules *rules, int num_kicks
 {
     int goes = anything_goes(best, rules), num_changes = goes ? 3 : rules->prices ? 2 : 6;
     int any_every = goes ? 4 : rules->prices ? 2 : 1;
-    take(trial, best->slots);
+    copy(trial, best);
     for (int turn = 0; turn < num_kicks; turn++) {
         double reached = peak(best);
         if (reached <= rules->enough) return;
@@ -325,7 +325,7 @@ static void kick_on(Layer *best, Layer *trial, const Rules *rules, int num_kicks
         double most = descend(trial, rules);
         int may_be_as_good = turn >= num_kicks / 3 || total_price(trial, rules) <= total_price(best, rules);
         if (most < reached || (most == reached && may_be_as_good)) take(best, trial->slots);
-        else take(trial, best->slots);
+        copy(trial, best);
     }
 }
 

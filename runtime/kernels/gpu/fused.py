@@ -15,7 +15,7 @@ from torch import Tensor
 
 __all__ = ["are_powers_of_two", "chosen_experts", "joined_keys", "rotate"]
 
-HEADS = 16  # in one program
+ROTATED_HEADS, JOINED_HEADS = 8, 16  # in one program: of 8,192 tokens, 8 by one warp took 0.30 ms, 16 by four 0.78
 
 
 def are_powers_of_two(*sizes: int) -> bool:
@@ -28,11 +28,12 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
     x_THP = x if x.dim() == 3 else x[:, None]
     num_tokens, num_heads, size = x_THP.shape
     if num_tokens:
-        rotate_pairs[(num_tokens, -(-num_heads // HEADS))](
+        rotate_pairs[(num_tokens, -(-num_heads // ROTATED_HEADS))](
             *(x_THP, cos_TX, sin_TX, num_heads, *x_THP.stride()[:2], cos_TX.stride(0), sin_TX.stride(0)),
             HALF=size // 2,
             NEIGHBOURS=neighbours,
-            HEADS=HEADS,
+            HEADS=ROTATED_HEADS,
+            num_warps=1,
         )
 
 
@@ -41,11 +42,11 @@ def joined_keys(k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
     num_tokens, num_heads, own = k_nope_SHN.shape
     keys_SHQ = k_nope_SHN.new_empty(num_tokens, num_heads, own + k_rope_SP.shape[1])
     if num_tokens:
-        join_keys[(num_tokens, -(-num_heads // HEADS))](
+        join_keys[(num_tokens, -(-num_heads // JOINED_HEADS))](
             *(k_nope_SHN, k_rope_SP, keys_SHQ, num_heads, *k_nope_SHN.stride()[:2], k_rope_SP.stride(0)),
             OWN=own,
             SHARED=k_rope_SP.shape[1],
-            HEADS=HEADS,
+            HEADS=JOINED_HEADS,
         )
     return keys_SHQ
 

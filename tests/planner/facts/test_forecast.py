@@ -1,6 +1,7 @@
 """Past days of traffic: files that can be read, and the day that is forecast from them."""
 
 import re
+import tracemalloc
 from datetime import date, timedelta
 
 import numpy as np
@@ -122,6 +123,32 @@ def test_steps_are_found(step, size, tmp_path):
     assert (found.history.next_date, found.history.days[0].days_before_next) == ("2026-11-04", 2)
 
 
+def test_only_the_last_year_of_days_is_kept(tmp_path):
+    """A long file costs no more than a year: older days are left out, and have to fill no gap of the others."""
+    (tmp_path / "days.csv").write_text(rows(370))
+    kept = read_history(tmp_path / "days.csv", "days.csv").history
+    once = "".join(f"{MONDAY + timedelta(days=1 + day)}T00:00,1\n" for day in range(366))
+    (tmp_path / "days.csv").write_text(rows() + once)
+    found = read_history(tmp_path / "days.csv", "days.csv")
+
+    assert (len(kept.days), kept.days[0].date) == (366, (MONDAY + timedelta(days=4)).isoformat())
+    assert kept.next_date == (MONDAY + timedelta(days=370)).isoformat()
+    assert isinstance(found, Violation)
+    assert found.reason == "no day of the last 366 has a demand at 01:00"
+
+
+def test_a_forecast_takes_little_more_memory_than_its_days():
+    """Neighbours of an hour on each side do not multiply the days: at one a minute there would be 121 times as many."""
+    history = history_of([[1.0 + minute % 7 for minute in range(1440)] for _ in range(7)])
+    forecast(history, 0.9)  # imports and caches
+    tracemalloc.start()
+    forecast(history, 0.9)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 20 * 7 * 1440 * 8
+
+
 def test_of_an_hour_that_clocks_show_twice_the_larger_demand_counts(tmp_path):
     """Two rows of the same time are one entry."""
     (tmp_path / "days.csv").write_text(rows() + "2026-11-02T02:00,999\n2026-11-02 03:00,1\n")
@@ -165,6 +192,8 @@ def test_times_of_utc_are_no_times_of_another_zone(tmp_path):
         (rows() + "2026-11-03T00:00+01:00,1\n", "S619", "line 26 has the time '2026-11-03T00:00+01:00'"),
         (rows() + "2026-11-03T00:00,-1\n", "S619", "line 26 has the demand '-1'"),
         (rows() + "2026-11-03T00:00,nan\n", "S619", "line 26 has the demand 'nan'"),
+        (rows() + "2026-11-03T00:00,1_000\n", "S619", "line 26 has the demand '1_000'"),
+        (rows() + "2026-11-03T00:00,١٢\n", "S619", "line 26 has the demand '١٢'"),
         (rows() + "2026-11-03T00:00\n", "S619", "line 26 has the demand ''"),
         (rows().replace("2026-11-02T05:00,300\n", ""), "S619", "no day has a demand at 05:00"),
         (b"time,demand\n\xff", "S618", "it is not UTF-8"),

@@ -1,7 +1,7 @@
 """One rank of a unit at DeepSeek-V3's real sizes on a fake GPU: nothing waits, and memory is as planned.
 
-This is no run on a GPU, of which `tests/gpu` is one. What is shown is the runtime's own code: where its tensors are, for which values the
-host waits, and how many bytes it allocates. `pytest -s` prints planned beside counted.
+What is shown is the runtime's own code: where its tensors are, for which values the host waits, and how many bytes it
+allocates. `pytest -s` prints planned beside counted. `tests/gpu/one_rank.py` runs such a rank on a real GPU.
 """
 
 import time

@@ -1,11 +1,14 @@
 """A checkpoint's template says a conversation with tools and thoughts, or the gateway refuses them by name."""
 
 import json
+import re
 
 import msgspec
 import pytest
+from jinja2.filters import FILTERS
 
 from runtime.errors import CheckpointError
+from runtime.gateway import chat_template
 from runtime.gateway.answer_parts import AnswerForm
 from runtime.gateway.chat_template import load_chat_template
 from runtime.gateway.conversation import Message, Tool, chat_prompt
@@ -130,6 +133,71 @@ def test_a_template_has_no_powers(power, tmp_path):
     """Nobody works one out: a constant one not when the template is read, and no other when a conversation comes."""
     with pytest.raises(ApiError, match=r"may not use \*\*"):
         prompt_of(tmp_path, CONVERSATION[:1], source="{{ " + power + " }}")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "1 | round(100000000, 'ceil')",
+        "'x' * 300000000",
+        "[1] * 300000000",
+        " * ".join(["9" * 4000] * 100),
+        "'x' * 1000000 * 2",
+    ],
+)
+def test_what_is_large_is_not_worked_out(said, tmp_path):
+    """Neither when a template is read nor when a conversation comes: it is refused in a sentence."""
+    with pytest.raises(ApiError, match="a chat template may not"):
+        prompt_of(tmp_path, CONVERSATION[:1], source="{{ " + said + " }}")
+
+
+def test_no_filter_is_worked_out_as_a_template_is_read(monkeypatch, tmp_path):
+    """Ten that each write ten times as much would have all the memory, in a branch that is never taken, too."""
+    called = []
+    monkeypatch.setitem(FILTERS, "upper", called.append)
+    prompt_of(tmp_path, CONVERSATION[:1], source="{% if tools %}{{ 'tide' | upper }}{% endif %}")
+
+    assert not called
+
+
+def test_a_template_writes_only_so_much(monkeypatch, tmp_path):
+    """What is over that is refused as it is written, so that a loop ends there."""
+    monkeypatch.setattr(chat_template, "MAX_CHARACTERS", 100)
+    source = "{% for a in range(100000) %}tide{{ no_such_function() if a == 50 }}{% endfor %}"
+
+    with pytest.raises(ApiError, match="may not write over 100 characters"):
+        prompt_of(tmp_path, CONVERSATION[:1], source=source)
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{{ cycler() }}", "at least one item has to be provided"),
+        ("{{ 'tide' | truncate(-1) }}", "expected length >= 3, got -1"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ raise_exception('\\ud800') }}", r"these messages: \\ud800$"),
+        ("{{ raise_exception('') }}", "these messages: TemplateError$"),
+        ("{{ raise_exception('tide' * 1000) }}", "these messages: (tide){125}$"),
+    ],
+)
+def test_whatever_a_template_ends_with_is_one_sentence(source, complaint, tmp_path):
+    """Whatever kind of exception it is: a 400 that can be written as JSON."""
+    with pytest.raises(ApiError) as error:
+        prompt_of(tmp_path, CONVERSATION[:1], source=source)
+
+    assert error.value.status == 400
+    assert re.search(complaint, error.value.message)
+    assert msgspec.json.encode(error.value.body())
+
+
+@pytest.mark.parametrize("width", [2_000_000_000, -2e9, [{"a": 2**20 + 1}]])
+def test_a_callers_numbers_are_bounded(width, tmp_path):
+    """A template may repeat something so often."""
+    with pytest.raises(ApiError, match="a number may be up to 1,048,576") as error:
+        prompt_of(tmp_path, CONVERSATION[:1], source="{{ 'a' * width }}", width=width)
+
+    assert error.value.param == "chat_template_kwargs"
+    assert prompt_of(tmp_path, CONVERSATION[:1], source="{{ 'a' * width }}", width=3).text == "aaa"
 
 
 def test_a_template_that_jinja_knows_is_the_one_of_transformers(tmp_path):

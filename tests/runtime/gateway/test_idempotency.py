@@ -64,6 +64,31 @@ def test_a_call_that_ranks_never_had_does_not_spend_its_key(is_begun):
         keys.call("order-7", None, PATH, BODY)
 
 
+def test_a_key_is_free_when_the_last_request_of_its_call_has_ended():
+    """One of two requests alike leaves before it begins, and the other keeps the key: it may still begin."""
+    keys = IdempotencyKeys()
+    first, second = (keys.call("order-7", None, PATH, b"wrong") for _ in range(2))
+    keys.free_unless_begun(first)
+    with pytest.raises(ApiError, match="Idempotency"):
+        keys.call("order-7", None, PATH, BODY)
+    keys.free_unless_begun(second)
+
+    keys.call("order-7", None, PATH, BODY)
+
+
+def test_a_call_that_was_forgotten_frees_no_other_calls_key():
+    """Its key may be another call's by the time it ends."""
+    now = [0.0]
+    keys = IdempotencyKeys(lambda: now[0])
+    forgotten = keys.call("order-7", None, PATH, b"wrong")
+    now[0] = KEPT_S + 1
+    keys.call("order-7", None, PATH, BODY)
+    keys.free_unless_begun(forgotten)
+
+    with pytest.raises(ApiError, match="Idempotency"):
+        keys.call("order-7", None, PATH, b"wrong")
+
+
 @pytest.mark.parametrize("key", ["", "k" * (MAX_CHARACTERS + 1), "a\x00b"])
 def test_what_is_no_key_is_refused(key):
     """With the rule, and nothing is kept."""

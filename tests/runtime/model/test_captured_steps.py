@@ -76,13 +76,15 @@ def continued(engine, num_requests, recorder=None):
     captured = recorder and CapturedSteps(engine.model, cache, recorder, MAX_REQUESTS, MAX_TOKENS)
     prompts = [list(range(5, 5 + 60 + 3 * number)) for number in range(num_requests)]
     tables = [[] for _ in prompts]
-    for table in tables:
-        cache.allocate(table, MAX_TOKENS)
+    for prompt, table in zip(prompts, tables, strict=True):
+        cache.allocate(table, len(prompt))
     chunks = [Chunk(prompt, 0, table) for prompt, table in zip(prompts, tables, strict=True)]
     tokens = engine.step(chunks, [], cache).argmax(-1).tolist()
     texts, found = [[token] for token in tokens], []
     for step in range(STEPS):
         running = range(min(step, num_requests - 1), num_requests)
+        for number in running:
+            cache.allocate(tables[number], len(prompts[number]) + len(texts[number]))
         decoding = [Chunk(texts[n][-1:], len(prompts[n]) + len(texts[n]) - 1, tables[n]) for n in running]
         logits = captured.next_logits(decoding) if captured else engine.step([], decoding, cache)
         for number, token in zip(running, logits.argmax(-1).tolist(), strict=True):

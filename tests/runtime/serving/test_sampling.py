@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestFailure
 from runtime.protocol.messages import Sampling
+from runtime.serving import sampling as sampling_module
 from runtime.serving.sampling import finish_reason, logprobs, sample
 
 NUM_DRAWS = 200
@@ -118,6 +119,38 @@ def test_a_top_p_of_one_sorts_nothing_and_draws_the_same(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "sort", never)
 
     assert stream(logits, sampling()) == sorted_draws
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 9])  # few leave many equals
+@pytest.mark.parametrize("num_best", [1, 7, 64, 1024])
+def test_a_nucleus_among_the_best_few_is_that_of_a_sort(num_best, decimals, monkeypatch):
+    """To the bit: the same tokens with the same probabilities, wherever it ends."""
+    monkeypatch.setattr(sampling_module, "NUM_BEST", num_best)
+    generator = torch.Generator().manual_seed(5)
+    for top_p in (1e-9, 0.1, 0.5, 0.8, 0.95, 0.999, 1 - 2**-53):
+        logits = (3 * torch.randn(300, generator=generator)).round(decimals=decimals)
+        probabilities = logits.double().softmax(-1)
+
+        assert sampling_module._nucleus(probabilities, top_p).equal(nucleus_by_a_sort(probabilities, top_p))
+
+
+def nucleus_by_a_sort(probabilities, top_p):
+    """The slow reference."""
+    ordered, order = probabilities.sort(descending=True)
+    beyond = ordered.cumsum(-1) - ordered >= top_p
+    return torch.zeros_like(probabilities).scatter(-1, order, ordered.masked_fill(beyond, 0.0))
+
+
+def test_a_nucleus_of_few_tokens_sorts_nothing(monkeypatch):
+    """Not even where the vocabulary is DeepSeek-V3's."""
+    logits = 12 * torch.randn(129_280, generator=torch.Generator().manual_seed(3))
+
+    def never(*_, **__):
+        raise AssertionError("it sorts")
+
+    monkeypatch.setattr(torch.Tensor, "sort", never)
+
+    assert stream(logits, sampling(top_p=0.95), count=1)
 
 
 @given(logit_lists, seeds, positions, st.integers(1, 30))

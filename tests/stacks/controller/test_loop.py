@@ -1,6 +1,7 @@
 """Rounds over a cluster that refuses some of what they ask for."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -34,10 +35,12 @@ def lending():
     return cluster
 
 
-def healed():
-    """The same, where units leave nodes that report `GPUMissing` for one spare."""
+def healed(**labels):
+    """The same, where units leave nodes that report `GPUMissing`, or have one of the `labels`, for one spare."""
     units = [unit | {"spares": ["spare"]} for unit in with_nodes()["units"]]
-    cluster = MemoryCluster(with_nodes(units=units, heal={"conditions": ["GPUMissing"]}), nodes=[*NODES, "spare"])
+    cluster = MemoryCluster(
+        with_nodes(units=units, heal={"conditions": ["GPUMissing"]} | labels), nodes=[*NODES, "spare"]
+    )
     for unit, node in zip(SPEC["units"], NODES, strict=True):
         cluster.pod(unit["name"], node)
     return cluster
@@ -120,6 +123,20 @@ def test_a_controller_that_looks_once_lets_the_next_one_act():
         assert once(cluster.following(holder), NOON).startswith("state 06:00")
 
 
+@pytest.mark.parametrize("second", [0, 4, 5, 29, 299])
+def test_a_controller_that_looks_once_looks_at_nodes(second):
+    """Whoever asks what it would do is told of faulty nodes and of marks in any second, and cron heals in any, too."""
+    cluster, said = healed(), []
+    cluster.objects[names.DEPLOYMENT_KIND, PLAN]["spec"]["lendNodes"] = {"noticeSeconds": 60}
+    cluster.objects["Node", "node-d1"]["status"] = {"conditions": [{"type": "GPUMissing", "status": "True"}]}
+    once(replace(cluster.following(said=said), lease=None), NOON + second)
+    told = list(said)
+    once(cluster.following(), NOON + second)
+
+    assert told == ["would have 0 nodes free and 0 left", "would keep new pods away from node-d1"]
+    assert cluster.told() == [("Faulty", "node-d1 reports a fault")]
+
+
 def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
     """At every look its condition is another one: the unit leaves once, and its pods find the taint there."""
     cluster = healed()
@@ -141,6 +158,27 @@ def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
     assert cluster.objects["Node", "node-d1"]["spec"]["taints"]
 
     one_round(following, now + STEADY_S)
+    assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
+    assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
+
+
+def test_a_label_that_comes_and_goes_costs_one_move():
+    """Whenever the unit's pods start again, the taint is there: it stays for ten minutes from when it was added."""
+    cluster = healed(labels=["gpu=bad"])
+    following = cluster.following()
+    for look in range(19):
+        cluster.objects["Node", "node-d1"]["metadata"]["labels"] = {"gpu": "bad" if look % 4 < 2 else "good"}
+        one_round(following, NOON + 30 * look)
+        if not cluster.replicas()["d1"]:
+            cluster.unit("d1")
+            del cluster.objects["Pod", "d1-0"]
+        if look == 4:
+            cluster.pod("d1", "spare" if cluster.objects["Node", "node-d1"]["spec"].get("taints") else "node-d1")
+
+    assert [reason for reason, _ in cluster.told()] == ["Faulty", "Drain"]
+
+    cluster.objects["Node", "node-d1"]["metadata"]["labels"] = {"gpu": "good"}
+    one_round(following, NOON + STEADY_S)
     assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
     assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
 

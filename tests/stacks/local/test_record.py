@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 from stacks import cli
 from stacks.live import status_cli
-from stacks.local import record
+from stacks.local import record, up_cli
 from stacks.local.deployment import stop
 from stacks.local.errors import LocalError
 from stacks.local.processes import began_at
@@ -132,18 +133,29 @@ def test_a_damaged_record_is_one_sentence(written, folder):
     assert f"remove {folder.path}" in str(error.value)
 
 
-def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch):
-    """Another one that is asked for by its name is found."""
+def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, capsys):
+    """Others are found by their names, and it is named beside them; only who asks for it is told R121."""
     monkeypatch.setattr(record, "state_root", lambda: folder.path.parent)
+    monkeypatch.setattr(up_cli, "stop", lambda folder: None)
     folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
-    other = RunFolder(folder.path.parent / "other")
-    other.make()
-    (other.path / "deployment.json").write_text("not json")
+    broken = RunFolder(folder.path.parent / "broken")
+    broken.make()
+    (broken.path / "deployment.json").write_text("not json")
 
-    with folder.locked(), other.locked():
-        assert [each.name for each in running_deployments(folder.name)] == [folder.name]
-        with pytest.raises(LocalError, match="R121"):
-            running_deployments()
+    with folder.locked(), broken.locked():
+        assert [each.name for each in running_deployments()] == ["broken", folder.name]
+        assert cli.main(["status", folder.name]) == cli.main(["down", folder.name]) == 0
+        for words, expected in {
+            ("status", "--format", "json"): "R103",
+            ("status",): "R121",
+            ("down", "nosuch"): rf"broken or {folder.name}.*S101",
+            ("status", "broken"): "R121",
+        }.items():
+            capsys.readouterr()
+            assert cli.main(words) != 0
+            said = capsys.readouterr()
+            assert re.search(expected, said.out + said.err)
+            assert (words == ("status",)) == said.out.startswith(f"{folder.name}: ")
 
 
 def test_a_lock_that_is_a_pipe_is_waited_for_by_nobody(folder):

@@ -110,6 +110,7 @@ def test_a_measurement_may_be_of_prompts_that_no_cache_had(tmp_path):
         ('[{"phase": "prefill", "tokens_per_s_per_gpu": 1e308}]', "S915", "tokens_per_s_per_gpu is 1e+308, and"),
         ('[{"phase": "decode", "tpot_ms": NaN}]', "S915", "tpot_ms is NaN, and"),
         ('[{"phase": "prefill", "cache_hit_rate": 2, "tokens_per_s_per_gpu": 9}]', "S915", "cache_hit_rate is 2, and"),
+        ('{"inter_token_latency": {"avg": 5, "unit": "s"}}', "S915", 'inter_token_latency.unit is "s", and must be ms'),
         (
             '{"mean_tpot_ms": 5, "random_input_len": 1e308, "random_output_len": 1}',
             "S915",
@@ -119,6 +120,8 @@ def test_a_measurement_may_be_of_prompts_that_no_cache_had(tmp_path):
         ('[{"phase": "prefill", "tpot_ms": 3}]', "S915", "a row has tokens_per_s_per_gpu"),
         ('[{"phase": "decode", "tpot_ms": 3, "batch": 4}]', "S915", "batch: not known"),
         ("[3]", "S915", "3 is no measurement"),
+        ('[{"phase": "decode", "tpot_ms": 50, "phase": "mixed"}]', "S915", '"phase" is given twice'),
+        ('{"mean_tpot_ms": 50}\n{"mean_tpot_ms": 50, "mean_tpot_ms": 5}', "S915", '"mean_tpot_ms" is given twice'),
         ('{"inter_token_latency": 3}', "S915", "inter_token_latency.avg is null"),
         ('[{"phase": "mixed", "tpot_ms": 50}]', "S915", "its rows are of mixed, and the plan has prefill and decode"),
         ("\udcff", "S915", "it is no text in UTF-8"),

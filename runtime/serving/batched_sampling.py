@@ -1,0 +1,235 @@
+"""The next tokens of a step's requests, drawn all at once on the device that has their logits.
+
+    logits [R, V] -> scores -> the best K -> top_k -> top_p -> a draw -> token ids and logprobs to the host
+                        `----> all of V, where K are too few --^
+
+The rules are those of `sampling.py`, the reference, which draws for one request after the other on the host. A CPU's
+rank draws with it alone. A GPU's rank would have to copy 66 MB of logits in a step of 128 requests, and spend longer on
+the draws than on the model. It draws here instead, and takes to the reference only requests whose draw needs more than
+logits (penalties, a bias, `min_tokens`, a JSON schema), and logits that are not finite.
+
+Invariant: a token depends on its request's sampling, its position and its row of logits, whatever else is in the step.
+
+    noise    Each token of the vocabulary has its own u at each position, made from seed, position and token id by
+             arithmetic on whole numbers: which other tokens are candidates does not matter. The token with the largest
+             p / -ln(u) is drawn. The reference draws by the same rule, with u from a generator.
+    rows     `ROWS` are computed at a time, never fewer, because torch chooses by a tensor's shape in which order it
+             adds up a row.
+
+A score is (logit - best logit) / temperature in FP64, as in the reference. The best K are enough if all that are kept
+score more than the last of them: whatever else is in the vocabulary scores no more than that.
+
+Sources: torch, aten/src/ATen/native/Distributions.cpp, `multinomial_out` (the draw); Steele, Lea, Flood, "Fast
+Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64, which makes u).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.device import HostLink
+from runtime.protocol.bounds import MAX_LOGPROBS
+from runtime.protocol.messages import Logprobs, Sampling
+from runtime.serving.sampling import NUM_BEST, draw_key, needs_only_logits
+
+__all__ = ["Ask", "Drawn", "draw", "noise"]
+
+ROWS = 32  # assumed: as many of DeepSeek-V3's are 33 MB of scores, and a GPU has enough to do
+GAMMA, MIX_1, MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
+UNIFORM_BITS = 52  # u is half a step more than a multiple of 2^-52: exact in FP64, and neither 0 nor 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the draw of the token after `position` depends on, besides logits."""
+
+    sampling: Sampling
+    position: int
+    num_generated: int
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token, and its logprobs if they were asked for."""
+
+    token_id: int
+    logprobs: Logprobs | None
+
+
+class _Settings(NamedTuple):
+    """Columns [R, 1] on the device. A `top_k` of V keeps all tokens."""
+
+    row: Tensor
+    key: Tensor
+    top_k: Tensor
+    temperature: Tensor
+    top_p: Tensor
+
+
+_Rule: TypeAlias = Callable[[Tensor, _Settings], tuple[Tensor, Tensor]]  # returns tokens [R], and which are decided
+_Group: TypeAlias = tuple[_Rule, list[int]]  # with the numbers of `ROWS` rows; the last one may be repeated
+
+
+def draw(logits_BV: Tensor, asks: Mapping[int, Ask], link: HostLink) -> dict[int, Drawn | Tensor]:
+    """Draw for each of these rows. Where the reference must draw, return the row's logits on the host instead.
+
+    One copy to the host brings all tokens. Rows that had to be sorted take a second one, and rows of logits a third.
+    """
+    rules = {
+        number: _rule(ask.sampling, logits_BV.shape[1])
+        for number, ask in asks.items()
+        if needs_only_logits(ask.sampling, ask.num_generated)
+    }
+    drawn = _drawn(logits_BV, asks, rules, link)
+    wide = {number: _from_sorted for number, rule in rules.items() if rule is _from_best and number not in drawn}
+    drawn |= _drawn(logits_BV, asks, wide, link)
+    left = [number for number in asks if number not in drawn]
+    whole = link.to_host(logits_BV[left]) if left else ()
+    return {**drawn, **dict(zip(left, whole, strict=True))}
+
+
+def noise(key_R1: Tensor, ids: Tensor) -> Tensor:
+    """Return -ln(u) for each row's key and these tokens, [K] or [R, K]: draws of the exponential distribution."""
+    mixed = key_R1 + (ids + 1) * GAMMA
+    mixed = (mixed ^ _shifted(mixed, 30)) * MIX_1
+    mixed = (mixed ^ _shifted(mixed, 27)) * MIX_2
+    mixed = mixed ^ _shifted(mixed, 31)
+    uniform = (_shifted(mixed, 64 - UNIFORM_BITS).double() + 0.5) / 2**UNIFORM_BITS
+    return uniform.log_().neg_()
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """Shift right and fill up with zeros; torch fills up with the sign."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _rule(sampling: Sampling, vocab_size: int) -> _Rule:
+    if sampling.temperature == 0:
+        return _greedy
+    return _from_all if sampling.top_p == 1 and not 0 < sampling.top_k < vocab_size else _from_best
+
+
+def _drawn(logits_BV: Tensor, asks: Mapping[int, Ask], rules: Mapping[int, _Rule], link: HostLink) -> dict[int, Drawn]:
+    """Draw by these rules, and return what was decided."""
+    if not rules:
+        return {}
+    groups = _groups(rules)
+    numbers = [number for _, of_group in groups for number in of_group]
+    settings = _settings([asks[number] for number in numbers], numbers, logits_BV.shape[1], link)
+    num_best = MAX_LOGPROBS if any(asks[number].sampling.num_logprobs is not None for number in rules) else None
+    settings_on_device = settings.to(logits_BV.device, non_blocking=True)
+    lines = link.to_host(_on_device(logits_BV, groups, settings_on_device, num_best)).tolist()
+    return {
+        number: Drawn(int(token_id), _read_logprobs(said, asks[number].sampling.num_logprobs))
+        for number, (token_id, is_decided, *said) in zip(numbers, lines, strict=True)
+        if is_decided
+    }
+
+
+def _groups(rules: Mapping[int, _Rule]) -> list[_Group]:
+    groups = []
+    for rule in dict.fromkeys(rules.values()):
+        numbers = [number for number in rules if rules[number] is rule]
+        numbers += numbers[-1:] * (-len(numbers) % ROWS)
+        groups += [(rule, numbers[first : first + ROWS]) for first in range(0, len(numbers), ROWS)]
+    return groups
+
+
+def _settings(asks: list[Ask], numbers: list[int], vocab_size: int, link: HostLink) -> Tensor:
+    """Return [rows, 5] for the device to copy, while the host goes on. Numbers in FP64 are there as their bits."""
+    whole, real = [], []
+    for number, ask in zip(numbers, asks, strict=True):
+        sampling = ask.sampling
+        top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
+        whole.append((number, draw_key(sampling.seed, ask.position), top_k))
+        real.append((sampling.temperature, sampling.top_p))
+    settings = link.empty((len(asks), 5), torch.int64)
+    settings[:, :3] = torch.tensor(whole)
+    settings[:, 3:] = torch.tensor(real, dtype=torch.float64).view(torch.int64)
+    return settings
+
+
+def _on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_best: int | None) -> Tensor:
+    """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs where somebody wants them."""
+    parts = []
+    for (rule, _), of_group in zip(groups, settings.split(ROWS), strict=True):
+        row, key, top_k = of_group[:, :3].split(1, -1)
+        temperature, top_p = of_group[:, 3:].contiguous().view(torch.float64).split(1, -1)
+        logits_RV = logits_BV.index_select(0, row.flatten())
+        tokens_R, is_decided_R = rule(logits_RV, _Settings(row, key, top_k, temperature, top_p))
+        smallest, largest = logits_RV.aminmax(dim=-1)
+        columns = [tokens_R[:, None], (is_decided_R & smallest.isfinite() & largest.isfinite())[:, None]]
+        columns += [] if num_best is None else _logprobs(logits_RV, tokens_R, num_best)
+        parts.append(torch.cat([column.double() for column in columns], -1))
+    return torch.cat(parts)
+
+
+def _greedy(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+    """Take the best token, the first of equals."""
+    tokens_R = logits_RV.argmax(-1)
+    return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
+
+
+def _from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+    """Draw from the whole vocabulary."""
+    ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    tokens_R = (_scores(logits_RV, settings).exp_() / noise(settings.key, ids_V)).argmax(-1)
+    return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
+
+
+def _from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+    """Draw from the best K, if they hold all tokens that top_k and top_p keep."""
+    if logits_RV.shape[1] <= NUM_BEST:
+        return _from_sorted(logits_RV, settings)
+    ids_RK = logits_RV.topk(NUM_BEST, sorted=False).indices.sort().values
+    logits_RK, order_RK = logits_RV.gather(-1, ids_RK).sort(descending=True, stable=True)
+    return _from_candidates(logits_RV, logits_RK, ids_RK.gather(-1, order_RK), settings)
+
+
+def _from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+    """Draw from what top_k and top_p keep of the whole vocabulary."""
+    return _from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
+
+
+def _from_candidates(
+    logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor]:
+    """Draw from the candidates, which come best first, and of equals those with the lower ids first."""
+    vocab_size, num_candidates = logits_RV.shape[1], logits_RK.shape[1]
+    scores_RK = _scores(logits_RK, settings)
+    last_R1 = scores_RK.gather(-1, settings.top_k.clamp(max=num_candidates) - 1)
+    is_in_top_k_RK = scores_RK >= last_R1
+    p_RK = scores_RK.exp().masked_fill_(~is_in_top_k_RK, 0)
+    has_top_k_R1 = settings.top_k < vocab_size
+    total_R1 = _scores(logits_RV, settings).exp_().sum(-1, keepdim=True)
+    p_RK /= torch.where(has_top_k_R1, p_RK.sum(-1, keepdim=True), total_R1)
+    is_kept_RK = is_in_top_k_RK & (p_RK.cumsum(-1).sub_(p_RK) < settings.top_p)
+    raced_RK = p_RK.masked_fill(~is_kept_RK, 0) / noise(settings.key, ids_RK)
+    tokens_R = ids_RK.gather(-1, raced_RK.argmax(-1, keepdim=True)).flatten()
+    needed_RK = torch.where(has_top_k_R1, is_in_top_k_RK, is_kept_RK)  # p is a share of what is needed
+    may_have_equals_RK = (scores_RK == scores_RK[:, -1:]) & (num_candidates < vocab_size)
+    return tokens_R, ~(needed_RK & may_have_equals_RK).any(-1)
+
+
+def _scores(logits: Tensor, settings: _Settings) -> Tensor:
+    """Return logits below the best, over the temperature: so no temperature, however small, makes a NaN."""
+    return (logits.double() - logits.amax(-1, keepdim=True)).div_(settings.temperature)
+
+
+def _logprobs(logits_RV: Tensor, tokens_R: Tensor, num_best: int) -> list[Tensor]:
+    """Return columns of logprobs: the tokens', then the best ones' and the ids of these."""
+    best = logits_RV.topk(min(num_best, logits_RV.shape[1]))
+    total_R1 = logits_RV.double().logsumexp(-1, keepdim=True)
+    chosen_R1 = logits_RV.gather(-1, tokens_R[:, None])
+    return [(chosen_R1 - total_R1).float(), (best.values - total_R1).float(), best.indices]
+
+
+def _read_logprobs(said: list[float], num_best: int | None) -> Logprobs | None:
+    if num_best is None:
+        return None
+    chosen, best = said[0], said[1:]
+    values, ids = best[: len(best) // 2], best[len(best) // 2 :]
+    return Logprobs(chosen, [(int(token_id), value) for token_id, value in zip(ids, values, strict=True)][:num_best])
