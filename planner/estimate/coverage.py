@@ -152,6 +152,8 @@ def _too_few_slots(
     reason = f"{fewest} slots per GPU instead of {layout.slots_per_gpu} take {gb(more_bytes)} more of each GPU"
     if mean_of is not None:
         now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
-        reason += f", and max/mean load becomes {then:.3f} instead of {now:.3f}"
+        is_alike = f"{then:.3f}" == f"{now:.3f}"
+        reason += ", and max/mean load "
+        reason += f"stays {now:.3f}" if is_alike else f"becomes {then:.3f} instead of {now:.3f}"
     path = f"{layout.phase}.redundant_experts"
     return Violation(path, spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))

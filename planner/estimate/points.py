@@ -48,7 +48,7 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
 def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
     """Raise InfeasibleError where a GPU has no room for the KV of an operating point."""
     wrong = [
-        spec.problem(_too_much_kv(each, point))
+        spec.problem(_too_much_kv(each, point, _tried_by_auto(spec, each.phase)))
         for each in memory
         if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
         and not point.is_derived
@@ -85,9 +85,18 @@ def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | N
     return OperatingPoint(**numbers)
 
 
-def _too_much_kv(memory: MemoryPlan, point: OperatingPoint) -> Violation:
+def _tried_by_auto(spec: ResolvedSpec, phase: Phase) -> str:
+    """Return a part of a sentence: that no layout would do of those that the planner chose from."""
+    paths = (f"{phase}.{field}" for field in ("ep_size", "redundant_experts"))
+    autos = [path for path in paths if path in spec.document.autos]
+    return f", and no {' and '.join(autos)} that auto tried holds them" if autos else ""
+
+
+def _too_much_kv(memory: MemoryPlan, point: OperatingPoint, of_auto: str) -> Violation:
     fitting = memory.kv_tokens // round(point.kv_tokens)
     rule = f"S711 must fit into the memory for KV, which holds {memory.kv_tokens:,} tokens"
-    reason = f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}"
+    reason = (
+        f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}{of_auto}"
+    )
     fix = nearest(fitting) if fitting else "write fewer kv_tokens"
     return Violation(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)

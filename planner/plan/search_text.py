@@ -19,7 +19,7 @@ def search_text(plan: Plan) -> str:
 
 
 def _phase(search: PhaseSearch) -> str:
-    head = ("EP x TP", "slots", "requests", "tokens/s GPU", "TPOT", "TTFT", "why not")
+    head = ("EP x TP", "slots", "max requests", "tokens/s GPU", "TPOT", "TTFT", "why not")
     rows = [(search.phase, *head), *map(_row, search.ranked)]
     return "\n".join([wrapped(rows), *_lost(search), *_front(search)])
 
@@ -47,8 +47,10 @@ def _lost(search: PhaseSearch) -> Iterator[str]:
         f"{number} by {why} (EP{each.numbers['ep_size']}: {each.detail})" for why, (number, each) in search.lost.items()
     ]
     told = f"; rejected: {', '.join(out)}" if out else ""
+    tried = "1 layout was" if search.tried == 1 else f"{search.tried} layouts were"
     yield from filled(
-        f"{search.tried} layouts were tried{told}. Latencies are in ms, requests per GPU or attention group."
+        f"{tried} tried{told}. Latencies are in ms, requests per GPU or attention group. Speeds are at the operating"
+        " point, as far as they are known before an expert map is made; those of the chosen layouts below are with it."
     )
 
 
@@ -56,7 +58,7 @@ def _front(search: PhaseSearch) -> Iterator[str]:
     """Return the lines that set each speed beside its latency."""
     if len(search.front) > 1:
         latency = "TTFT" if search.phase == "prefill" else "TPOT"
-        rows: list[tuple[str, ...]] = [("front: EP x TP", f"{latency} ms", "tokens/s GPU", "requests")]
+        rows: list[tuple[str, ...]] = [("front: EP x TP", f"{latency} ms", "tokens/s GPU", "max requests")]
         rows += [
             (
                 _size(each.numbers),

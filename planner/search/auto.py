@@ -2,11 +2,12 @@
 
 With an SLO, or with `auto` for what memory cannot decide (`units`, `attention_tp`, `max_batch_tokens`), speed decides
 where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory and shapes do, in this order:
-    ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one);
+    ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one)
+                        and the written operating point;
                         fewer GPUs in a unit are fewer that stop together, and less traffic between nodes
     redundant_experts   the fewest that give every GPU equally many slots, at least one, so that hot experts have
                         replicas: 32 at EP32 and at EP144 of 256, as the published system has; none where only that fits
-    max_requests        as many of full length as KV has room for
+    max_requests        as many of full length as KV has room for, and what the operating point asks for at least
     attention_tp        1, and max_batch_tokens its default
     units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
     schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
@@ -24,6 +25,7 @@ of `spec/phase.py`; here they are only told.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -60,6 +62,23 @@ class Decided:
     spec: ResolvedSpec
     decisions: tuple[Decision, ...]  # all that was decided or taken by default
     search: "LayoutSearch | None"  # what was tried, where speed decided
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A layout that was tried, and what it holds."""
+
+    numbers: Numbers
+    num_held: int  # of the wanted requests at full length
+    has_point: bool  # whether that, and the operating point
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What an operating point asks a GPU to hold."""
+
+    requests: int
+    tokens: float
 
 
 def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Decided:
@@ -188,29 +207,36 @@ def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedS
 
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:
-    """The first layout that holds what is wanted, else the first that holds one request, else the last.
+    """The first layout that holds what is wanted and the operating point, else the first that holds the point, else the
+    first that holds one request, else the last.
 
     With it, how many of the wanted requests it holds at full length.
     """
-    wanted = _wanted_requests(phase, spec.phase(phase))
-    wants_most = is_auto(spec.phase(phase), "max_requests")
-    held: list[tuple[Numbers, int]] = []
+    section = spec.phase(phase)
+    wanted, point = _wanted_requests(phase, section), _written_point(spec, phase)
+    held: list[_Held] = []
     for numbers in _layouts(spec, phase):
-        tried = spec.trying(phase, numbers)
-        plan = memory_of(tried, phase)
+        plan = memory_of(spec.trying(phase, numbers), phase)
         if plan is None:
             return numbers, wanted
-        held.append((numbers, min(plan.full_requests, wanted) if plan.short <= 0 else 0))
-        if held[-1][1] == wanted:
-            most = {"max_requests": _most_requests(tried, phase, memory_of)} if wants_most else {}
-            return numbers | most, wanted
-    return next((each for each in held if each[1]), held[-1])
+        num_held = min(plan.full_requests, wanted) if plan.short <= 0 else 0
+        held.append(_Held(numbers, num_held, num_held > 0 and point.tokens <= plan.kv_tokens))
+        if num_held == wanted and held[-1].has_point:
+            held = held[-1:]
+            break
+    best = next(chain((each for each in held if each.has_point), (each for each in held if each.num_held)), held[-1])
+    numbers = best.numbers
+    if is_auto(section, "max_requests"):
+        most = _most_requests(spec.trying(phase, numbers), phase, memory_of)
+        numbers = numbers | {"max_requests": max(most, point.requests)}
+    return numbers, best.num_held
 
 
 def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     """EP sizes from the smallest, each with its redundant experts; max_requests as small as can be."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
-    requests = {"max_requests": 1 if spec.gpu_of(phase).usable_bytes else _default_requests()}
+    least = 1 if spec.gpu_of(phase).usable_bytes else _default_requests()
+    requests = {"max_requests": max(least, _written_point(spec, phase).requests)}
     even = [
         (size, redundant)
         for size in _ep_sizes(spec, section)
@@ -252,6 +278,13 @@ def _most_requests(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int
     return least
 
 
+def _written_point(spec: ResolvedSpec, phase: Phase) -> "_Point":
+    """Return what the spec's operating point asks a GPU to hold; nothing where it leaves that to the planner."""
+    point = getattr(spec.written.operating_point, phase)
+    requests = getattr(point, "requests", None)
+    return _Point(requests, requests * point.kv_tokens) if isinstance(requests, int) else _Point(0, 0)
+
+
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
     """Return the wanted requests of full length on one GPU; prefill computes one and hands it on."""
     return 1 if phase == "prefill" or is_auto(section, "max_requests") else section.max_requests
@@ -269,8 +302,9 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
     section = spec.phase(phase)
     tokens = f"{section.max_request_tokens:,} tokens"
     on_cpu = "memory of a CPU is not known: "
-    wanted = _wanted_requests(phase, section)
+    wanted, asked = _wanted_requests(phase, section), _written_point(spec, phase).requests
     room = f"the smallest unit of whole nodes whose GPUs each have room for {_requests(num_held)} of {tokens}"
+    room += " and for operating_point" if asked else ""
     whys = {
         "ep_size": room if num_held == wanted else f"{room}, as none has for {wanted}",
         "redundant_experts": "the fewest that give all GPUs equally many slots and hot experts replicas"
@@ -280,6 +314,8 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
         else "no slot is left for replicas",
         "max_requests": "the most that is planned for"
         if numbers.get("max_requests") == MAX_REQUESTS
+        else f"what operating_point.{phase}.requests asks for"
+        if numbers.get("max_requests") == asked
         else f"as many of {tokens} as a GPU's KV has room for",
     }
     if spec.gpu_of(phase).usable_bytes is None:

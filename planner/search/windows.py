@@ -159,8 +159,8 @@ def _why(day: DerivedDay) -> str:
     binding = day.bounds[day.binding]
     return (
         f"the fewest node-hours that follow traffic.profile: {day.mean_nodes:.2f} nodes are taken on average, with"
-        f" those that warm up and drain, and {day.bound:.2f} at least without. {day.binding} binds: {binding:.2f} of"
-        " these are its own"
+        f" those that warm up and drain. Without these it is at least {day.bound:.2f}, and most of that is for"
+        f" {day.binding}: {binding:.2f}"
     )
 
 

@@ -83,8 +83,8 @@ class TrafficSpec(Section):
         default=0.75,
         ge=0.5,
         le=0.999,
-        description="Quantile of the forecast that is the profile, where there is a history. The tokens here are"
-        " the median day's then, and the day that is planned has as many more as its demand is above that day's.",
+        description="Where there is a history, the profile is this quantile of its forecast. input_tokens and"
+        " output_tokens are then those of the median day, and the planned day has more in proportion to its demand.",
         examples=[0.9],
     )
     capacity: float | None = Field(

@@ -39,6 +39,7 @@ OF_UNITS = ("Pod", "PodTemplate", "ReplicaSet")  # that Kubernetes makes from a 
 POD_TEMPLATES = {"LeaderWorkerSet": "spec.leaderWorkerTemplate.workerTemplate", "StatefulSet": "spec.template"}
 MAX_EXAMPLES = 8  # of nodes, that a fix names
 MAX_CHOICES = 4  # that a fix says again behind the rule
+LEAST_MEANT = 1e-3  # assumed: a bound below it only keeps 0 out, and nobody means it
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -305,7 +306,8 @@ def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -
     is_time = word == "least" and path.endswith("_ms")
     share = 1 if path in MORE_THAN_ALL else bound
     meant = of_seconds(value, bound) if is_time else of_a_hundred(value, share) if word == "most" else None
-    fix = nearest(bound if meant is None else meant)
+    is_nothing = word == "least" and 0 < bound < LEAST_MEANT
+    fix = example_at(path) if is_nothing else nearest(bound if meant is None else meant)
     return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), fix)
 
 

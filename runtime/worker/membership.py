@@ -44,7 +44,7 @@ class Membership:
 
     def join(self) -> int:
         """Return this node's place, once the leader has given it one. Raise RuntimeFailure."""
-        listener = listen(self._claim.address, self._launch.ports.places, "places")
+        listener = listen(self._claim.address, self._launch.ports.places, "where the unit's nodes meet")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
         self._keeping_up = asyncio.run_coroutine_threadsafe(self._keep_up(listener), loop)

@@ -4,7 +4,7 @@ import argparse
 import io
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
@@ -16,8 +16,9 @@ from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, record_json
-from stacks.local.given import DEMO, find_given, nothing_runs
-from stacks.local.record import Record
+from stacks.local.errors import LocalError
+from stacks.local.given import DEMO, find_all, find_given, nothing_runs
+from stacks.local.record import Record, RunFolder
 
 __all__ = ["add_status"]
 
@@ -31,9 +32,9 @@ def add_status(commands: Any) -> None:
         commands,
         "status",
         "show what runs on this machine, or in a cluster",
-        "Show the units of a deployment and their states. A unit on this machine that has failed makes it exit with 1.",
+        "Show units and their states. A unit on this machine that has failed makes it exit with 1.",
     )
-    add_given(status, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
+    add_given(status, default="all that runs", metavar="SPEC|PLAN.json|NAME")
     status.add_argument("--context", metavar="NAME", help="context of the kubeconfig: show the units in that cluster")
     status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
     add_format(status)
@@ -67,20 +68,37 @@ def _status_now(arguments: argparse.Namespace) -> int:
     if arguments.context is not None:
         _cluster_status(arguments)
         return 0
-    folder = find_given(arguments.given)
-    record = folder.read() if folder else None
     if arguments.format == "json":
-        print_json(record_json(record) if record else NOTHING)
-    elif record is None:
-        print(nothing_runs())
+        folder = find_given(arguments.given)  # a document is of one deployment
+        records, damaged = [folder.read()] if folder else [], None
+        print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
-        print("\n".join(map(printable, _lines(record))))  # whoever writes the record may write to no terminal
-    if record is not None and record.switches_units:
+        records, damaged = _read_all(find_all(arguments.given))
+        lines = [line for record in records if record for line in _lines(record)]
+        if lines or damaged is None:
+            print(
+                "\n".join(map(printable, lines)) or nothing_runs()
+            )  # whoever writes a record may write to no terminal
+    if any(record and record.switches_units for record in records):
         say(ALL_STAY_ON)
-    return 1 if record is not None and record.has_failed else 0
+    if damaged is not None:
+        raise damaged
+    return 1 if any(record and record.has_failed for record in records) else 0
+
+
+def _read_all(folders: Sequence[RunFolder]) -> tuple[list[Record | None], LocalError | None]:
+    """Return what the records say that can be read, and what is wrong with the first that cannot."""
+    records, damaged = list[Record | None](), None
+    for folder in folders:
+        try:
+            records.append(folder.read())
+        except LocalError as error:
+            damaged = damaged or error
+    return records, damaged
 
 
 def _lines(record: Record) -> Iterator[str]:
+    """Say what a deployment on this machine does."""
     where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
     yield f"{record.name}: {where}, plan {record.plan_digest}"
     if record.day is not None:

@@ -3,20 +3,22 @@
 The supervisor is a process of its own from the first moment, so that `up` and `up --detach` differ only in who waits.
 """
 
+import errno
 import importlib.util
 import math
 import os
 import shutil
+import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
-from stacks.local.layout import lay_out_locally
+from stacks.local.layout import Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
 from stacks.local.processes import terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
@@ -26,6 +28,7 @@ __all__ = [
     "follow",
     "plan_day",
     "require_cpu",
+    "require_free",
     "require_keys",
     "require_no_day",
     "require_runtime",
@@ -37,6 +40,7 @@ __all__ = [
 
 POLL_S = 0.1
 IN_USE = "address already in use"  # as the system says of a port
+ANOTHER_HOST = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there"
 STOP_TIMEOUT_S = 20.0
 
 
@@ -113,6 +117,7 @@ def start(
     require_runtime()
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
+    require_free(layout.listeners)
     try:
         folder.make()
         _write_launch_files(folder.launch_folder, plan)
@@ -140,6 +145,20 @@ def start(
     return folder
 
 
+def require_free(listeners: Iterable[Listener]) -> None:
+    """Raise LocalError where something listens in place of one of `listeners`: units would be started for nothing."""
+    for each in listeners:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the processes themselves do
+            try:
+                probe.bind((each.address, each.port))
+                probe.listen()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    rule = f"R123 cannot listen on {each.address}:{each.port} ({each.purpose})"
+                    raise LocalError(rule, IN_USE, f"{ANOTHER_HOST}; tidemill status shows what is ours") from None
+
+
 def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     """Yield the record at every change, and every `refresh_s`, as long as the supervisor lives.
 
@@ -156,8 +175,8 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
             break
         time.sleep(POLL_S)
     if last is not None and last.failure is not None:
-        taken = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there; "
-        fix = f"{taken if IN_USE in last.failure else ''}its logs are in {folder.path}"
+        taken = f"{ANOTHER_HOST}; " if IN_USE in last.failure else ""
+        fix = f"{taken}its logs are in {folder.path}"
         raise LocalError(f"R104 {folder.name} could not go on", last.failure, fix)
 
 

@@ -6,9 +6,9 @@ from planner.plan.given import read_given
 from planner.problems.errors import SpecError, Violation
 from planner.spec.check import ResolvedSpec
 from stacks.local.deployment import find_running, running_names
-from stacks.local.record import RunFolder
+from stacks.local.record import RunFolder, running_deployments
 
-__all__ = ["DEMO", "find_given", "nothing_runs"]
+__all__ = ["DEMO", "find_all", "find_given", "nothing_runs"]
 
 DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands that are given nothing
 
@@ -16,6 +16,14 @@ DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands that ar
 def find_given(given: Path | None) -> RunFolder | None:
     """Return what runs of the spec or plan `given`, or under that name; without it, the only deployment that runs."""
     return find_running(_name_of(given) if given else None)
+
+
+def find_all(given: Path | None) -> list[RunFolder]:
+    """Return what runs of the spec or plan `given`, or under that name; without it, every deployment that runs."""
+    if given is None:
+        return running_deployments()
+    folder = find_given(given)
+    return [folder] if folder else []
 
 
 def nothing_runs() -> str:

@@ -7,7 +7,7 @@ is told here differs from a pod's in addresses alone.
 
 import ipaddress
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, Violation
 
-__all__ = ["GatewayProcess", "Identity", "Layout", "NodeProcess", "lay_out_locally"]
+__all__ = ["GatewayProcess", "Identity", "Layout", "Listener", "NodeProcess", "lay_out_locally"]
 
 GATEWAY = "gateway"  # no unit is called so, nor with a number behind
 
@@ -60,6 +60,15 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Listener:
+    """An address and a port at which a process will listen."""
+
+    address: str
+    port: int
+    purpose: str
+
+
+@dataclass(frozen=True)
 class Layout:
     """The processes of a plan."""
 
@@ -67,6 +76,7 @@ class Layout:
     nodes: tuple[NodeProcess, ...]
     identities: tuple[Identity, ...]
     drain_s: float  # for answers that run when their process is told to end
+    listeners: tuple[Listener, ...] = ()  # some of each address, which are to be free before anything starts
 
 
 def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
@@ -95,7 +105,8 @@ def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: st
             tls = ("--tls", str(certificates / unit.name))
             command = _runtime("node", *launch, *place, "--gateway", called, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
-    return Layout(gateways, tuple(nodes), _identities(plan, gateways, certificates), plan.drain_s)
+    identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
+    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners))
 
 
 def _gateway_names(number: int) -> list[str]:
@@ -118,6 +129,20 @@ def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Pa
         *(Identity(of_gateways, "server", folder / gateway.name) for gateway in gateways),
         *(Identity(units + unit.name, "client", folder / unit.name) for unit in plan.units),
     )
+
+
+def _listeners(
+    plan: Deployable, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]
+) -> Iterator[Listener]:
+    """Yield what listens at each address. Another deployment of ours there would have one of these ports as well."""
+    for gateway in gateways:
+        yield Listener(gateway.host, gateway.http_port, "http")
+        yield Listener(gateway.host, names.Ports.REGISTRY, "registry")
+        yield Listener(gateway.host, names.Ports.METRICS, "metrics")
+    for unit in plan.units:
+        yield Listener(addresses[unit.nodes[0]], names.Ports.PLACES, "where the unit's nodes meet")
+    for address in addresses.values():
+        yield Listener(address, names.Ports.METRICS, "metrics")
 
 
 def _addresses_from(host: str) -> Iterator[str]:

@@ -91,12 +91,13 @@ def _notes_of(column: Column) -> Iterator[str]:
 
 
 def _why_refused(demand: Sequence[PhaseLoad]) -> str:
-    """Return what takes the places of decode: the phase that is asked for most of what it makes."""
+    """Return why no request is taken: of two phases, the one that is asked for most of what it makes."""
     loads = {load.phase: load.load for load in demand}
+    if "mixed" in loads:
+        return "units have as many requests as they take"
     is_waiting = loads.get("prefill", 0.0) > max(loads.get("decode", 0.0), 1.0)
-    return (
-        "prompts that wait for prefill take every place of decode" if is_waiting else "every place of decode is taken"
-    )
+    taken = "decode has as many requests as it takes"
+    return f"{taken}, some of which wait for prefill" if is_waiting else taken
 
 
 def _stretches(marked: NDArray[np.bool_]) -> str:

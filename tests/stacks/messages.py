@@ -4,6 +4,7 @@
 wait for (a supervisor that does not end, a base install) is put in its place.
 """
 
+import errno
 import re
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,6 +22,7 @@ from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
 from stacks.local import deployment, layout, record, runtime_cli, up_cli
+from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import GatewayRecord, Record, RunFolder
 from stacks.program.config import configured_plan
@@ -74,6 +76,12 @@ def _will_not_stop(_):
         patched.enter_context(patch.object(deployment.time, "monotonic", count(0, 60).__next__))
         patched.enter_context(patch.object(deployment, "terminate"))
         deployment.stop(Folder(lives=True, record=DEMO))
+
+
+def _a_taken_port(_):
+    taken = patch.object(deployment.socket.socket, "bind", side_effect=OSError(errno.EADDRINUSE, "taken"))
+    with taken:
+        deployment.require_free([Listener("127.0.0.4", 29501, "where the unit's nodes meet")])
 
 
 def _without_torch(_):
@@ -199,6 +207,7 @@ BROUGHT_ABOUT = {
     "R121": lambda folder: _fails(record._damaged(Path("/root/tidemill/demo/deployment.json"), ValueError())),
     "R119": lambda _: deployment.require_no_day(DayRecord(300.0, (), ()), DEMO),
     "R122": _stops_still,
+    "R123": _a_taken_port,
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),

@@ -140,6 +140,35 @@ def test_status_takes_the_name_of_what_runs(capsys):
     assert document["endpoint"] == "http://127.0.0.1:8000"
 
 
+@pytest.fixture
+def creek_runs(river_runs):
+    """Another deployment, whose units are well."""
+    folder = RunFolder(river_runs.path.with_name("creek"))
+    folder.make()
+    supervisor = os.getpid()
+    gateway = GatewayRecord("gateway", "http://127.0.1.1:8000", "ready")
+    unit = UnitRecord("creek-mixed-0", "mixed", "ready", 2)
+    folder.write(
+        Record("creek", "sha256:1", (gateway,), "creek", (unit,), supervisor, supervisor_began=began_at(supervisor))
+    )
+    with folder.locked():
+        yield folder
+
+
+@pytest.mark.usefixtures("creek_runs")
+def test_status_without_a_name_shows_all_that_runs(capsys):
+    """The exit status is 1 where a unit of any has failed; the document of JSON, and `down`, are of one (R103)."""
+    assert cli.main(["status"]) == 1
+    text = capsys.readouterr().out
+    assert cli.main(["status", "creek"]) == 0
+    assert capsys.readouterr().out in text
+
+    assert [line.split(":")[0] for line in text.splitlines() if not line.startswith(" ")] == ["creek", "river"]
+    for words in (["status", "--format", "json"], ["down", "--format", "json"]):
+        assert cli.main(words) == 1
+        assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("R103")
+
+
 def test_a_record_writes_nothing_to_a_terminal_but_text(river_runs, capsys):
     """Whatever is in its fields: each is printed as it stands, without what would move the cursor or the title."""
     found = river_runs.read()

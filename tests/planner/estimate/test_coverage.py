@@ -87,7 +87,7 @@ def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
     assert problem.message.startswith(
         "decode.redundant_experts (4) must be at least 32 with coverage: node (16 slots per GPU, so that each of "
         "32 experts is in two nodes); 16 slots per GPU instead of 9 take 0.0 GB more of each GPU, and max/mean load "
-        "becomes 1."
+        "stays 1."
     )
     assert problem.message.endswith("; nearest: decode.redundant_experts 32, or coverage none")
     assert plan_of(small("node", redundant=first["decode.redundant_experts"])).spec.coverage == "node"

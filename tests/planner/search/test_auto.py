@@ -57,6 +57,41 @@ def test_the_reason_says_what_a_fallback_holds(compiled):
     )
 
 
+OF_POINT = PAIR | {"operating_point": {"decode": {"requests": 88, "kv_tokens": 4989}}}
+
+
+def test_a_unit_holds_the_operating_point_that_is_written(compiled):
+    """The smallest that does: the next smaller one is refused as written."""
+    no_more = {"decode.redundant_experts": 0}
+    plan = compiled(applied(OF_POINT, no_more | {"decode.ep_size": "auto"}))
+    size = decided(plan)["decode.ep_size"]
+
+    assert plan.memory[1].kv_tokens >= 88 * 4989
+    assert "and for operating_point" in plan.decisions[0].why
+    with pytest.raises(InfeasibleError) as caught:
+        compiled(applied(OF_POINT, no_more | {"decode.ep_size": size // 2}))
+    assert caught.value.problems[0].rule.startswith("S711")
+
+
+def test_requests_are_no_fewer_than_the_operating_point_has(compiled):
+    """KV has room for fewer of full length, but those of the point are shorter."""
+    plan = compiled(applied(OF_POINT, {"decode.max_requests": "auto"}))
+
+    assert decided(plan) == {"decode.max_requests": 88}
+    assert plan.memory[1].full_requests < 88
+
+
+def test_a_point_that_no_layout_holds_is_refused_with_what_auto_tried(compiled):
+    """The user sees that it is not one unlucky choice."""
+    long = PAIR | {"operating_point": {"decode": {"requests": 128, "kv_tokens": 32000}}}
+    with pytest.raises(InfeasibleError) as caught:
+        compiled(applied(long, {"decode.ep_size": "auto"}))
+    (problem,) = caught.value.problems
+
+    assert problem.rule.startswith("S711")
+    assert problem.reason.endswith("no decode.ep_size that auto tried holds them")
+
+
 def test_a_unit_takes_the_whole_of_its_node(compiled):
     """A model that one GPU holds is spread over all eight: no other unit could use the others."""
     change = {"decode.ep_size": "auto", "decode.redundant_experts": "auto", "decode.max_requests": 1}

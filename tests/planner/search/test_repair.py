@@ -36,7 +36,7 @@ def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(plan_of):
 
 
 def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(plan_of):
-    """A warm-up is too short for experts that no GPU has room for; the change that is printed plans, warm-up and all."""
+    """A warm-up is too short for experts that no GPU has room for; the printed change plans, warm-up and all."""
     windows = [
         {"at": "08:00", "prefill_units": 2, "decode_units": 1},
         {"at": "20:00", "prefill_units": 1, "decode_units": 1},

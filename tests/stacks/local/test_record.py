@@ -146,13 +146,16 @@ def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, caps
         assert [each.name for each in running_deployments()] == ["broken", folder.name]
         assert cli.main(["status", folder.name]) == cli.main(["down", folder.name]) == 0
         for words, expected in {
-            ("status",): rf"broken, {folder.name}.*R103",
+            ("status", "--format", "json"): "R103",
+            ("status",): "R121",
             ("down", "nosuch"): rf"broken or {folder.name}.*S101",
             ("status", "broken"): "R121",
         }.items():
             capsys.readouterr()
             assert cli.main(words) != 0
-            assert re.search(expected, capsys.readouterr().err)
+            said = capsys.readouterr()
+            assert re.search(expected, said.out + said.err)
+            assert (words == ("status",)) == said.out.startswith(f"{folder.name}: ")
 
 
 def test_a_lock_that_is_a_pipe_is_waited_for_by_nobody(folder):
@@ -188,9 +191,15 @@ def test_a_second_supervisor_is_refused(folder):
         pass
 
 
+def _only_this_runs(folder, monkeypatch):
+    """Have `status` find this deployment and no other."""
+    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
+
+
 def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
     """Where the plan that runs has a schedule that would; the record keeps that."""
-    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    _only_this_runs(folder, monkeypatch)
     said = []
     for switches_units in (True, False):
         folder.write(Record("demo", "sha256:0", (GATEWAY,), "m", (), switches_units=switches_units))
@@ -202,7 +211,7 @@ def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):
 
 def test_a_watch_says_a_sentence_once(folder, monkeypatch, capsys):
     """On stderr as on stdout, something is told again when it has changed."""
-    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    _only_this_runs(folder, monkeypatch)
     records = [Record("demo", "sha256:0", (GATEWAY,), "m", (), switches_units=each) for each in (True, False, True)]
     later = [records[0], *records]
 
@@ -223,7 +232,7 @@ def test_a_watch_says_a_sentence_once(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(("state", "status"), [("failed", 1), ("ready", 0), ("ended", 0), ("starting", 0)])
 def test_status_exits_with_1_when_a_unit_has_failed(folder, monkeypatch, capsys, state, status):
     """So that a script sees it. A unit that was told to end has not failed."""
-    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    _only_this_runs(folder, monkeypatch)
     units = (UnitRecord("demo-decode-0", "decode", state, 4),)
     folder.write(Record("demo", "sha256:0", (GATEWAY,), "m", units))
 

@@ -151,7 +151,7 @@ def test_a_gateway_that_dies_is_started_again_and_its_unit_stays_ready(watched):
 def test_status_shows_both_gateways(tmp_path, monkeypatch, capsys):
     """`status` shows their URLs, and exits with 1 when one is down."""
     folder = RunFolder(tmp_path)
-    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
     down = GatewayRecord("gateway-1", READY[1].endpoint, "failed", DIES[1], 1)
     folder.write(Record("demo", "sha256:0", (READY[0], down), "m", UNITS))
 

@@ -135,7 +135,7 @@ def test_ctrl_c_while_starting_stops_what_was_started(tidemill):
                 (0, 29400, "registry"),
                 (0, 9400, "metrics"),
                 (2, 29500, "rendezvous"),
-                (2, 29501, "places"),
+                (2, 29501, "where the unit's nodes meet"),
                 (3, 29600, "kv"),
             ]
         ),

@@ -23,6 +23,7 @@ def test_columns_stand_side_by_side(small_spec, capsys):
     assert "[3] slo.ttft_ms=4000,slo.tpot_ms=60" in " ".join(out.split())
     assert "is out from 12:40 until 12:50 on spare node-2, because node-0 fails" in " ".join(out.split())
     assert "[2]: requests are refused" in " ".join(out.split())
+    assert "since units have as many requests as they take" in " ".join(out.split())  # mixed ones: none is decode's
     assert "[2]: mixed is asked for" in " ".join(out.split())
     assert "[3]: mixed is asked for" not in " ".join(out.split())
 
