@@ -91,11 +91,21 @@ class GpuOps(Ops):
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
     ) -> Tensor:
-        """Put the keys together once, and attend in one call: [T, H, U]."""
-        k_nope_SHN, v_SHU = kv_SHX.split((kv_SHX.shape[-1] - value_size, value_size), -1)
-        k_SHQ = self._joined(k_nope_SHN, k_rope_SP)
-        q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, k_SHQ, v_SHU))
-        return self._attention(q, k, v, scale)[0].transpose(0, 1)
+        """Attend to the chunk's own keys and to those before it apart, [T, H, U]: cuDNN masks only squares.
+
+        Without cuDNN torch takes its kernel for any mask, which is a quarter as fast (`docs/performance.md`).
+        """
+        before = len(kv_SHX) - len(q_THQ)
+        heads = self._heads(q_THQ, kv_SHX[before:], k_rope_SP[before:], value_size)
+        if not before:
+            return self._masked_attention(*heads, scale)[0].transpose(0, 1)
+        if not self._has_cudnn(*heads):
+            heads = self._heads(q_THQ, kv_SHX, k_rope_SP, value_size)
+            return self._masked_attention(*heads, scale)[0].transpose(0, 1)
+        own = self._attention_part(*heads, scale, is_causal=True)
+        del heads  # its keys take more than the second context, so no more is held than for all keys at once
+        earlier = self._heads(q_THQ, kv_SHX[:before], k_rope_SP[:before], value_size)
+        return merged(*self._attention_part(*earlier, scale, is_causal=False), *own)[0].transpose(0, 1)
 
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
@@ -200,6 +210,14 @@ class GpuOps(Ops):
         moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
         return torch.arange(num_rows, device=self.device) + moved_R
 
+    def _heads(
+        self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, whole keys and values as torch's attention takes them, [1, H, T or S, channels]."""
+        k_nope_SHN, v_SHU = kv_SHX.split((kv_SHX.shape[-1] - value_size, value_size), -1)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, self._joined(k_nope_SHN, k_rope_SP), v_SHU))
+        return q, k, v
+
     def _joined(self, k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
         """Return whole keys [S, H, N + P]; all heads share the rotary part."""
         if self._runs_triton(k_nope_SHN) and are_powers_of_two(k_nope_SHN.shape[-1], k_rope_SP.shape[-1]):
@@ -234,18 +252,6 @@ class GpuOps(Ops):
 
     def _added_in_fp32(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
         return torch.mm(x_TD, w_ED.mT, out_dtype=torch.float32)
-
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attend to what came before the queries and to themselves apart: cuDNN masks only squares.
-
-        Without cuDNN torch takes its kernel for any mask, which is a quarter as fast (`docs/performance.md`).
-        """
-        before = k.shape[2] - q.shape[2]
-        if before and self._has_cudnn(q, k, v):
-            seen = self._attention_part(q, k[:, :, :before], v[:, :, :before], scale, is_causal=False)
-            own = self._attention_part(q, k[:, :, before:], v[:, :, before:], scale, is_causal=True)
-            return merged(*seen, *own)
-        return self._masked_attention(q, k, v, scale)
 
     def _masked_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         mask = causal_lower_right(q.shape[2], k.shape[2])
