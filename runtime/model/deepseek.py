@@ -85,8 +85,7 @@ class DeepseekV3(nn.Module):
         Latents are written to `cache`.
         """
         steps = self._micro_batches(prefilling, decoding)
-        self.begin_step(steps)
-        return torch.cat(self.overlap.run([self._hidden_states(step, cache, step) for step in steps]))
+        return self._run(steps, lambda step: self._hidden_states(step, cache, step))
 
     def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Do the same, and return the logits after the last token of each chunk: [chunks, vocab]."""
@@ -94,14 +93,12 @@ class DeepseekV3(nn.Module):
 
     def logits_of_step(self, micro_batches: list[ForwardBatch], cache: LatentCache) -> Tensor:
         """Do the same for a step whose tensors are there."""
-        self.begin_step(micro_batches)
-        return torch.cat(self.overlap.run([self._next_logits(step, cache) for step in micro_batches]))
+        return self._run(micro_batches, lambda step: self._next_logits(step, cache))
 
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Do the same, and return the hidden states of the last token of each chunk: [chunks, D]."""
         steps = self._micro_batches(prefilling, decoding)
-        self.begin_step(steps)
-        return torch.cat(self.overlap.run([self._hidden_states(step, cache, step.answering()) for step in steps]))
+        return self._run(steps, lambda step: self._hidden_states(step, cache, step.answering()))
 
     def normed(self, x_TD: Tensor) -> Tensor:
         """Return what the head reads of hidden states, [T, D] in FP32."""
@@ -124,6 +121,11 @@ class DeepseekV3(nn.Module):
                 shapes = (type(module), *(parameter.shape for parameter in parameters))
                 functions[shapes] = function, parameters[0].shape[-1], self.backend.unquantized_dtype
         return list(functions.values())
+
+    def _run(self, micro_batches: list[ForwardBatch], flow: Callable[[ForwardBatch], Flow[Tensor]]) -> Tensor:
+        """Run the flow of each micro-batch, in turns, and return their results one after the other."""
+        self.begin_step(micro_batches)
+        return torch.cat(self.overlap.run([flow(step) for step in micro_batches]))
 
     def _micro_batches(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk]) -> list[ForwardBatch]:
         steps = []
