@@ -6,8 +6,9 @@ Python's reader takes all of these. Of a plan that is not only read by us, it ma
 import json
 import math
 import re
-from collections import Counter
 from typing import Any, NoReturn
+
+from planner.facts.json_keys import repeated_key
 
 __all__ = ["NotStrict", "parsed_json"]
 
@@ -39,8 +40,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse what Python would take for one: which of two values a reviewer saw nobody knows."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise NotStrict(f"it has two keys {twice}")
+        raise NotStrict(f"it has two keys {repeated_key(pairs)}")
     return found
 
 

@@ -26,6 +26,7 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case, saturated_rate, unhindered_rate
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
+from planner.facts.json_keys import repeated_key
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError, Violation
 
@@ -159,12 +160,9 @@ def _documents(text: str) -> list[Any]:
 
 def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of the file. Raises ValueError where a key comes twice: which is meant is not known."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{_shown(key)} is given twice")
-        found[key] = value
-    return found
+    if (twice := repeated_key(pairs)) is not None:
+        raise ValueError(f"{_shown(twice)} is given twice")
+    return dict(pairs)
 
 
 def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
