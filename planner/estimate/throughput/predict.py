@@ -153,13 +153,11 @@ class Prediction:
 def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, with_spans: bool = False) -> Prediction:
     """Return what `case` does; `evidence`, and how uneven GPUs are at worst, decide how wide its ranges are."""
     drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
+    turns = turns_at(case) if case.phase == "mixed" else None
     case = _as_engine(case)
     rate, step = _rate(case, with_spans=with_spans)
     rates = spread(rate, max(rate, unhindered_rate(case)), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
-    turns = None
-    if case.phase == "mixed":
-        turns = _turns(case).times(1 / case.engine.factor.get(case.phase, 1.0))
     latencies = _decode_latencies(case, per_step, rates, turns) if case.phase != "prefill" else (None, None)
     waits = _prompt_latencies(case, rates, rate, turns) if case.phase != "decode" else (None, None, None)
     return Prediction(
