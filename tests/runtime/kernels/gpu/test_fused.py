@@ -1,26 +1,17 @@
 """Triton's one pass against torch's several: in Triton's interpreter, which computes on a CPU."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.runtime.kernels.gpu import interpreted_fused
+from tests.runtime.kernels.gpu import interpreted_fused, triton_without_gpu
 from tests.runtime.kernels.gpu.interpreted_fused import CHOSEN, DTYPES, ROTATED
 from tests.runtime.on_cpu import TORCH_OPS
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """case -> tensors, from one process in which Triton interprets: that is chosen when it is imported."""
-    path = tmp_path_factory.mktemp("interpreted") / "found.pt"
-    command = [sys.executable, interpreted_fused.__file__, str(path)]
-    root = str(Path(__file__).parents[4])
-    subprocess.run(command, check=True, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root}, timeout=120)
-    return torch.load(path, weights_only=True)
+    """case -> tensors, from one process for all of them."""
+    return triton_without_gpu.interpreted(interpreted_fused, tmp_path_factory.mktemp("interpreted"))
 
 
 @pytest.mark.parametrize("case", ROTATED)
@@ -57,10 +48,6 @@ def test_experts_are_chosen_as_in_the_reference(found, case):
 @pytest.mark.parametrize("kernel", ["rotate_pairs", "join_keys", "choose"])
 def test_it_compiles_for_the_gpus(capability, kernel):
     """To machine code, on a machine that has no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from runtime.kernels.gpu import fused
 
     rows, table, number = "*bf16", "*fp32", "i32"
@@ -72,8 +59,7 @@ def test_it_compiles_for_the_gpus(capability, kernel):
     function = getattr(fused, kernel)
     types, constants = arguments[kernel]
     names = dict(zip(function.arg_names, types, strict=False))
-    source = ASTSource(function, {**names, **dict.fromkeys(constants, "constexpr")}, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    compiled = triton_without_gpu.compiled(function, names, constants, capability)
 
     assert f".target sm_{capability}" in compiled.asm["ptx"]
     assert compiled.asm["cubin"]

@@ -5,16 +5,12 @@ e4m3 apart, and three where two casts to BF16 come before. Whether the kernels a
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from runtime.kernels import fp8
-from tests.runtime.kernels.gpu import interpreted
+from tests.runtime.kernels.gpu import interpreted, triton_without_gpu
 
 CASES = list(interpreted.CASES)
 
@@ -24,12 +20,8 @@ MOST = 0.95  # of values lie so far from a power of two that the interpreter rou
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """case -> tensors, from one process in which Triton interprets: that is chosen when it is imported."""
-    path = tmp_path_factory.mktemp("interpreted") / "found.pt"
-    command = [sys.executable, interpreted.__file__, str(path)]
-    root = str(Path(__file__).parents[4])
-    subprocess.run(command, check=True, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root}, timeout=120)
-    return torch.load(path, weights_only=True)
+    """case -> tensors, from one process for all of them."""
+    return triton_without_gpu.interpreted(interpreted, tmp_path_factory.mktemp("interpreted"))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -77,19 +69,13 @@ def test_scales_by_columns_lie_as_deep_gemm_reads_them(found):
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_it_compiles_for_the_gpus(capability, is_gated):
     """To machine code, on a machine that has no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from runtime.kernels.gpu import quantise
 
     pointers = {"x": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "counts": "*i32"}
     numbers = dict.fromkeys(("room", "size", "slot_stride", "row_stride", "group_stride"), "i32")
     flags = {"IS_MASKED": is_gated, "IS_GATED": is_gated, "POWER_OF_TWO": True, "GROUPS": 8, "BLOCK": 128}
     constants = {**flags, "LARGEST": 448.0, "MIN_MAGNITUDE": 1e-4}
-    signature = {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(quantise.quantise_groups, signature, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    compiled = triton_without_gpu.compiled(quantise.quantise_groups, pointers | numbers, constants, capability)
 
     assert f".target sm_{capability}" in compiled.asm["ptx"]
     assert compiled.asm["cubin"]
