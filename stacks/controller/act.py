@@ -57,7 +57,8 @@ def taint_faulty(
             continue
         kept = [each for each in taints if each not in ours]
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        changes = {"metadata": version, "spec": {"taints": kept + [taint] * (name in faulty) or None}}
+        added = [taint] if name in faulty else []
+        changes = {"metadata": version, "spec": {"taints": kept + added or None}}
         try:
             api.merge(Reference("v1", "Node", "", name), changes, manager=FIELD_MANAGER)
             yield name, None

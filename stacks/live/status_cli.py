@@ -74,11 +74,10 @@ def _status_now(arguments: argparse.Namespace) -> int:
         print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
         records, damaged = _read_all(find_all(arguments.given))
-        lines = [line for record in records if record for line in _lines(record)]
+        # whoever writes a record may write to no terminal
+        lines = [printable(line) for record in records if record for line in _lines(record)]
         if lines or damaged is None:
-            print(
-                "\n".join(map(printable, lines)) or nothing_runs()
-            )  # whoever writes a record may write to no terminal
+            print("\n".join(lines) or nothing_runs())
     if any(record and record.switches_units for record in records):
         say(ALL_STAY_ON)
     if damaged is not None:

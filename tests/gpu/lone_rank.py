@@ -22,7 +22,7 @@ from runtime.model.captured_steps import CapturedSteps
 from runtime.model.deepseek import DeepseekV3
 from runtime.protocol.counting import PAGE_TOKENS
 
-__all__ = ["LoneRank", "fill"]
+__all__ = ["LoneRank"]
 
 ALIGNED = 128  # rows that each expert's begin at a multiple of, as DeepEP brings them to DeepGEMM
 ONE = 0x38  # in E4M3; the codes below it are the numbers from 0 to 1
@@ -98,7 +98,7 @@ class Alone:
     def __init__(self, unit, slots, hidden, ops, capacity):
         self.slots, self.ops = slots, ops
         self.traffic, self._rows, self._brought = Traffic(), {}, []
-        self._room = capacity and self._random(slots, capacity * unit.ep_size, hidden)
+        self._room = None if capacity is None else self._random(slots, capacity * unit.ep_size, hidden)
 
     def begin_step(self, num_tokens):
         """There is nobody."""

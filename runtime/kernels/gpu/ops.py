@@ -33,7 +33,6 @@ from runtime.errors import RuntimeFailure
 from runtime.kernels.device import PinnedLink
 from runtime.kernels.fp8 import BLOCK, ExpertCodes, Quantised
 from runtime.kernels.gpu import contracts, fused, quantise
-from runtime.kernels.gpu.fused import are_powers_of_two
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
 from runtime.kernels.ops import Ops
 
@@ -82,8 +81,8 @@ class GpuOps(Ops):
     # attention
 
     def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-        """Rotate BF16 in one pass."""
-        if self._runs_triton(x) and x.stride(-1) == 1 and are_powers_of_two(x.shape[-1]):
+        """Rotate in one pass."""
+        if self._runs_triton(x) and x.stride(-1) == 1 and fused.are_powers_of_two(x.shape[-1]):
             fused.rotate(x, cos_TX, sin_TX, neighbours)
         else:
             super().rotate(x, cos_TX, sin_TX, neighbours)
@@ -148,7 +147,7 @@ class GpuOps(Ops):
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
         """Choose in one kernel. Among equal scores the first wins."""
         sizes = num_groups, num_best, topk_group, top_k
-        if self._runs_triton(scores_TE) and are_powers_of_two(num_groups, scores_TE.shape[1] // num_groups):
+        if self._runs_triton(scores_TE) and fused.are_powers_of_two(num_groups, scores_TE.shape[1] // num_groups):
             return fused.chosen_experts(scores_TE, *sizes)
         return super().choose_experts(scores_TE, *sizes)
 
@@ -220,7 +219,7 @@ class GpuOps(Ops):
 
     def _joined(self, k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
         """Return whole keys [S, H, N + P]; all heads share the rotary part."""
-        if self._runs_triton(k_nope_SHN) and are_powers_of_two(k_nope_SHN.shape[-1], k_rope_SP.shape[-1]):
+        if self._runs_triton(k_nope_SHN) and fused.are_powers_of_two(k_nope_SHN.shape[-1], k_rope_SP.shape[-1]):
             return fused.joined_keys(k_nope_SHN, k_rope_SP)
         return torch.cat((k_nope_SHN, k_rope_SP[:, None].expand(-1, k_nope_SHN.shape[1], -1)), -1)
 
