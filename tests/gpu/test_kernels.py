@@ -76,7 +76,7 @@ def test_experts_are_chosen_as_in_the_reference(ops, reference, drawn):
 
 @pytest.mark.parametrize("neighbours", [True, False])
 def test_pairs_are_rotated_as_in_the_reference(ops, reference, drawn, device, neighbours):
-    """Of heads, and of the vector that they share, beside channels that stay."""
+    """Heads and the vector that they share are rotated, and the channels beside them stay."""
     angles = torch.rand(37, 32, device=device) * 1000
     for wide in (drawn(37, 128, 192), drawn(37, 576)):
         found, expected = wide.clone(), wide.clone()

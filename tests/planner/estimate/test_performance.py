@@ -143,7 +143,7 @@ def test_the_plan_explains_a_layer(capsys):
     ],
 )
 def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more):
-    """With what is offered it is kept, and with a little more, or steps twice as long, it is not."""
+    """It is kept with what is offered, and not with a little more, or with steps twice as long."""
 
     def missed(**values):
         plan = compile_plan(with_values(check_spec(SPEC), {**promise, **values}))

@@ -116,7 +116,7 @@ def test_the_nucleus_is_the_references(top_p, few_candidates):
 
 
 def test_a_nucleus_ends_at_the_first_of_equals():
-    """Of equal tokens those with the lowest ids are kept, as many as reach top_p."""
+    """Those with the lowest ids are kept of equal tokens, as many as reach top_p."""
     assert set(stream(torch.zeros(10), sampling(top_p=0.35))) == {0, 1, 2, 3}
     assert set(stream(torch.zeros(4), sampling(top_p=0.5))) == {0, 1}
     assert set(stream(torch.zeros(10), sampling(top_k=3))) == set(range(10))  # each equals the third
@@ -166,7 +166,7 @@ def test_seeds_and_positions_draw_differently():
 
 @pytest.mark.parametrize("name", ["greedy", "all", "nucleus", "wide nucleus"])
 def test_logprobs_are_the_references(name, few_candidates):
-    """Of the drawn token and of as many as were asked for, best first, whatever the others asked for."""
+    """They are the drawn token's and those of as many as were asked for, best first, whatever others asked for."""
     logits_BV = random_logits(3)
     settings = [sampling(**SETTINGS[name], num_logprobs=number) for number in (None, 0, 20)]
     drawn = draw(logits_BV, {row: Ask(each, row, 0) for row, each in enumerate(settings)}, HostLink())
@@ -188,7 +188,7 @@ def test_a_vocabulary_may_be_smaller_than_the_logprobs_asked_for():
 
 
 def test_a_step_takes_one_copy_to_the_host(few_candidates):
-    """Of a few numbers a row, whatever its requests ask for, if the candidates are enough."""
+    """The copy has a few numbers a row, whatever its requests ask for, if the candidates are enough."""
     settings = [sampling(), sampling(temperature=0.0, num_logprobs=3), sampling(top_p=0.5), sampling(top_k=4)] * 10
     link = CountingLink()
     draw(random_logits(40), {row: Ask(each, row, 0) for row, each in enumerate(settings)}, link)
