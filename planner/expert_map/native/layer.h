@@ -46,6 +46,7 @@ typedef struct {
     const double *loads;     // [W][E]
     double *weights;         // [W][E] what each replica carries, for the split `EQUAL`
     double *weights_if_more; // [W][E] what it would carry with one replica more
+    double *weights_there;   // [W][G][S] what the replica in a slot carries, for the split `EQUAL`
     double *carried;         // [W][G]
     int *counts;             // [E] replicas
     int64_t *slots;          // [G][S] the expert there
@@ -77,6 +78,7 @@ static Layer make_layer(int E, int G, int S, int W, int M, int split)
     Layer layer = {.E = E, .G = G, .S = S, .W = W, .M = M, .split = split};
     layer.weights = zeros(W * experts, sizeof(double));
     layer.weights_if_more = zeros(W * experts, sizeof(double));
+    layer.weights_there = zeros(W * gpus * S, sizeof(double));
     layer.carried = zeros(W * gpus, sizeof(double));
     layer.counts = zeros(experts, sizeof(int));
     layer.slots = zeros(gpus * S, sizeof(int64_t));
@@ -89,8 +91,8 @@ static Layer make_layer(int E, int G, int S, int W, int M, int split)
 
 static void drop(Layer *layer)
 {
-    void *parts[] = {layer->weights, layer->weights_if_more, layer->carried, layer->counts, layer->slots, layer->homes, layer->held,
-                     layer->near, layer->num_with};
+    void *parts[] = {layer->weights, layer->weights_if_more, layer->weights_there, layer->carried, layer->counts, layer->slots,
+                     layer->homes, layer->held, layer->near, layer->num_with};
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) free(parts[part]);
 }
 
@@ -139,6 +141,16 @@ static void weigh(Layer *layer, int expert)
     }
 }
 
+// Writes what the expert's replicas carry to their slots.
+static void weigh_slots(Layer *layer, int expert)
+{
+    const int *homes = homes_of(layer, expert);
+    for (int replica = 0; replica < layer->counts[expert]; replica++)
+        for (int place = homes[replica] * layer->S; place < (homes[replica] + 1) * layer->S; place++)
+            for (int window = 0; window < layer->W && layer->slots[place] == expert; window++)
+                layer->weights_there[window * layer->G * layer->S + place] = layer->weights[window * layer->E + expert];
+}
+
 static void come(Layer *layer, int expert, int gpu)
 {
     int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
@@ -172,6 +184,9 @@ static void take(Layer *layer, const int64_t *slots)
         weigh(layer, expert);
         carry(layer, expert, 1);
     }
+    for (int window = 0; window < layer->W; window++)
+        for (int place = 0; place < layer->G * layer->S; place++)
+            layer->weights_there[window * layer->G * layer->S + place] = layer->weights[window * layer->E + layer->slots[place]];
 }
 
 // Holds the map of another layer of the same shapes and loads.
@@ -180,6 +195,7 @@ static void copy(Layer *layer, const Layer *other)
     size_t experts = layer->E, gpus = layer->G, windows = layer->W, most = gpus * layer->S;
     memcpy(layer->weights, other->weights, windows * experts * sizeof(double));
     memcpy(layer->weights_if_more, other->weights_if_more, windows * experts * sizeof(double));
+    memcpy(layer->weights_there, other->weights_there, windows * most * sizeof(double));
     memcpy(layer->carried, other->carried, windows * gpus * sizeof(double));
     memcpy(layer->counts, other->counts, experts * sizeof(int));
     memcpy(layer->slots, other->slots, most * sizeof(int64_t));
@@ -187,7 +203,8 @@ static void copy(Layer *layer, const Layer *other)
     memcpy(layer->near, other->near, experts * layer->M * sizeof(int));
     memcpy(layer->num_with, other->num_with, experts * sizeof(int));
     for (size_t expert = 0; expert < experts; expert++)
-        memcpy(layer->homes + expert * most, other->homes + expert * most, layer->counts[expert] * sizeof(int));
+        for (int replica = 0; replica < layer->counts[expert]; replica++)
+            layer->homes[expert * most + replica] = other->homes[expert * most + replica];
 }
 
 // Both steps: the expert in `slot` of `gpu` goes to `other`, if that is a GPU, and `comer` comes from there.
@@ -210,10 +227,12 @@ static void swap(Layer *layer, int gpu, int slot, int other, int other_slot)
         return;
     }
     for (int window = 0; window < layer->W; window++) {
-        const double *weights = layer->weights + window * layer->E;
-        double *carried = layer->carried + window * layer->G, moved = weights[leaving] - weights[coming];
-        carried[gpu] -= moved;
-        carried[other] += moved;
+        double *there = layer->weights_there + window * layer->G * layer->S, *carried = layer->carried + window * layer->G;
+        double left = there[gpu * layer->S + slot], came = there[other * layer->S + other_slot];
+        there[gpu * layer->S + slot] = came;
+        there[other * layer->S + other_slot] = left;
+        carried[gpu] -= left - came;
+        carried[other] += left - came;
     }
 }
 
@@ -227,6 +246,8 @@ static void hand_over(Layer *layer, int comer, int gpu, int slot)
     layer->slots[gpu * layer->S + slot] = comer;
     weigh(layer, giver);
     weigh(layer, comer);
+    weigh_slots(layer, giver);
+    weigh_slots(layer, comer);
     carry(layer, giver, 1);
     carry(layer, comer, 1);
 }

@@ -164,24 +164,30 @@ static double gain_of(const Layer *layer, const Rules *rules, const Step *step, 
 // What the fullest GPU has to come below so that a step may gain more than `gain`.
 static double limit_of(const Rules *rules, double top, double gain) { return top - gain * (rules->prices ? FREE : 1.0); }
 
+static int any_within(const double *numbers, int size, double low, double high)
+{
+    int found = 0;
+    for (int place = 0; place < size; place++) found |= (numbers[place] > low) & (numbers[place] < high);
+    return found;
+}
+
 // Finds the best swap of a slot of the hot GPU with one of the GPUs from `first` up to `end`; returns its gain, or 0.
 // With equal shares the two loads in the worst window show that most swaps gain too little: only a range of weights is
 // looked at closely.
 static double find_swap(const Layer *layer, const Rules *rules, int worst, int hot, int first, int end, Step *best)
 {
-    const double *carried = layer->carried + worst * layer->G, *weights = layer->weights + worst * layer->E;
+    const double *carried = layer->carried + worst * layer->G, *weights = layer->weights_there + worst * layer->G * layer->S;
     const int S = layer->S, is_equal = layer->split == EQUAL, goes = anything_goes(layer, rules);
-    const int64_t *here = layer->slots + hot * S;
     double top = carried[hot], gain = 0.0, limit = top;
     for (int gpu = first; gpu < end; gpu++) {
-        const int64_t *there = layer->slots + gpu * S;
         if (is_equal ? top + carried[gpu] >= 2 * limit : carried[gpu] >= top) continue;  // one has at least half of both
         for (int slot = 0; slot < S; slot++) {
-            int leaving = (int)here[slot];
+            double leaves = weights[hot * S + slot];
+            if (is_equal && !any_within(weights + gpu * S, S, leaves + carried[gpu] - limit, leaves + limit - top)) continue;
             for (int other = 0; other < S; other++) {
-                int coming = (int)there[other];
-                double moved = weights[leaving] - weights[coming], fuller = larger(top - moved, carried[gpu] + moved);
-                if (is_equal && fuller >= limit) continue;  // so most end here
+                double moved = leaves - weights[gpu * S + other], fuller = larger(top - moved, carried[gpu] + moved);
+                if (is_equal && fuller >= limit) continue;
+                int leaving = at(layer, hot, slot), coming = at(layer, gpu, other);
                 if (holds(layer, leaving, gpu) || holds(layer, coming, hot)) continue;
                 Step step = {hot, slot, gpu, other, coming};
                 double found = goes ? top - fuller : gain_of(layer, rules, &step, top, gain);
@@ -324,8 +330,8 @@ static void kick_on(Layer *best, Layer *trial, const Rules *rules, int num_kicks
         for (int tries = 0; tries < MAX_TRIES && changes > 0; tries++) changes -= try_any(trial, rules, &seed, for_fullest);
         double most = descend(trial, rules);
         int may_be_as_good = turn >= num_kicks / 3 || total_price(trial, rules) <= total_price(best, rules);
-        if (most < reached || (most == reached && may_be_as_good)) take(best, trial->slots);
-        copy(trial, best);
+        if (most < reached || (most == reached && may_be_as_good)) copy(best, trial);
+        else copy(trial, best);
     }
 }
 
