@@ -3,7 +3,8 @@
 No times are compared: the reference is `eplb_reference.py`, which makes maps of the same balance sooner.
 
     moves      share of slots whose expert changed on a drifted window (Gaussian copula), order inside a GPU ignored
-    least      a proven bound on that share (`fewest_moves.py`), of seeds with two slots a GPU that miss the goal
+    least      a proven bound on that share (`fewest_moves.py`), of seeds with two slots a GPU that are above the goal;
+               where it is above the goal, too, no map meets that, and ours has to be near the bound instead
     anew       the same share for our own fresh map, and for the reference's
     per slot   of max/mean, in thousandths: what a layer gained for each of its slots that moved, least of all seeds
     ms         of a map with a previous one
@@ -15,6 +16,8 @@ from tests.benchmarks.drifting_loads import count_moves, drift, max_over_mean
 from tests.benchmarks.expert_map_configs import ALPHAS, RHOS, SEEDS, ours_for, timed
 from tests.benchmarks.fewest_moves import fewest_moves
 from tests.planner.expert_map.eplb_reference import rebalance_experts
+
+NEAR = 1.03  # times the bound
 
 
 def moves_table(goals, configs):
@@ -42,7 +45,8 @@ def moves_table(goals, configs):
                 keys = ("stale", "reference", "ours", "worse", "moves", "least", "unchanged", "ours anew", "eplb anew")
                 written = [f"{run[key]:.4g}" if run[key] >= 0 else "" for key in (*keys, "per slot", "ms")]
                 print(row.format(config.name, alpha, rho, *written), flush=True)
-                goals.check(f"{case}: share of slots moved", run["moves"], "<=", goal)
+                asked = NEAR * run["least"] if run["least"] > goal else goal
+                goals.check(f"{case}: share of slots moved", run["moves"], "<=", asked)
                 goals.check(f"{case}: layers worse than the reference", run["worse"], "<=", 0)
                 goals.check(f"{case}: slots moved for unchanged loads", run["unchanged"], "<=", 0)
 
