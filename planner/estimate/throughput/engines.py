@@ -6,6 +6,7 @@ Mechanisms are shared by all engines. An engine has
     host_ms        a step, on the host
     imbalance      how much fuller its fullest GPU is than the plan's map says
     core_share     where its core attention is another kernel than the GPU's constants are of
+    alone          how many times as long as predicted one GPU computed, which is told and changes no prediction
     factor         throughput that it reaches of what mechanisms say, where nothing more is published: on that GPU only
 
 `tests/benchmarks/throughput.py` fits them, prints what each row would be predicted without itself, and is where the
@@ -15,7 +16,7 @@ predictions say so.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -37,6 +38,8 @@ class EngineModel:
     factor: Mapping[Phase, float]
     measured_on: Mapping[Phase, tuple[str, ...]]
     as_engine: str | None  # whose constants it borrows
+    alone: Mapping[Phase, float] = field(default_factory=dict)  # times as predicted that one GPU computed, no exchanges
+    alone_on: str = ""  # the GPU
 
 
 @cache
@@ -56,6 +59,8 @@ def engine_model(name: str, gpu: str) -> EngineModel:
         factor={} if borrowed else values.get("factor", {}),
         measured_on={phase: tuple(gpus) for phase, gpus in own.get("measured_on", {}).items()},
         as_engine=borrowed,
+        alone=own.get("alone", {}),
+        alone_on=own.get("alone_on", ""),
     )
 
 

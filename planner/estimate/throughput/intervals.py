@@ -89,8 +89,7 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
         return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
-    as_whom = f", so its overheads are taken from {engine.as_engine}'s" if engine.as_engine else ""
-    return Evidence("none", f"nobody has measured {phase} on {engine.name}{as_whom}", scaled)
+    return Evidence("none", f"nobody has measured {phase} on {engine.name}{_instead(engine, phase)}", scaled)
 
 
 def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:
@@ -107,3 +106,13 @@ def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None =
     width = max(width, evidence.unexplained)
     slowest, (least, most) = mid if drifted is None else min(mid, drifted), evidence.measured
     return Estimate(min(slowest * (1 - width), mid * least), mid, mid * max(1 + width, most))
+
+
+def _instead(engine: EngineModel, phase: Phase) -> str:
+    """Return what an unmeasured engine is predicted by, and what is known of it."""
+    if engine.as_engine is None:
+        return ""
+    text = f", so its overheads are taken from {engine.as_engine}'s"
+    if times := engine.alone.get(phase):
+        text += f"; without exchanges, one {engine.alone_on} took {times:g} times as long as predicted"
+    return text

@@ -32,6 +32,13 @@ def test_a_range_rests_on_what_was_measured(engine, phase, gpu, family):
     assert evidence.family == family
 
 
+@pytest.mark.parametrize(("phase", "told"), [("prefill", "h100 took 1.15 times"), ("decode", "h100 took 1.37 times")])
+def test_our_engine_says_how_long_one_gpu_took(phase, told):
+    """Its evidence names what was measured of its compute alone."""
+    evidence = evidence_for(engine_model("tidemill", "h800"), phase, machine_of(GPUS["h800"], "h800"))
+    assert told in evidence.why
+
+
 def test_a_factor_that_nothing_explains_is_as_wide_as_what_it_takes_away():
     """vLLM on MI300X reaches 0.60 of what mechanisms say, at one point: elsewhere it may be 40 % more or less."""
     case = MOREH.case()
