@@ -148,7 +148,7 @@ async def embeddings(request: Request) -> Response:
         async with gateway.bodies.read(request) as raw:
             _refuse_early(1, gateway.admission.embeddings, request)
             idempotent = _idempotent(request, raw)
-            stack.callback(gateway.idempotency.free_unless_begun, idempotent)
+            stack.callback(gateway.idempotency.end_request, idempotent)
             asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
@@ -221,7 +221,7 @@ async def _answer(
         async with gateway.bodies.read(request) as raw:
             _refuse_early(1, gateway.admission.answers, request)
             idempotent = _idempotent(request, raw)
-            stack.callback(gateway.idempotency.free_unless_begun, idempotent)
+            stack.callback(gateway.idempotency.end_request, idempotent)
             asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
             call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while

@@ -81,8 +81,8 @@ class IdempotencyKeys:
         known.num_under_way += 1
         return known
 
-    def free_unless_begun(self, call: IdempotentCall) -> None:
-        """Say that a request has ended. If none of its call ever began, nobody has computed it, and its key is free."""
+    def end_request(self, call: IdempotentCall) -> None:
+        """End a request of the call. If none of the call's ever began, nobody has computed it, and its key is free."""
         call.num_under_way -= 1
         if call.digest is None or call.is_begun or call.num_under_way:
             return

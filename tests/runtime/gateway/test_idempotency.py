@@ -55,7 +55,7 @@ def test_a_call_that_ranks_never_had_does_not_spend_its_key(is_begun):
     keys = IdempotencyKeys()
     call = keys.call("order-7", None, PATH, b"wrong")
     call.is_begun = is_begun
-    keys.free_unless_begun(call)
+    keys.end_request(call)
 
     if is_begun:
         with pytest.raises(ApiError, match="Idempotency"):
@@ -68,10 +68,10 @@ def test_a_key_is_free_when_the_last_request_of_its_call_has_ended():
     """One of two requests alike leaves before it begins, and the other keeps the key: it may still begin."""
     keys = IdempotencyKeys()
     first, second = (keys.call("order-7", None, PATH, b"wrong") for _ in range(2))
-    keys.free_unless_begun(first)
+    keys.end_request(first)
     with pytest.raises(ApiError, match="Idempotency"):
         keys.call("order-7", None, PATH, BODY)
-    keys.free_unless_begun(second)
+    keys.end_request(second)
 
     keys.call("order-7", None, PATH, BODY)
 
@@ -83,7 +83,7 @@ def test_a_call_that_was_forgotten_frees_no_other_calls_key():
     forgotten = keys.call("order-7", None, PATH, b"wrong")
     now[0] = KEPT_S + 1
     keys.call("order-7", None, PATH, BODY)
-    keys.free_unless_begun(forgotten)
+    keys.end_request(forgotten)
 
     with pytest.raises(ApiError, match="Idempotency"):
         keys.call("order-7", None, PATH, b"wrong")
