@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from planner.facts.catalog import GPUS
 from planner.facts.quantities import quantity
-from planner.spec.section import Section, form_of, one_of
+from planner.spec.section import ONE_LINE, Section, form_of, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
 __all__ = ["A_GPU", "ClusterSpec", "GpuSpec", "NodeSpec"]
@@ -20,7 +20,13 @@ A_GPU = next(name for name in GPUS if name != "cpu")  # for examples
 class GpuSpec(Section):
     """A GPU that the catalog does not have."""
 
-    name: str = Field(min_length=1, max_length=63, description="Name of the GPU in plans.", examples=["a-gpu-96"])
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        pattern=ONE_LINE,
+        description="Name of the GPU in plans, in one line.",
+        examples=["a-gpu-96"],
+    )
     memory: Annotated[int, *quantity("bytes")] = Field(
         description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB, as "
         "where 79.1GiB are sold as 80 GB.",
@@ -72,14 +78,21 @@ class NodeSpec(Section):
     """One node of a cluster that is given node by node."""
 
     name: str = Field(min_length=1, max_length=253, description="Name of the node in Kubernetes.", examples=["gpu-a01"])
-    rack: str | None = Field(default=None, min_length=1, description="Its rack.", examples=["a"])
+    rack: str | None = Field(
+        default=None, min_length=1, pattern=ONE_LINE, description="Its rack, in one line.", examples=["a"]
+    )
     leaf: str | None = Field(
-        default=None, min_length=1, description="Leaf switch that its NICs are connected to.", examples=["leaf-1"]
+        default=None,
+        min_length=1,
+        pattern=ONE_LINE,
+        description="Leaf switch that its NICs are connected to, in one line.",
+        examples=["leaf-1"],
     )
     power: str | None = Field(
         default=None,
         min_length=1,
-        description="Power domain: nodes with the same name lose power together.",
+        pattern=ONE_LINE,
+        description="Power domain: nodes with the same name lose power together. In one line.",
         examples=["pdu-1"],
     )
     gpu: Annotated[str, one_of(GPUS, or_text=True)] | None = Field(

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from planner.families import MODELS
-from planner.spec.section import Section, one_of
+from planner.spec.section import ARGUMENT, Section, one_of
 
 __all__ = ["A_MODEL", "ModelSpec"]
 
@@ -32,8 +32,9 @@ class ModelSpec(Section):
     checkpoint: str | None = Field(
         default=None,
         min_length=1,
+        pattern=ARGUMENT,
         description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
-        "Without it the spec can be planned but not run.",
+        "Without it the spec can be planned but not run. It must not have a $ in it, which pods would expand.",
         examples=["bundled:demo"],
     )
     config_digest: str | None = Field(
@@ -54,6 +55,8 @@ class ModelSpec(Section):
         default=None,
         min_length=1,
         max_length=200,
-        description="Model name that /v1/models lists, by default the spec's name.",
+        pattern=ARGUMENT,
+        description="Model name that /v1/models lists, by default the spec's name. It stands in commands of pods: "
+        "no $, and no - in front.",
         examples=[A_MODEL],
     )

@@ -44,7 +44,7 @@ class Named:
     def _resolve(self, values: dict[str, Any], data: Mapping[str, Any]) -> None:
         if "model" in values:
             self._keep("model.shapes", _catalog_model("model", values["model"], data))
-        if values.get("model.catalog"):
+        if values.get("model.catalog") is not None:
             self._keep("model.shapes", _catalog_model("model.catalog", values["model.catalog"], data))
         elif values.get("model.config") is not None:
             self._keep_config(values["model.config"], data)

@@ -27,6 +27,7 @@ from planner.spec.rule import Broken, Partial, Rule, declare_at, declare_in
 __all__ = ["RULES"]
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")  # k8s.io/apimachinery IsConfigMapKey
 RESOURCE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 MAX_RESOURCE_NAME = 63
 NAME_FORM = "letters and digits, with hyphens, dots and _ between them"
@@ -66,6 +67,9 @@ def variables_are_text_or_of_a_secret(env: Mapping[str, Any]) -> Iterator[Broken
             yield Broken(rule, "there are no other choices", _meant_variable(value), path)
         elif isinstance(value, dict) and not is_object_name(value["secret"]):
             yield no_object_name(f"{path}.secret", value["secret"])
+        elif isinstance(value, dict) and not SECRET_KEY.fullmatch(value["key"]):
+            rule, reason = "S478 must be letters, digits, hyphens, dots and _", "a Secret has no other keys"
+            yield Broken(rule, reason, "name the key as it stands in the Secret", f"{path}.key", value["key"])
 
 
 @_reads("kubernetes.env")
@@ -116,11 +120,7 @@ def labels_have_names(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]
 def labels_have_values(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
     """A pod that asks for another value is refused."""
     for name, value in labels.items():
-        if isinstance(value, str) and not is_label_value(value):
-            right = qualified_part(value)
-            rule = f"S465 must be at most {MAX_NAME_PART} {NAME_FORM}"
-            fix = nearest(right) if right else removal()
-            yield Broken(rule, "Kubernetes accepts no other label value", fix, f"{where}.{name}", value)
+        yield from _label_value(f"{where}.{name}", value)
 
 
 def _qualified(section: str, values: Mapping[str, Any], what: str) -> Iterator[Broken]:
@@ -133,6 +133,14 @@ def _qualified(section: str, values: Mapping[str, Any], what: str) -> Iterator[B
         fix = Fix(f"did you mean {renamed[key]}?", (change,)) if key in renamed else removal()
         rule = f"S464 must be at most {MAX_NAME_PART} {NAME_FORM}, or PREFIX/ and such a name"
         yield Broken(rule, f"Kubernetes has no {what} of another name", fix, f"{section}.{key}", values[key])
+
+
+def _label_value(path: str, value: Any) -> Iterator[Broken]:
+    """What is wrong with a text that is no value of a label, nor of a taint."""
+    if isinstance(value, str) and not is_label_value(value):
+        right = qualified_part(value)
+        rule = f"S465 must be at most {MAX_NAME_PART} {NAME_FORM}"
+        yield Broken(rule, "Kubernetes accepts no other value", nearest(right) if right else removal(), path, value)
 
 
 def _meant_name(key: str) -> str | None:
@@ -331,6 +339,12 @@ def tolerations_are_kubernetes(where: str, tolerations: Sequence[Mapping[str, An
                 path,
                 each,
             )
+        if each.get("key") is not None and not is_qualified_name(each["key"]):
+            right = _meant_name(each["key"])
+            rule = f"S464 must be at most {MAX_NAME_PART} {NAME_FORM}, or PREFIX/ and such a name"
+            fix = nearest(right) if right else removal()
+            yield Broken(rule, "Kubernetes has no taint of another name", fix, f"{path}.key", each["key"])
+        yield from _label_value(f"{path}.value", each.get("value"))
         if each.get("seconds") is not None and each.get("effect") != "NoExecute":
             fix = Fix("write effect: NoExecute, or remove it", ({f"{path}.effect": "NoExecute"}, {HERE: None}))
             rule, reason = "S453 must come with effect: NoExecute", "only NoExecute taints evict running pods"

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-__all__ = ["UNION_TAGS", "Section", "form_of", "one_of", "quantity_field"]
+__all__ = ["ARGUMENT", "ONE_LINE", "UNION_TAGS", "Section", "form_of", "one_of", "quantity_field"]
 
 UNION_TAGS = (
     "<name>",
@@ -15,6 +15,11 @@ UNION_TAGS = (
     "<list>",
 )  # Pydantic puts these into the path of an error; a user's key that looks like one is last there
 
+
+# What nobody sees, and what a terminal obeys: controls, line ends, marks of width zero and of direction.
+_UNSEEN = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+ONE_LINE = rf"^[^{_UNSEEN}]+$"  # a name that lines of text are made of
+ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command, in which Kubernetes expands $(NAME)
 
 # Before Pydantic builds its first model, it reads what each installed package says of plugins: 20 ms for nothing.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
