@@ -42,7 +42,11 @@ def _which_day(column: Column) -> str:
         return "one day"
     own = (spec.traffic, spec.schedule)
     others = [other.days for section in own if section is not None for other in section.other_days]
-    return date if entry_of(date, others) is not None else f"a usual day, since the spec has nothing about {date}"
+    if entry_of(date, others) is not None:
+        return date
+    if spec.traffic is not None and spec.traffic.history is not None:
+        return f"the day that is forecast from traffic.history, since the spec has no other for {date}"
+    return f"a usual day, since the spec has nothing about {date}"
 
 
 def _ranges(column: Column) -> Iterator[tuple[str, ...]]:
