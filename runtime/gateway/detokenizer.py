@@ -10,8 +10,11 @@ It does not know stop tokens: those are ids, and the ranks' business.
 
 import codecs
 from collections.abc import Sequence
+from functools import lru_cache
 
-__all__ = ["StopMatcher", "TextStream"]
+__all__ = ["StopMatcher", "TextStream", "num_held"]
+
+MAX_KNOWN = 1024  # stop strings whose borders are kept: all choices of a request have the same ones
 
 
 class TextStream:
@@ -41,10 +44,15 @@ class TextStream:
 
 
 class StopMatcher:
-    """Passes text on until one of `stops` is in it."""
+    """Passes text on until one of `stops` is in it.
+
+    A character costs a few steps for each stop string, however long and however nearly fulfilled they are: callers
+    choose both the strings and, by biases, the text (D. E. Knuth, J. H. Morris, V. R. Pratt 1977).
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+        self._stops = [(stop, borders(stop)) for stop in stops]
+        self._begun = [0] * len(stops)  # how many of its characters the text ends with, the most that there can be
         self._held = ""
         self.has_matched = False
 
@@ -54,13 +62,13 @@ class StopMatcher:
             return text
         if self.has_matched:
             return ""
-        text = self._held + text
-        match = first_match(text, self._stops)
-        if match is not None:
-            self.has_matched = True
-            self._held = ""
-            return text[:match]
-        certain = len(text) - num_held(text, self._stops)
+        held, self._held = self._held, ""
+        for place, character in enumerate(text):
+            if complete := self._read(character):
+                self.has_matched = True
+                return (held + text[: place + 1])[:-complete]
+        text = held + text
+        certain = len(text) - max(self._begun)
         self._held = text[certain:]
         return text[:certain]
 
@@ -69,11 +77,30 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
+    def _read(self, character: str) -> int:
+        """Return the length of the longest stop string that this character completes, or 0."""
+        complete = 0
+        for number, (stop, shorter) in enumerate(self._stops):
+            begun = self._begun[number]
+            while begun and stop[begun] != character:
+                begun = shorter[begun - 1]
+            begun += stop[begun] == character
+            if begun == len(stop):
+                complete = max(complete, begun)
+            self._begun[number] = begun
+        return complete
 
-def first_match(text: str, stops: Sequence[str]) -> int | None:
-    """Return where the stop string starts that is complete first; if several end together, the longest of them."""
-    matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    return min(matches)[1] if matches else None
+
+@lru_cache(maxsize=MAX_KNOWN)
+def borders(stop: str) -> tuple[int, ...]:
+    """Return for each beginning of `stop` how long its longest end is that is a shorter beginning, too."""
+    found = [0] * len(stop)
+    for place in range(1, len(stop)):
+        length = found[place - 1]
+        while length and stop[length] != stop[place]:
+            length = found[length - 1]
+        found[place] = length + (stop[length] == stop[place])
+    return tuple(found)
 
 
 def num_held(text: str, stops: Sequence[str]) -> int:
