@@ -88,7 +88,7 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]  # which there are, `calls.py` knows
-StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every token is compared with all its starts
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every character takes a step in each
 StopTokenIds = Annotated[list[Count], msgspec.Meta(max_length=128)]  # vLLM's: MAX_NUM_STOP_TOKEN_IDS
 
 
