@@ -6,6 +6,7 @@ one that they showed twice may have two demands: both are asked of `schedule.tim
 
 from collections.abc import Iterator
 
+from planner.facts.counted import counted
 from planner.facts.day import DAY_MINUTES, DAY_S, hh_mm, minute_of
 from planner.facts.history import History, PastDay
 from planner.facts.wall_clock import days_between, instants_of, offset_at
@@ -38,7 +39,7 @@ def _contradictions(past: History, zone: str) -> Iterator[tuple[str, str, str]]:
     """Yield times that clocks show once, and that have two demands."""
     found = [each for each in past.contradicted if len(instants_of(each[:10], minute_of(each[11:]), zone)) < 2]
     if found:
-        rule = f"W145 has different demands for {_counted(len(found), 'time')}, such as {found[0]}"
+        rule = f"W145 has different demands for {counted(len(found), 'time')}, such as {found[0]}"
         reason = "the largest of them counts, as if clocks had shown that time twice"
         yield rule, reason, "keep one row for each time"
 
@@ -48,7 +49,7 @@ def _gaps(past: History, zone: str) -> Iterator[tuple[str, str, str]]:
     *before, last = past.days
     lacking = [f"{day.date}T{hh_mm(minute)}" for day in before for minute in _missing(day, zone)]
     if lacking:
-        rule = f"W146 lacks {_counted(len(lacking), 'time')}, the first {lacking[0]}"
+        rule = f"W146 lacks {counted(len(lacking), 'time')}, the first {lacking[0]}"
         yield rule, "the forecast knows them from other days only", "add their rows, if they were measured"
     if missing := _missing(last, zone):
         rule = (
@@ -58,7 +59,7 @@ def _gaps(past: History, zone: str) -> Iterator[tuple[str, str, str]]:
         yield rule, reason, f"remove the rows of {last.date} to forecast that day"
     for one, following in zip(past.days, past.days[1:], strict=False):
         if (days := days_between(one.date, following.date) - 1) > 0:
-            rule = f"W146 has no rows for {_counted(days, 'day')} between {one.date} and {following.date}"
+            rule = f"W146 has no rows for {counted(days, 'day')} between {one.date} and {following.date}"
             yield rule, "growth and weekdays are told from dates", "add these days, or correct the dates"
             return
 
@@ -71,7 +72,3 @@ def _missing(day: PastDay, zone: str) -> list[int]:
     if offset_at(midnight - DAY_S, zone) == offset_at(midnight + 2 * DAY_S, zone):
         return minutes  # clocks skip nothing around that day, and years of minutes are not asked one by one
     return [minute for minute in minutes if instants_of(day.date, minute, zone)]
-
-
-def _counted(number: int, of: str) -> str:
-    return f"{number} {of}{'' if number == 1 else 's'}"

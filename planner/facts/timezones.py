@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
+from planner.facts.counted import counted
 from planner.problems.fix import HERE, Fix, for_example
 
 __all__ = ["is_timezone", "nearest_timezone"]
@@ -62,7 +63,7 @@ def _at_offset(sign: str, hours: int) -> Fix:
     if hours > (AHEAD if sign == "+" else BEHIND):
         return _example()
     name = "UTC" if hours == 0 else f"Etc/GMT{'-' if sign == '+' else '+'}{hours}"
-    count = "1 hour" if hours == 1 else f"{hours} hours"
+    count = counted(hours, "hour")
     signs = "" if hours == 0 else f", which is {count} {'ahead of' if sign == '+' else 'behind'} UTC"
     return Fix(f"did you mean {name}{signs}?", ({HERE: name},))
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.cluster.inventory import Node, nodes_for
+from planner.facts.counted import counted
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
@@ -62,8 +63,8 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     whys = ", ".join(f"{node.name}: {node.unusable}" for node in unusable[:3])
     there = f"only {usable} of {len(nodes)} are usable ({whys}{more})" if unusable else f"there are only {usable}"
     of_gpu = f" of {gpu}" if gpu else ""
-    rule = f"S701 must have at least {needed} usable nodes{of_gpu} ({parts}), but {there}"
-    return Violation("cluster.nodes", None, rule, reason, f"add {needed - usable} nodes")
+    rule = f"S701 must have at least {counted(needed, 'usable node')}{of_gpu} ({parts}), but {there}"
+    return Violation("cluster.nodes", None, rule, reason, f"add {counted(needed - usable, 'node')}")
 
 
 def _why_so_many(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:

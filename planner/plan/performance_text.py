@@ -12,6 +12,7 @@ from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.overlap import LayerTimeline
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.utilisation import follows_from_promise
+from planner.facts.counted import counted
 from planner.plan.columns import WIDTH, filled, table
 from planner.plan.plan import Plan
 
@@ -115,7 +116,7 @@ def _drafted(found: Prediction) -> Iterator[str]:
     point = found.point
     if found.phase == "prefill" or not point.draft_tokens:
         return
-    drafts = "1 draft" if point.draft_tokens == 1 else f"{point.draft_tokens} drafts"
+    drafts = counted(point.draft_tokens, "draft")
     yield from filled(
         f"A step of {found.step.seconds * 1e3:,.1f} ms verifies {drafts} per request. A draft whose predecessors are "
         f"right is right {point.acceptance_rate * 100:g} % of the time, so a step yields "

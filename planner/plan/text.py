@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.cluster.domains import domain_size
 from planner.facts.catalog import Gpu
+from planner.facts.counted import counted
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -75,7 +76,7 @@ def plan_text(plan: Plan) -> str:
 def _head(plan: Plan) -> str:
     cluster = plan.spec.cluster
     num_nodes = cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes)
-    nodes = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
+    nodes = counted(num_nodes, "node")
     used = sum(len(unit.nodes) for unit in plan.units)
     return "\n".join(
         (

@@ -8,6 +8,7 @@ windows count units from then on, so the numbers that stood in the phases go awa
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from planner.facts.counted import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, SpecError, Violation
@@ -99,10 +100,10 @@ def _with(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]
 def _decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
     traffic = spec.written.traffic
     assert traffic is not None
-    found = [Decision("schedule.windows", _number(days[0]), _why(days[0]))]
+    found = [Decision("schedule.windows", counted(len(days[0].windows), "window"), _why(days[0]))]
     for index, (each, day) in enumerate(zip(traffic.other_days, days[1:], strict=True)):
         why = f"on {', '.join(each.days)}: {day.mean_nodes:.2f} nodes are taken on average, {day.bound:.2f} at least"
-        found.append(Decision(f"schedule.other_days.{index}.windows", _number(day), why))
+        found.append(Decision(f"schedule.other_days.{index}.windows", counted(len(day.windows), "window"), why))
     return found
 
 
@@ -149,10 +150,6 @@ def _require_room(spec: ResolvedSpec, nodes_per_unit: Mapping[Phase, int]) -> No
     reason = f"the units of schedule.min_units are always on, and take {taken} nodes"
     fix = nearest(most) if most > 0 else "write fewer units of each phase, or more nodes"
     raise InfeasibleError([spec.problem(Violation(f"schedule.min_units.{phase}", floor[phase], rule, reason, fix))])
-
-
-def _number(day: DerivedDay) -> str:
-    return "1 window" if len(day.windows) == 1 else f"{len(day.windows)} windows"
 
 
 def _why(day: DerivedDay) -> str:

@@ -15,6 +15,7 @@ from itertools import islice
 
 import yaml
 
+from planner.facts.counted import counted
 from planner.problems.errors import MAX_TOLD
 
 __all__ = ["HOLE_REASON", "Mistake", "explain", "holes", "indent_by", "look_alikes"]
@@ -298,5 +299,5 @@ def _indentation(line: str) -> int:
 
 def indent_by(number: int) -> str:
     """Say how far a line is to be indented."""
-    spaces = "1 space" if number == 1 else f"{number} spaces"
+    spaces = counted(number, "space")
     return f"indent it by {spaces}" if number else "do not indent it"

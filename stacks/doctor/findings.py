@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from planner.facts.counted import counted
+
 __all__ = ["Check", "Finding", "findings_json", "findings_lines", "plural", "split_sentence"]
 
 Check = Literal[
@@ -62,7 +64,7 @@ def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list
     if not findings:
         return [f"{plan}: nothing in the cluster of context {context} stands in its way"]
     num_blocking = sum(each.blocks for each in findings)
-    counts = f"{_counted(len(findings), 'finding')}, of which {num_blocking} would stop `up`"
+    counts = f"{counted(len(findings), 'finding')}, of which {num_blocking} would stop `up`"
     return [f"{plan}, in the cluster of context {context}: {counts}", *_lines(findings)]
 
 
@@ -97,7 +99,3 @@ def _named(objects: Sequence[str]) -> str:
     """Name up to three, and count the others."""
     shown, num_more = ", ".join(objects[:3]), len(objects) - 3
     return f"{shown} and {num_more} more" if num_more > 0 else shown
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
