@@ -52,7 +52,7 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason = "units cannot share a node yet"
-    reason += _why_so_many(spec, layouts)
+    reason += _why_so_large(spec, layouts) + _why_so_many(spec, layouts)
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)
         least, kept = needed + num_spares, f", + spares {num_spares}" if num_spares else ""
@@ -65,6 +65,14 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     of_gpu = f" of {gpu}" if gpu else ""
     rule = f"S701 must have at least {counted(needed, 'usable node')}{of_gpu} ({parts}), but {there}"
     return Violation("cluster.nodes", None, rule, reason, f"add {counted(needed - usable, 'node')}")
+
+
+def _why_so_large(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
+    """Say which units' sizes are auto's; empty where all are written."""
+    chosen = [
+        f"EP{each.ep_size} for {each.phase}" for each in layouts if f"{each.phase}.ep_size" in spec.document.autos
+    ]
+    return f", and auto took {' and '.join(chosen)} to hold what is asked for" if chosen else ""
 
 
 def _why_so_many(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:

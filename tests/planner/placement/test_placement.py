@@ -72,6 +72,7 @@ def placed(case, previous=None):
         written=written,
         cluster=cluster,
         has_windows_of_traffic=False,
+        document=SimpleNamespace(autos=()),
         gpu_of=lambda _: GPUS["cpu"],
         problem=lambda violation: violation.at("spec.yaml", 1, 1),
     )

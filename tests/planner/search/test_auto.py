@@ -1,6 +1,7 @@
 """What `auto` becomes, and that every decided value and default is told with a reason."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -90,6 +91,16 @@ def test_a_point_that_no_layout_holds_is_refused_with_what_auto_tried(compiled):
 
     assert problem.rule.startswith("S711")
     assert problem.reason.endswith("no decode.ep_size that auto tried holds them")
+
+
+def test_too_few_nodes_for_a_size_that_auto_took_says_so(compiled):
+    """The user wrote no size, so the message names it."""
+    with pytest.raises(InfeasibleError) as caught:
+        compiled(applied(OF_POINT, {"decode.ep_size": "auto", "cluster.nodes": 5}))
+    (problem,) = caught.value.problems
+
+    assert problem.rule.startswith("S701")
+    assert re.search(r"auto took EP\d+ for decode to hold what is asked for$", problem.reason)
 
 
 def test_a_unit_takes_the_whole_of_its_node(compiled):
