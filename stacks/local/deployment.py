@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import socket
+import stat
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +28,10 @@ __all__ = [
     "find_running",
     "follow",
     "plan_day",
+    "require_as_asked",
     "require_cpu",
     "require_free",
     "require_keys",
-    "require_no_day",
     "require_runtime",
     "run_folder",
     "running_names",
@@ -84,11 +85,15 @@ def require_cpu(plan: Deployable, given: Path) -> None:
 
 
 def require_keys(plan: Deployable, keys: Path | None) -> None:
-    """Raise CallError when the plan's gateway asks for keys, which lie in a cluster's Secret, and none are given."""
-    if plan.gateway.keys is not None and keys is None:
+    """Raise CallError when `keys` cannot be read, or none are given though the plan's lie in a cluster's Secret."""
+    if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
         raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
+    unreadable = None if keys is None else _why_unreadable(keys)
+    if unreadable is not None:
+        rule, fix = f"R124 --keys ({keys}) must be a file that can be read", "tidemill key makes a key and its entry"
+        raise CallError([Violation("", None, rule, unreadable, fix).at("tidemill up")])
 
 
 def plan_day(plan: Deployable, length_s: float) -> DayRecord:
@@ -97,14 +102,19 @@ def plan_day(plan: Deployable, length_s: float) -> DayRecord:
     return plan_play(plan.timetable, length_s, ranks, len(os.sched_getaffinity(0)))
 
 
-def require_no_day(day: DayRecord | None, running: Record) -> None:
-    """Raise LocalError when a day is to be played by a deployment that already runs."""
+def require_as_asked(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
+    """Raise LocalError when a deployment that already runs does not do what is asked for. None asks for nothing."""
+    here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
+    if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
+        its, asked = "without API keys", "for them"
+        if running.keys is not None:
+            its, asked = f"with the API keys of {running.keys}", "for others"
+        raise LocalError(f"R125 {here} {its}", f"--keys ({keys}) asks {asked}", fix)
+    if host not in (None, running.host):
+        raise LocalError(f"R126 {here} on {running.host}", f"--host ({host}) asks for another address", fix)
     if day is not None:
-        rule, reason = (
-            f"R119 {running.name} is already running here",
-            "--day plays a day from its beginning, so it has to start the units itself",
-        )
-        raise LocalError(rule, reason, f"stop it first: tidemill down {running.name}")
+        reason = "--day plays a day from its beginning, so it has to start the units itself"
+        raise LocalError(f"R119 {here}", reason, fix)
 
 
 def start(
@@ -138,6 +148,7 @@ def start(
         switches_units=plan.switches_units and day is None,
         day=day,
         drain_s=layout.drain_s,
+        keys=None if keys is None else str(keys.absolute()),
     )
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
 
@@ -197,6 +208,17 @@ def stop(folder: RunFolder) -> None:
                 "kill it, which ends all processes of the deployment",
             )
         time.sleep(POLL_S)
+
+
+def _why_unreadable(keys: Path) -> str | None:
+    """Return why gateways cannot read this file whenever they want to; None if they can."""
+    try:
+        if not stat.S_ISREG(keys.stat().st_mode):
+            return "it is no regular file, and gateways read it again when they start or it has changed"
+        keys.open("rb").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _write_launch_files(folder: Path, plan: Deployable) -> None:

@@ -97,11 +97,17 @@ class Record:
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
+    keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
 
     @property
     def endpoint(self) -> str:
         """The first gateway's address, without `/v1`."""
         return self.gateways[0].endpoint
+
+    @property
+    def host(self) -> str:
+        """The first gateway's address alone, as `--host` has it."""
+        return self.endpoint.removeprefix("http://").partition(":")[0]
 
     @property
     def parts(self) -> tuple[GatewayRecord | UnitRecord, ...]:
