@@ -13,13 +13,14 @@ import stat
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
-from stacks.local.layout import Listener, lay_out_locally
+from stacks.local.layout import Layout, Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
 from stacks.local.processes import terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
@@ -122,38 +123,26 @@ def start(
 ) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`; it plays `day`, if any.
 
-    Raise LocalError on failure.
+    Of several that start one name at once, the first to hold the lock does; the others change no file. The folder that
+    is returned is that of this supervisor alone. Raise LocalError on failure.
     """
     require_runtime()
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
-    require_free(layout.listeners)
-    try:
-        folder.make()
-        _write_launch_files(folder.launch_folder, plan)
-        log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise unusable(folder.path, error) from None
-    first = [unit.name for unit in plan.units] if day is None else day.first_units
-    units = tuple(
-        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
-        for unit in plan.units
-    )
-    record = Record(
-        plan.name,
-        plan.digest,
-        tuple(GatewayRecord(gateway.name, gateway.endpoint) for gateway in layout.gateways),
-        _model_name(plan),
-        units,
-        switches_units=plan.switches_units and day is None,
-        day=day,
-        drain_s=layout.drain_s,
-        keys=None if keys is None else str(keys.absolute()),
-    )
+    record = _first_record(plan, layout, keys, day)
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
 
-    _fork(lambda started: supervise(folder, layout, record, started), log, detached)
-    return folder
+    with ExitStack() as held:
+        try:
+            folder.make()
+            held.enter_context(folder.locked())
+            require_free(layout.listeners)
+            _write_launch_files(folder.launch_folder, plan)
+            log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise unusable(folder.path, error) from None
+        supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
+    return RunFolder(folder.path, supervisor)
 
 
 def require_free(listeners: Iterable[Listener]) -> None:
@@ -194,7 +183,8 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
 def stop(folder: RunFolder) -> None:
     """End the deployment and wait until it has ended: first its answers do. Raise LocalError when it does not end."""
     record = folder.read()
-    assert record is not None  # the supervisor writes it before anything else
+    if record is None:  # another supervisor has come after ours
+        return
     timeout_s = STOP_TIMEOUT_S + record.drain_s
     deadline = time.monotonic() + timeout_s
     if folder.is_running():
@@ -208,6 +198,26 @@ def stop(folder: RunFolder) -> None:
                 "kill it, which ends all processes of the deployment",
             )
         time.sleep(POLL_S)
+
+
+def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
+    """Return the record of what starts: every unit, or those that the day begins with."""
+    first = [unit.name for unit in plan.units] if day is None else day.first_units
+    units = tuple(
+        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
+        for unit in plan.units
+    )
+    return Record(
+        plan.name,
+        plan.digest,
+        tuple(GatewayRecord(gateway.name, gateway.endpoint) for gateway in layout.gateways),
+        _model_name(plan),
+        units,
+        switches_units=plan.switches_units and day is None,
+        day=day,
+        drain_s=layout.drain_s,
+        keys=None if keys is None else str(keys.absolute()),
+    )
 
 
 def _why_unreadable(keys: Path) -> str | None:
@@ -234,19 +244,20 @@ def _model_name(plan: Deployable) -> str:
     return name
 
 
-def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -> None:
+def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -> int:
     """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended.
 
-    Its output goes to the descriptor `log`.
+    Return the process, whose number nobody else gets while this one lives. Its output goes to the descriptor `log`.
     """
     reader, writer = os.pipe()
     parent = os.getpid()
-    if os.fork():
+    child = os.fork()
+    if child:
         os.close(writer)
         os.close(log)
         os.read(reader, 1)
         os.close(reader)
-        return
+        return child
     os.setsid()
     _redirect_output(log)
     if not detached:

@@ -41,17 +41,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callable[[], None]) -> None:
-    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. Raise LocalError when one runs already.
+    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. This process holds the folder's lock.
 
-    `started` is called as soon as this process is the one that runs it, and the record says so.
+    `started` is called as soon as the record says that this process runs it.
     """
-    with folder.locked():
-        began = began_at(os.getpid())
-        assert began is not None
-        record = replace(record, supervisor=os.getpid(), supervisor_began=began)
-        supervisor = _Supervisor(folder, layout, record)
-        started()
-        supervisor.run()
+    began = began_at(os.getpid())
+    assert began is not None
+    record = replace(record, supervisor=os.getpid(), supervisor_began=began)
+    supervisor = _Supervisor(folder, layout, record)
+    started()
+    supervisor.run()
 
 
 def end_with(parent: int) -> None:
