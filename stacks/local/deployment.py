@@ -13,7 +13,7 @@ import stat
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from planner.facts import names
@@ -22,7 +22,7 @@ from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import Layout, Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
-from stacks.local.processes import terminate
+from stacks.local.processes import exit_status, terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
@@ -44,6 +44,7 @@ POLL_S = 0.1
 IN_USE = "address already in use"  # as the system says of a port
 ANOTHER_HOST = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there"
 STOP_TIMEOUT_S = 20.0
+CRASHED = 255  # exit status of a supervisor with a bug; no errno is as large
 
 
 def run_folder(name: str) -> RunFolder:
@@ -174,10 +175,14 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
         if not is_running:
             break
         time.sleep(POLL_S)
-    if last is not None and last.failure is not None:
-        taken = f"{ANOTHER_HOST}; " if IN_USE in last.failure else ""
+    status = None if folder.supervisor is None else exit_status(folder.supervisor)
+    failure = "its supervisor failed" if status == CRASHED else None if last is None else last.failure
+    if failure is not None:
+        taken = f"{ANOTHER_HOST}; " if IN_USE in failure else ""
         fix = f"{taken}its logs are in {folder.path}"
-        raise LocalError(f"R104 {folder.name} could not go on", last.failure, fix)
+        raise LocalError(f"R104 {folder.name} could not go on", failure, fix)
+    if status:
+        raise unusable(folder.path, OSError(status, os.strerror(status)))
 
 
 def stop(folder: RunFolder) -> None:
@@ -244,10 +249,11 @@ def _model_name(plan: Deployable) -> str:
     return name
 
 
-def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -> int:
+def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
     """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended.
 
-    Return the process, whose number nobody else gets while this one lives. Its output goes to the descriptor `log`.
+    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return the process, whose number
+    nobody else gets while this one lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()
@@ -264,13 +270,13 @@ def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -
         from stacks.local.supervisor import end_with
 
         end_with(parent)
-    status = 1
+    status = CRASHED
     try:
-        run(lambda: os.close(writer))
-        status = 0
+        status = run(lambda: os.close(writer))
     finally:
-        if status:
-            traceback.print_exc()
+        if status == CRASHED:
+            with suppress(OSError):  # a full disk
+                traceback.print_exc()
         os._exit(status)
 
 

@@ -142,7 +142,7 @@ class RunFolder:
     """A deployment's folder; as that of one `supervisor`, if given, whose end is the deployment's."""
 
     def __init__(self, path: Path, supervisor: int | None = None) -> None:
-        self.path, self._supervisor = path, supervisor
+        self.path, self.supervisor = path, supervisor
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ class RunFolder:
             return None
         except (OSError, ValueError) as error:
             raise _damaged(path, error) from None
-        return record if self._supervisor in (None, record.supervisor) else None
+        return record if self.supervisor in (None, record.supervisor) else None
 
     def write(self, record: Record) -> None:
         """Replace the record; a reader sees the old one or the new one."""

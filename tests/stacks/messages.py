@@ -50,7 +50,7 @@ PLAYABLE = SimpleNamespace(document=SimpleNamespace(data={}), written=SimpleName
 class Folder(SimpleNamespace):
     """A run folder whose supervisor did what the rule says."""
 
-    name, path = "demo", "~/.local/state/tidemill/demo"
+    name, path, supervisor = "demo", "~/.local/state/tidemill/demo", None
 
     def is_running(self):
         return self.lives

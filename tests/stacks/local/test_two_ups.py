@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -71,9 +72,9 @@ def test_files_and_supervisor_come_under_one_lock(plan, folder, monkeypatch):
 def test_an_up_follows_and_stops_its_own_supervisor_alone(folder, monkeypatch):
     """One that came after it in the same folder is somebody else's: Ctrl-C does not end that."""
     monkeypatch.setattr(deployment, "terminate", lambda *_: pytest.fail("it ends another's supervisor"))
-    ours = RunFolder(folder.path, os.getppid())
     folder.write(replace(DEMO, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
-    with folder.locked():
+    with subprocess.Popen(["true"]) as supervisor, folder.locked():
+        ours = RunFolder(folder.path, supervisor.pid)
         deployment.stop(ours)
 
         assert (list(deployment.follow(ours)), ours.read()) == ([], None)
