@@ -49,6 +49,9 @@ def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = Fa
 
 
 def _refuse_what_is_no_folder(folder: Path) -> None:
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise _refused(path, "S901 must be a folder", "it is a link that leads nowhere")
     if folder.exists() and not folder.is_dir():
         raise _refused(folder, "S901 must be a folder", "a file has that name")
 

@@ -187,3 +187,14 @@ def test_a_file_system_without_locks_of_folders_is_written(files, tmp_path, monk
     write_folder(tmp_path, files)
 
     assert text_of(tmp_path) == files
+
+
+@pytest.mark.parametrize("below", ["", "a/b"])
+@pytest.mark.parametrize("leads_to", ["nowhere", "link"])
+def test_a_link_that_leads_nowhere_is_named(below, leads_to, files, tmp_path):
+    """S901 names the link, be it a folder's above; nothing is made where it points to."""
+    (tmp_path / "link").symlink_to(tmp_path / leads_to)
+    with pytest.raises(CallError, match=rf"{tmp_path}/link: must be a folder; it is a link that leads nowhere.*S901"):
+        write_folder(tmp_path / "link" / below, files)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
