@@ -4,11 +4,16 @@
 with such a file is ours to renew, any other that is not empty is refused. A file that differs from its digest was
 changed since, by hand or by a merge, and is replaced only when that is asked for.
 
-The list is written first, without digests, so that an interrupted run can be repeated; and last, with them.
+The list is written first, without digests, so that an interrupted run can be repeated; and last, with them. One run at
+a time writes into a folder: it locks the folder itself, so that no file is left behind and none outlives its process.
 """
 
+import errno
+import fcntl
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -29,21 +34,13 @@ def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = Fa
     """Make `folder` hold `files` and no file of an earlier run besides; files of others that we do not name stay.
 
     Raises CallError when the folder, or a file in the way, is not ours or, without `overwrite`, no longer as we wrote
-    it; OutputError when it cannot be written.
+    it; OutputError when it cannot be written, or another run writes into it.
     """
     try:
-        list_of_last_run = _list_of_last_run(folder)
-        ours = _files_in(list_of_last_run)
-        _refuse_foreign_files(folder, files.keys() - ours)
-        if not overwrite:
-            _refuse_changed_files(folder, files, list_of_last_run)
+        _refuse_what_is_no_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in sorted(ours - files.keys()):
-            (folder / stale).unlink(missing_ok=True)
-        _write_list(folder, _without_digests(files[KUSTOMIZATION]))
-        for name in sorted(files.keys() - {KUSTOMIZATION}):
-            _write(folder / name, files[name])
-        _write_list(folder, files[KUSTOMIZATION])
+        with _locked(folder):
+            _renew(folder, files, overwrite=overwrite)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(
@@ -51,15 +48,52 @@ def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = Fa
         ) from None
 
 
-def _list_of_last_run(folder: Path) -> str:
-    """The text of the folder's kustomization.yaml, if we wrote that; empty for a folder that is empty or new."""
+def _refuse_what_is_no_folder(folder: Path) -> None:
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise _refused(path, "S901 must be a folder", "it is a link that leads nowhere")
     if folder.exists() and not folder.is_dir():
         raise _refused(folder, "S901 must be a folder", "a file has that name")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder. Raise OSError where one is in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another tidemill render is writing into it") from None
+        except OSError:  # NFS and others lock files alone: there it is as if nobody else were writing
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _renew(folder: Path, files: Mapping[str, str], *, overwrite: bool) -> None:
+    """Replace the last run's files in the folder, which is there. Raise CallError and OSError."""
+    list_of_last_run = _list_of_last_run(folder)
+    ours = _files_in(list_of_last_run)
+    _refuse_foreign_files(folder, files.keys() - ours)
+    if not overwrite:
+        _refuse_changed_files(folder, files, list_of_last_run)
+    for stale in sorted(ours - files.keys()):
+        (folder / stale).unlink(missing_ok=True)
+    _write_list(folder, _without_digests(files[KUSTOMIZATION]))
+    for name in sorted(files.keys() - {KUSTOMIZATION}):
+        _write(folder / name, files[name])
+    _write_list(folder, files[KUSTOMIZATION])
+
+
+def _list_of_last_run(folder: Path) -> str:
+    """The text of the folder's kustomization.yaml, if we wrote that; empty for a folder that is empty."""
     kustomization = folder / KUSTOMIZATION
     text = kustomization.read_text(encoding="utf-8", errors="replace") if kustomization.is_file() else ""
     if text.startswith(MARK):
         return text
-    if folder.exists() and any(folder.iterdir()):
+    if any(folder.iterdir()):
         raise _refused(folder, NOT_OURS, "other people's files could be overwritten")
     return ""
 

@@ -9,28 +9,30 @@ import math
 import os
 import shutil
 import socket
+import stat
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
-from stacks.local.layout import Listener, lay_out_locally
+from stacks.local.layout import Layout, Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
-from stacks.local.processes import terminate
+from stacks.local.processes import exit_status, terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
     "find_running",
     "follow",
     "plan_day",
+    "require_as_asked",
     "require_cpu",
     "require_free",
     "require_keys",
-    "require_no_day",
     "require_runtime",
     "run_folder",
     "running_names",
@@ -42,6 +44,7 @@ POLL_S = 0.1
 IN_USE = "address already in use"  # as the system says of a port
 ANOTHER_HOST = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there"
 STOP_TIMEOUT_S = 20.0
+CRASHED = 255  # exit status of a supervisor with a bug; no errno is as large
 
 
 def run_folder(name: str) -> RunFolder:
@@ -84,11 +87,15 @@ def require_cpu(plan: Deployable, given: Path) -> None:
 
 
 def require_keys(plan: Deployable, keys: Path | None) -> None:
-    """Raise CallError when the plan's gateway asks for keys, which lie in a cluster's Secret, and none are given."""
-    if plan.gateway.keys is not None and keys is None:
+    """Raise CallError when `keys` cannot be read, or none are given though the plan's lie in a cluster's Secret."""
+    if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
         raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
+    unreadable = None if keys is None else _why_unreadable(keys)
+    if unreadable is not None:
+        rule, fix = f"R124 --keys ({keys}) must be a file that can be read", "tidemill key makes a key and its entry"
+        raise CallError([Violation("", None, rule, unreadable, fix).at("tidemill up")])
 
 
 def plan_day(plan: Deployable, length_s: float) -> DayRecord:
@@ -97,14 +104,19 @@ def plan_day(plan: Deployable, length_s: float) -> DayRecord:
     return plan_play(plan.timetable, length_s, ranks, len(os.sched_getaffinity(0)))
 
 
-def require_no_day(day: DayRecord | None, running: Record) -> None:
-    """Raise LocalError when a day is to be played by a deployment that already runs."""
+def require_as_asked(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
+    """Raise LocalError when a deployment that already runs does not do what is asked for. None asks for nothing."""
+    here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
+    if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
+        its, asked = "without API keys", "for them"
+        if running.keys is not None:
+            its, asked = f"with the API keys of {running.keys}", "for others"
+        raise LocalError(f"R125 {here} {its}", f"--keys ({keys}) asks {asked}", fix)
+    if host not in (None, running.host):
+        raise LocalError(f"R126 {here} on {running.host}", f"--host ({host}) asks for another address", fix)
     if day is not None:
-        rule, reason = (
-            f"R119 {running.name} is already running here",
-            "--day plays a day from its beginning, so it has to start the units itself",
-        )
-        raise LocalError(rule, reason, f"stop it first: tidemill down {running.name}")
+        reason = "--day plays a day from its beginning, so it has to start the units itself"
+        raise LocalError(f"R119 {here}", reason, fix)
 
 
 def start(
@@ -112,37 +124,26 @@ def start(
 ) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`; it plays `day`, if any.
 
-    Raise LocalError on failure.
+    Of several that start one name at once, the first to hold the lock does; the others change no file. The folder that
+    is returned is that of this supervisor alone. Raise LocalError on failure.
     """
     require_runtime()
     folder = run_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
-    require_free(layout.listeners)
-    try:
-        folder.make()
-        _write_launch_files(folder.launch_folder, plan)
-        log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise unusable(folder.path, error) from None
-    first = [unit.name for unit in plan.units] if day is None else day.first_units
-    units = tuple(
-        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
-        for unit in plan.units
-    )
-    record = Record(
-        plan.name,
-        plan.digest,
-        tuple(GatewayRecord(gateway.name, gateway.endpoint) for gateway in layout.gateways),
-        _model_name(plan),
-        units,
-        switches_units=plan.switches_units and day is None,
-        day=day,
-        drain_s=layout.drain_s,
-    )
+    record = _first_record(plan, layout, keys, day)
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
 
-    _fork(lambda started: supervise(folder, layout, record, started), log, detached)
-    return folder
+    with ExitStack() as held:
+        try:
+            folder.make()
+            held.enter_context(folder.locked())
+            require_free(layout.listeners)
+            _write_launch_files(folder.launch_folder, plan)
+            log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise unusable(folder.path, error) from None
+        supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
+    return RunFolder(folder.path, supervisor)
 
 
 def require_free(listeners: Iterable[Listener]) -> None:
@@ -174,16 +175,21 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
         if not is_running:
             break
         time.sleep(POLL_S)
-    if last is not None and last.failure is not None:
-        taken = f"{ANOTHER_HOST}; " if IN_USE in last.failure else ""
+    status = None if folder.supervisor is None else exit_status(folder.supervisor)
+    failure = "its supervisor failed" if status == CRASHED else None if last is None else last.failure
+    if failure is not None:
+        taken = f"{ANOTHER_HOST}; " if IN_USE in failure else ""
         fix = f"{taken}its logs are in {folder.path}"
-        raise LocalError(f"R104 {folder.name} could not go on", last.failure, fix)
+        raise LocalError(f"R104 {folder.name} could not go on", failure, fix)
+    if status:
+        raise unusable(folder.path, OSError(status, os.strerror(status)))
 
 
 def stop(folder: RunFolder) -> None:
     """End the deployment and wait until it has ended: first its answers do. Raise LocalError when it does not end."""
     record = folder.read()
-    assert record is not None  # the supervisor writes it before anything else
+    if record is None:  # another supervisor has come after ours
+        return
     timeout_s = STOP_TIMEOUT_S + record.drain_s
     deadline = time.monotonic() + timeout_s
     if folder.is_running():
@@ -199,6 +205,37 @@ def stop(folder: RunFolder) -> None:
         time.sleep(POLL_S)
 
 
+def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
+    """Return the record of what starts: every unit, or those that the day begins with."""
+    first = [unit.name for unit in plan.units] if day is None else day.first_units
+    units = tuple(
+        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
+        for unit in plan.units
+    )
+    return Record(
+        plan.name,
+        plan.digest,
+        tuple(GatewayRecord(gateway.name, gateway.endpoint) for gateway in layout.gateways),
+        _model_name(plan),
+        units,
+        switches_units=plan.switches_units and day is None,
+        day=day,
+        drain_s=layout.drain_s,
+        keys=None if keys is None else str(keys.absolute()),
+    )
+
+
+def _why_unreadable(keys: Path) -> str | None:
+    """Return why gateways cannot read this file whenever they want to; None if they can."""
+    try:
+        if not stat.S_ISREG(keys.stat().st_mode):
+            return "it is no regular file, and gateways read it again when they start or it has changed"
+        keys.open("rb").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def _write_launch_files(folder: Path, plan: Deployable) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -212,32 +249,34 @@ def _model_name(plan: Deployable) -> str:
     return name
 
 
-def _fork(run: Callable[[Callable[[], None]], None], log: int, detached: bool) -> None:
+def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
     """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended.
 
-    Its output goes to the descriptor `log`.
+    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return the process, whose number
+    nobody else gets while this one lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()
-    if os.fork():
+    child = os.fork()
+    if child:
         os.close(writer)
         os.close(log)
         os.read(reader, 1)
         os.close(reader)
-        return
+        return child
     os.setsid()
     _redirect_output(log)
     if not detached:
         from stacks.local.supervisor import end_with
 
         end_with(parent)
-    status = 1
+    status = CRASHED
     try:
-        run(lambda: os.close(writer))
-        status = 0
+        status = run(lambda: os.close(writer))
     finally:
-        if status:
-            traceback.print_exc()
+        if status == CRASHED:
+            with suppress(OSError):  # a full disk
+                traceback.print_exc()
         os._exit(status)
 
 

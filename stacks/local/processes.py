@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stacks.local.layout import NodeProcess
 
-__all__ = ["PEER_LOST", "ProcessGroup", "began_at", "last_words", "state_of", "terminate"]
+__all__ = ["PEER_LOST", "ProcessGroup", "began_at", "exit_status", "last_words", "state_of", "terminate"]
 
 PEER_LOST = 75  # the runtime's exit status for "another rank went first"
 CAUSE_GRACE_S = 3.0  # how long the node that caused a failure may take to say so after one that only noticed
@@ -123,6 +123,19 @@ def began_at(pid: int) -> int | None:
     """
     told = _stat(pid)
     return int(told[STARTTIME]) if told else None
+
+
+def exit_status(child: int) -> int | None:
+    """Return the status of a child of ours that ends just now; None if a signal ended it, or it goes on.
+
+    It is not reaped, so its number stays its own.
+    """
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (ended := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_S)
+    return ended.si_status if ended.si_code == os.CLD_EXITED else None
 
 
 def terminate(pid: int, began: int) -> None:

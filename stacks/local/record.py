@@ -1,6 +1,7 @@
 """The record of what runs on this machine: a folder for each deployment, with a record that its supervisor keeps true.
 
-    $XDG_STATE_HOME/tidemill/NAME/   lock              held by the supervisor for as long as it lives
+    $XDG_STATE_HOME/tidemill/NAME/   lock              held by the supervisor for as long as it lives, and before it by
+                                                       the `up` that writes the files below and starts it
                                      deployment.json   the record, replaced as a whole at every change
                                      launch/           the plan's launch files
                                      *.log             what each process said on stderr
@@ -97,11 +98,17 @@ class Record:
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
+    keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
 
     @property
     def endpoint(self) -> str:
         """The first gateway's address, without `/v1`."""
         return self.gateways[0].endpoint
+
+    @property
+    def host(self) -> str:
+        """The first gateway's address alone, as `--host` has it."""
+        return self.endpoint.removeprefix("http://").partition(":")[0]
 
     @property
     def parts(self) -> tuple[GatewayRecord | UnitRecord, ...]:
@@ -132,10 +139,10 @@ class Record:
 
 
 class RunFolder:
-    """A deployment's folder."""
+    """A deployment's folder; as that of one `supervisor`, if given, whose end is the deployment's."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, supervisor: int | None = None) -> None:
+        self.path, self.supervisor = path, supervisor
 
     @property
     def name(self) -> str:
@@ -160,7 +167,7 @@ class RunFolder:
             path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record, or None before there is one. Raise LocalError where something else stands there."""
+        """Return the record; None where there is none of ours. Raise LocalError where something else stands there."""
         path = self.path / "deployment.json"
         try:
             record = _reader().validate_json(read_file(path))
@@ -170,7 +177,7 @@ class RunFolder:
             return None
         except (OSError, ValueError) as error:
             raise _damaged(path, error) from None
-        return record
+        return record if self.supervisor in (None, record.supervisor) else None
 
     def write(self, record: Record) -> None:
         """Replace the record; a reader sees the old one or the new one."""
@@ -192,12 +199,12 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock as the deployment's one supervisor. Raise LocalError when there is one already."""
+        """Hold the lock, for whom we fork as well. Raise OSError, and LocalError where another process holds it."""
         with _opened(self.path / "lock", os.O_RDWR | os.O_CREAT) as lock:
             deadline = time.monotonic() + PROBE_GRACE_S
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
-                    raise LocalError(f"R101 {self.name} is being run by another process", *ONE_AT_A_TIME)
+                    raise LocalError(f"R101 {self.name} is being started or run by another process", *ONE_AT_A_TIME)
                 time.sleep(PROBE_GRACE_S / 100)
             yield
 

@@ -8,6 +8,7 @@ when its processes have ended. The play's last act ends the deployment.
 """
 
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -40,18 +41,21 @@ UNANSWERED_S = 30.0  # assumed: a gateway on a busy machine answers within it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callable[[], None]) -> None:
-    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. Raise LocalError when one runs already.
+def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callable[[], None]) -> int:
+    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. This process holds the folder's lock.
 
-    `started` is called as soon as this process is the one that runs it, and the record says so.
+    `started` is called as soon as the record says that this process runs it. Return 0, or the errno for which the
+    record could not be written before everything was ready: what does not stand there, nobody learns from it.
     """
-    with folder.locked():
-        began = began_at(os.getpid())
-        assert began is not None
-        record = replace(record, supervisor=os.getpid(), supervisor_began=began)
+    began = began_at(os.getpid())
+    assert began is not None
+    record = replace(record, supervisor=os.getpid(), supervisor_began=began)
+    try:
         supervisor = _Supervisor(folder, layout, record)
-        started()
-        supervisor.run()
+    except OSError as error:
+        return error.errno or errno.EIO
+    started()
+    return supervisor.run()
 
 
 def end_with(parent: int) -> None:
@@ -155,13 +159,14 @@ class _Supervisor:
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
         self._day_began = 0.0
+        self._unwritable = 0  # the errno that ends the start
         self._num_stops = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         folder.write(record)
         self._written = record
 
-    def run(self) -> None:
+    def run(self) -> int:
         try:
             for watched in (*self._gateways.values(), *self._units.values()):
                 if watched.is_wanted:
@@ -171,10 +176,13 @@ class _Supervisor:
                 time.sleep(POLL_S)
         finally:
             self._stop()
+        return self._unwritable
 
     def _is_over(self) -> bool:
         """Whether the deployment cannot go on, or the day that it plays is over."""
-        return self._record.failure is not None or (self._record.day is not None and self._record.day.is_over)
+        if self._unwritable or self._record.failure is not None:
+            return True
+        return self._record.day is not None and self._record.day.is_over
 
     def _request_stop(self, number: int, frame: object) -> None:
         self._num_stops += 1
@@ -235,11 +243,18 @@ class _Supervisor:
         return {name: report for name, report in asked.items() if report is not None}
 
     def _write_if_changed(self) -> None:
-        """Keep the file true. What a full disk does not take is written when there is room: answers go on meanwhile."""
-        if self._written != self._record:
-            with suppress(OSError):
-                self._folder.write(self._record)
-                self._written = self._record
+        """Keep the file true. What a full disk does not take is written when there is room: answers go on meanwhile.
+
+        Until the file says that everything is ready, `up` waits for that, so the start is given up.
+        """
+        if self._written == self._record:
+            return
+        try:
+            self._folder.write(self._record)
+            self._written = self._record
+        except OSError as error:
+            if "ready" not in self._written.stages:
+                self._unwritable = error.errno or errno.EIO
 
     def _with_stage(self, record: Record, stage: str) -> Record:
         if stage in record.stages:

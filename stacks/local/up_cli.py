@@ -24,9 +24,9 @@ from stacks.local.deployment import (
     find_running,
     follow,
     plan_day,
+    require_as_asked,
     require_cpu,
     require_keys,
-    require_no_day,
     start,
     stop,
 )
@@ -37,6 +37,7 @@ from stacks.local.record import Record, RunFolder
 
 __all__ = ["add_down", "add_key", "add_up"]
 
+HOST = "127.0.0.1"
 TRY_BODY = {"prompt": "Return a list of", "max_tokens": 32, "temperature": 0}
 
 
@@ -62,7 +63,7 @@ def add_up(commands: Any) -> None:
         help="play the schedule's day in this time, such as 5min: units turn on and off; default: all stay on",
     )
     up.add_argument(
-        "--host", default="127.0.0.1", help="loopback address of the gateway; nodes get the addresses after it"
+        "--host", help=f"loopback address of the gateway; nodes get the addresses after it; default: {HOST}"
     )
     add_format(up)
     up.set_defaults(command=_up)
@@ -102,16 +103,17 @@ def _up(arguments: argparse.Namespace) -> int:
     warn(plan.warnings)
     running = _same_plan_running(plan)
     if running is not None:
-        require_no_day(day, running)
+        require_as_asked(running, arguments.host, arguments.keys, day)
         say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
-        _say_up(running, plan, arguments)
+        _say_up(running, plan, arguments.format)
         return 0
     planned = time.monotonic() - began
-    folder = start(plan, arguments.host, detached=arguments.detach, keys=arguments.keys, day=day)
+    host = HOST if arguments.host is None else arguments.host
+    folder = start(plan, host, detached=arguments.detach, keys=arguments.keys, day=day)
     with suppress(KeyboardInterrupt):
         record = _wait_until_ready(folder)
         _say_ready(record, planned, time.monotonic() - began)
-        _say_up(record, plan, arguments)
+        _say_up(record, plan, arguments.format)
         if arguments.detach:
             say(f"it goes on until: tidemill down {folder.name}")
             return 0
@@ -165,8 +167,8 @@ def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
     return seconds
 
 
-def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> None:
-    if arguments.format == "json":
+def _say_up(record: Record, plan: Deployable, output_format: str) -> None:
+    if output_format == "json":
         print_json(record_json(record) | warnings_json(plan.warnings))
         return
     if len(record.gateways) > 1:
@@ -174,12 +176,14 @@ def _say_up(record: Record, plan: Deployable, arguments: argparse.Namespace) -> 
     for gateway in record.gateways:
         print(f"endpoint: {gateway.endpoint}")
     print(f"plan: {record.plan_digest}")
-    print(f"try: {_curl(record, with_key=arguments.keys is not None)}", flush=True)
+    print(f"try: {_curl(record)}", flush=True)
 
 
-def _curl(record: Record, *, with_key: bool) -> str:
+def _curl(record: Record) -> str:
     body = json.dumps({"model": record.model} | TRY_BODY)
-    headers = shlex.quote("Content-Type: application/json") + (' -H "Authorization: Bearer $KEY"' if with_key else "")
+    headers = shlex.quote("Content-Type: application/json") + (
+        "" if record.keys is None else ' -H "Authorization: Bearer $KEY"'
+    )
     return f"curl {record.endpoint}/v1/completions -H {headers} -d {shlex.quote(body)}"
 
 

@@ -50,7 +50,7 @@ PLAYABLE = SimpleNamespace(document=SimpleNamespace(data={}), written=SimpleName
 class Folder(SimpleNamespace):
     """A run folder whose supervisor did what the rule says."""
 
-    name, path = "demo", "~/.local/state/tidemill/demo"
+    name, path, supervisor = "demo", "~/.local/state/tidemill/demo", None
 
     def is_running(self):
         return self.lives
@@ -205,9 +205,12 @@ BROUGHT_ABOUT = {
     "R118": lambda _: read_length("5"),
     "R120": lambda folder: _fails(record._not_ours(Path("/home/b/.local/state/tidemill"), "b")),
     "R121": lambda folder: _fails(record._damaged(Path("/root/tidemill/demo/deployment.json"), ValueError())),
-    "R119": lambda _: deployment.require_no_day(DayRecord(300.0, (), ()), DEMO),
+    "R119": lambda _: deployment.require_as_asked(DEMO, None, None, DayRecord(300.0, (), ())),
     "R122": _stops_still,
     "R123": _a_taken_port,
+    "R124": lambda _: deployment.require_keys(None, Path("/nowhere/keys.json")),
+    "R125": lambda _: deployment.require_as_asked(DEMO, None, Path("keys.json"), None),
+    "R126": lambda _: deployment.require_as_asked(DEMO, "127.0.1.1", None, None),
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),

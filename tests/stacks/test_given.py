@@ -141,6 +141,59 @@ def test_status_takes_the_name_of_what_runs(capsys):
 
 
 @pytest.fixture
+def demo_runs(plan, tmp_path):
+    """The demo runs here, on 127.0.0.1, and its gateway asks for no key; a file of keys lies beside."""
+    (tmp_path / "keys.json").write_text('{"keys": []}')
+    folder = RunFolder(tmp_path / "state" / "tidemill" / "demo")
+    folder.make()
+    supervisor = os.getpid()
+    gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
+    digest = read_plan(plan).deployable.digest
+    folder.write(Record("demo", digest, (gateway,), "demo", (), supervisor, supervisor_began=began_at(supervisor)))
+    with folder.locked():
+        yield folder
+
+
+@pytest.mark.usefixtures("demo_runs")
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [("--keys", "keys.json", "R125"), ("--keys", "nowhere.json", "R124"), ("--host", "127.0.1.1", "R126")],
+)
+def test_up_is_refused_where_something_else_runs(plan, tmp_path, monkeypatch, capsys, option, value, rule):
+    """An open gateway is no answer to who wants one with keys, nor one at another address."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["up", str(plan), option, value]) != 0
+    said = capsys.readouterr()
+
+    assert (said.out, f"[{rule}]" in said.err) == ("", True)
+
+
+def test_up_says_of_what_runs_what_its_record_says(demo_runs, plan, tmp_path, monkeypatch, capsys):
+    """Whether calls need a key, whatever is asked for; the same file of keys may be written in another way."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["up", str(plan), "--host", "127.0.0.1"]) == 0
+    assert "$KEY" not in capsys.readouterr().out
+
+    demo_runs.write(replace(demo_runs.read(), keys=str(tmp_path / "keys.json")))
+    for words in ([], ["--keys", "state/../keys.json"]):
+        assert cli.main(["up", str(plan), *words]) == 0
+        assert "Bearer $KEY" in capsys.readouterr().out
+    (tmp_path / "others.json").touch()
+    assert cli.main(["up", str(plan), "--keys", "others.json"]) == 1
+    assert f"with the API keys of {tmp_path}/keys.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a folder", "a pipe"])
+def test_keys_that_cannot_be_read_start_nothing(kind, tmp_path, capsys):
+    """R124, before anything is started; nobody waits for the other end of a pipe."""
+    path = tmp_path / "keys"
+    {"nothing": lambda: None, "a folder": path.mkdir, "a pipe": lambda: os.mkfifo(path)}[kind]()
+    assert cli.main(["up", "--keys", str(path)]) == 2
+
+    assert f"--keys ({path}) must be a file that can be read" in capsys.readouterr().err
+
+
+@pytest.fixture
 def creek_runs(river_runs):
     """Another deployment, whose units are well."""
     folder = RunFolder(river_runs.path.with_name("creek"))

@@ -1,5 +1,6 @@
 """The folder of manifests: what somebody changed by hand is not lost in silence."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from planner.compiler import compile_plan
 from planner.manifests import folder as writer
 from planner.manifests.folder import write_folder
 from planner.manifests.render import render_files
-from planner.problems.errors import CallError
+from planner.problems.errors import CallError, OutputError
 from planner.spec.check import check_spec
 from tests.planner.conftest import SPEC
 
@@ -157,3 +158,43 @@ def test_a_list_reaches_no_file_outside_its_folder(files, tmp_path):
 
     assert outside.read_text() == "mine"
     assert text_of(folder) == dict(files)
+
+
+def test_two_runs_at_once_do_not_mix(folder, files, monkeypatch):
+    """Whoever comes into the middle of a run is told (S903), and the folder is the first one's as a whole."""
+    write, refused = writer._write, []
+
+    def disturbed(path, text):
+        write(path, text)
+        with pytest.raises(OutputError, match=r"another tidemill render is writing into it.*S903") as error:
+            write_folder(folder, {**files, "namespace-other.yaml": "new\n"}, overwrite=True)
+        refused.append(error)
+
+    monkeypatch.setattr(writer, "_write", disturbed)
+    write_folder(folder, files)
+
+    assert len(refused) == len(files) + 1  # the list is written twice
+    assert text_of(folder) == files
+
+
+def test_a_file_system_without_locks_of_folders_is_written(files, tmp_path, monkeypatch):
+    """NFS locks what is open for writing, which no folder is."""
+
+    def flock(*_):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(writer.fcntl, "flock", flock)
+    write_folder(tmp_path, files)
+
+    assert text_of(tmp_path) == files
+
+
+@pytest.mark.parametrize("below", ["", "a/b"])
+@pytest.mark.parametrize("leads_to", ["nowhere", "link"])
+def test_a_link_that_leads_nowhere_is_named(below, leads_to, files, tmp_path):
+    """S901 names the link, be it a folder's above; nothing is made where it points to."""
+    (tmp_path / "link").symlink_to(tmp_path / leads_to)
+    with pytest.raises(CallError, match=rf"{tmp_path}/link: must be a folder; it is a link that leads nowhere.*S901"):
+        write_folder(tmp_path / "link" / below, files)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]

@@ -1,12 +1,16 @@
-"""A disk that is full while a deployment runs: nothing ends by it, and the record is true once there is room."""
+"""A full disk: a start ends with that reason, and what runs already goes on, with a true record once there is room."""
 
 import datetime
 import errno
+import subprocess
+from dataclasses import replace
 
 import pytest
 
 from stacks.local import supervisor as module
 from stacks.local.certificates import RENEWED_AFTER, now
+from stacks.local.deployment import CRASHED, follow
+from stacks.local.errors import LocalError
 from stacks.local.layout import GatewayProcess, Identity, Layout, NodeProcess
 from stacks.local.record import GatewayRecord, Record, RunFolder
 
@@ -33,19 +37,36 @@ def full(*_):
 
 
 def test_a_record_that_cannot_be_written_is_written_later(deployment, monkeypatch):
-    """The supervisor goes on with what it knows."""
+    """Once everything was ready, the supervisor goes on with what it knows."""
     supervisor, folder = deployment
+    supervisor._watch()  # its gateway is ready, and there are no units
+    supervisor._record = replace(supervisor._record, stages={**supervisor._record.stages, "gateway": 1.0})
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "write", full)
         supervisor._watch()
-        assert folder.read().stages == {}
+        assert folder.read().stages.keys() == {"loading", "joining", "ready"}
+        assert not supervisor._is_over()
     supervisor._watch()
 
-    assert folder.read().stages.keys() == {
-        "loading",
-        "joining",
-        "ready",
-    }  # its gateway is ready, and there are no units
+    assert folder.read().stages.keys() == {"loading", "joining", "ready", "gateway"}
+
+
+def test_a_start_that_cannot_be_recorded_ends(deployment, monkeypatch):
+    """`up` waits for a record that says so: the supervisor ends with the system's number for a full disk."""
+    supervisor, folder = deployment
+    monkeypatch.setattr(RunFolder, "write", full)
+
+    assert supervisor.run() == errno.ENOSPC
+    assert module.supervise(folder, supervisor._layout, supervisor._record, pytest.fail) == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(errno.ENOSPC, r"No space left on device.*R110"), (CRASHED, r"its supervisor failed.*R104")]
+)
+def test_up_says_why_its_supervisor_has_ended(status, said, tmp_path):
+    """Its exit status is all that it can leave where nothing can be written."""
+    with subprocess.Popen(["sh", "-c", f"exit {status}"]) as supervisor, pytest.raises(LocalError, match=said):
+        list(follow(RunFolder(tmp_path, supervisor.pid)))
 
 
 def test_certificates_that_cannot_be_renewed_are_renewed_later(deployment, monkeypatch):

@@ -187,7 +187,11 @@ def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):
 
 def test_a_second_supervisor_is_refused(folder):
     """A deployment has one."""
-    with folder.locked(), pytest.raises(LocalError, match="demo is being run by another process"), folder.locked():
+    with (
+        folder.locked(),
+        pytest.raises(LocalError, match="demo is being started or run by another process"),
+        folder.locked(),
+    ):
         pass
 
 

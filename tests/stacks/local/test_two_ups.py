@@ -1,0 +1,81 @@
+"""Two `up`s of one name at once: one runs, with its own files, and the other one touches nothing of it."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec
+from stacks.local import deployment, record
+from stacks.local.errors import LocalError
+from stacks.local.processes import began_at
+from stacks.local.record import RunFolder
+from tests.stacks.deployments import DEMO_SPEC, HOSTS
+from tests.stacks.messages import DEMO
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """The demo's."""
+    return compile_plan(check_spec(DEMO_SPEC)).deployable
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The demo's, where another `up` has written what its supervisor reads."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(record, "PROBE_GRACE_S", 0.01)
+    folder = deployment.run_folder("demo")
+    folder.make()
+    folder.launch_folder.mkdir()
+    for path in (folder.launch_folder / "theirs.json", folder.path / "supervisor.log"):
+        path.write_text("theirs")
+    return folder
+
+
+def texts(folder):
+    """What is in its files, by path."""
+    return {path.relative_to(folder.path): path.read_text() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def test_the_second_one_changes_no_file(plan, folder, monkeypatch):
+    """R101 before the first one has written its record, too: the lock is all that there is of it."""
+    monkeypatch.setattr(deployment, "_fork", lambda *_: pytest.fail("it has started a supervisor"))
+    with folder.locked():
+        before = texts(folder)
+        with pytest.raises(LocalError, match=r"demo is being started or run by another process.*R101"):
+            deployment.start(plan, next(HOSTS), detached=True)
+
+        assert texts(folder) == before
+
+
+def test_files_and_supervisor_come_under_one_lock(plan, folder, monkeypatch):
+    """Nobody can come between: the launch files that the supervisor starts with are its own plan's."""
+    seen = []
+
+    def fork(_run, log, _detached):
+        os.close(log)
+        with pytest.raises(LocalError, match="R101"), folder.locked():
+            pass
+        seen.append({path.name: json.loads(path.read_text()) for path in folder.launch_folder.iterdir()})
+        return os.getpid()
+
+    monkeypatch.setattr(deployment, "_fork", fork)
+    deployment.start(plan, next(HOSTS), detached=True)
+
+    assert seen == [dict(plan.launch_documents)]
+
+
+def test_an_up_follows_and_stops_its_own_supervisor_alone(folder, monkeypatch):
+    """One that came after it in the same folder is somebody else's: Ctrl-C does not end that."""
+    monkeypatch.setattr(deployment, "terminate", lambda *_: pytest.fail("it ends another's supervisor"))
+    folder.write(replace(DEMO, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    with subprocess.Popen(["true"]) as supervisor, folder.locked():
+        ours = RunFolder(folder.path, supervisor.pid)
+        deployment.stop(ours)
+
+        assert (list(deployment.follow(ours)), ours.read()) == ([], None)
+        assert folder.is_running()
