@@ -54,11 +54,13 @@ def explained(plan: Plan) -> str:
 
 def _rows(outlook: PhaseOutlook, found: Prediction) -> Iterator[tuple[str, ...]]:
     rate, node = found.tokens_per_s_per_gpu, found.tokens_per_s_per_gpu.times(outlook.gpus_per_node)
-    latency = found.tpot_seconds or found.ttft_seconds
-    assert latency is not None
-    what = "TPOT" if found.tpot_seconds else "TTFT"
     rates = (f"{each:,.0f}" for each in (rate.mid, node.mid, node.low, node.high))
-    yield found.phase, *rates, f"{what} {_ms(latency.mid)}", _ms(latency.low), _ms(latency.high)
+    means = {"TPOT": found.tpot_seconds, "TTFT": found.ttft_seconds}
+    first, *others = (
+        (f"{name} {_ms(mean.mid)}", _ms(mean.low), _ms(mean.high)) for name, mean in means.items() if mean is not None
+    )
+    yield found.phase, *rates, *first
+    yield from (("", "", "", "", "", *each) for each in others)  # mixed units have both
 
 
 def _ms(seconds: float) -> str:

@@ -78,6 +78,17 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
     assert [each.changes for each in missed] == ([] if is_kept else [({"operating_point.prefill.utilisation": None},)])
 
 
+def test_mixed_units_tell_both_of_their_latencies():
+    """Whoever promises a TTFT reads the one that keeps it, with its range. It is of whole ms from a second on."""
+    plan = compile_plan(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
+    found = plan.outlooks[0].prediction.ttft_seconds
+    lines = plan_text(plan).splitlines()
+    rows = {name: line.split() for line in lines for name in ("TPOT", "TTFT") if f"  {name} " in line}
+
+    assert rows["TTFT"] == ["TTFT", *(f"{each * 1e3:,.0f}" for each in (found.mid, found.low, found.high))]
+    assert rows["TPOT"][0] == "mixed"
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
