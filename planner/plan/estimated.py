@@ -24,6 +24,7 @@ from planner.estimate.uptime import estimate_uptime
 from planner.expert_map import ExpertMap, Sizes
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
+from planner.layout.memory import split_memory
 from planner.layout.working_memory import largest_step_tokens
 from planner.plan.decided import DecidedPlan, Grounds
 from planner.plan.plan import Plan
@@ -53,7 +54,8 @@ def with_estimates(
     def predicted(phase: Phase, change: Change) -> Prediction | None:
         of_phase = [each for each in layouts if each.phase == phase]
         tried = with_values(spec, change)
-        return predict_phases(tried, of_phase, decided.memory, maps, grounds.loads, calibration)[0].prediction
+        memory = [split_memory(tried, each) for each in of_phase] if decided.memory else []
+        return predict_phases(tried, of_phase, memory, maps, grounds.loads, calibration)[0].prediction
 
     searched = [each.phase for each in choice.search.phases] if choice.search else []
     missed = missed_promises(spec, outlooks, searched, predicted)
