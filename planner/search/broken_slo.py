@@ -164,5 +164,6 @@ def _load(spec: ResolvedSpec, phase: Phase, field: str, best: Lost) -> str:
     path, number = _requests(spec, phase)
     is_said = path.startswith("operating_point.")
     requests = number if is_said else best.numbers["max_requests"]
-    origin = "" if is_said else f" (max_requests, as operating_point.{phase} gives no number)"
+    of_limit = f"max_requests, as operating_point.{phase} gives no number"
+    origin = "" if is_said else f" ({of_limit})" if number else ", the fewest that max_requests: auto may become"
     return f" with {requests} request{'' if requests == 1 else 's'} per GPU{origin}"

@@ -432,6 +432,14 @@ def test_a_promise_that_another_one_stands_beside_is_not_asked_to_be_stronger():
     }
 
 
+def test_requests_that_auto_has_chosen_are_said_to_be_its():
+    """Nobody wrote the one request with which the promise is broken, and there can be no fewer."""
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec_of(16, {"tpot_ms": 5}, decode={"max_requests": "auto"}, operating_point=None))
+
+    assert "1 request per GPU, the fewest that max_requests: auto may become" in caught.value.problems[0].message
+
+
 def test_each_size_is_told_once_with_why_another_was_taken():
     """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
     for each in found_for(spec_of()).phases:
