@@ -19,7 +19,6 @@ Fuller = Callable[[PhaseLoad], Prediction | None]  # of units that serve all of 
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
-ROUNDED = 0.005  # loads are told in whole per cent
 MS_PER_S = 1e3
 
 
@@ -30,7 +29,7 @@ def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -
     """
     found: list[Violation] = []
     for load in demand:
-        if load.load >= 1 + ROUNDED:
+        if load.is_over:
             served = fuller(load)
             found += _refused(spec, load) if served is None else _slower(spec, load, served)
     return tuple(spec.problem(each) for each in found)

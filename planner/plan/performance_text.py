@@ -151,16 +151,16 @@ def _reason(found: Prediction) -> str:
 
 
 def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
-    slo = plan.spec.slo
+    slo, phase = plan.spec.slo, found.phase.capitalize()
+    if any(load.phase == found.phase and load.is_over for load in plan.demand):
+        phase = f"At its operating point {found.phase}"
     for name, promised, each in (
         ("TTFT", slo.ttft_ms, found.ttft_seconds),
         ("TPOT", slo.tpot_ms, found.tpot_seconds),
     ):
         if promised is not None and each is not None:
             kept = "keeps" if found.keeps(each, promised) else "misses"
-            yield from filled(
-                f"{found.phase.capitalize()} {kept} the mean {name} of {promised:g} ms that slo promises."
-            )
+            yield from filled(f"{phase} {kept} the mean {name} of {promised:g} ms that slo promises.")
             if name == "TTFT":
                 yield from _wait(plan, found, kept)
 
