@@ -17,6 +17,8 @@ from planner.spec.traffic import TrafficSpec
 
 __all__ = ["PhaseLoad", "loads_of_day"]
 
+ROUNDED = 0.005  # loads are told in whole per cent
+
 
 @dataclass(frozen=True)
 class PhaseLoad:
@@ -35,6 +37,11 @@ class PhaseLoad:
     def load(self) -> float:
         """Return demand over what is served at the operating point."""
         return self.asked_per_s / self.served_per_s if self.served_per_s else float("inf")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is asked than is served at the operating point, by what is told in whole per cent."""
+        return self.load >= 1 + ROUNDED
 
 
 def loads_of_day(

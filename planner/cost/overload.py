@@ -1,54 +1,98 @@
 """Warnings about a day's traffic that asks units for more than they make.
 
-A latency is predicted at an operating point. Where a day asks for more than the units that are on make there,
-requests wait or are refused, whatever `slo` promises. The plan is still a plan: a user may know that the profile is a
-wish.
+A latency is predicted at an operating point. Where a day asks for more than the units that are on make there, they
+work on more requests at a time, and steps take longer. Where their places or their speed do not suffice, requests wait
+or are refused, whatever `slo` promises. The plan is still a plan: a user may know that the profile is a wish.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from planner.cost.demand import PhaseLoad
+from planner.estimate.throughput.predict import Prediction
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["SEE_SIMULATE", "overloads"]
 
+Fuller = Callable[[PhaseLoad], Prediction | None]  # of units that serve all of a load; None where they cannot
+
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
-ROUNDED = 0.005  # loads are told in whole per cent
+MS_PER_S = 1e3
 
 
-def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad]) -> tuple[Problem, ...]:
-    """Return warnings for each phase that is asked for more than it makes: one for each latency that it promises."""
-    return tuple(spec.problem(each) for load in demand if load.load >= 1 + ROUNDED for each in _overload(spec, load))
+def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -> tuple[Problem, ...]:
+    """Return warnings for each phase that is asked for more than it makes, where that breaks a promise or is refused.
+
+    `fuller` predicts units that work on more requests at a time than their operating point says.
+    """
+    found: list[Violation] = []
+    for load in demand:
+        if load.is_over:
+            served = fuller(load)
+            found += _refused(spec, load) if served is None else _slower(spec, load, served)
+    return tuple(spec.problem(each) for each in found)
 
 
-def _overload(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
-    time = f"{load.at}{f' on {load.day}' if load.day else ''}"
+def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
+    """Yield the warning about a load that nobody serves."""
     units = f"{load.phase} units"
     if load.served_per_s:
         in_time = " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
-        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{in_time} at {time}"
+        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{in_time} at {_time(load)}"
         over = f", and for more than they serve during {load.hours_over:.3g} h of that day"
         reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
     else:
-        asked = f"asks for tokens at {time}, when no {load.phase} unit is on"
+        asked = f"asks for tokens at {_time(load)}, when no {load.phase} unit is on"
         over = f", and for more than the {units} that are on serve during {load.hours_over:.3g} h of that day in all"
         reason = "requests are refused while no unit is on, and income counts none of them"
     asked += over if load.hours_over else ""
-    fix = f"{_fix(spec, load)}{SEE_SIMULATE}"
-    promises = {name: getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[load.phase]}
-    for name, promised in promises.items():
-        if promised is not None:
-            rule = f"W126 is not kept, because traffic {asked}"
-            yield Violation(f"slo.{name}_ms", promised, rule, reason, fix)
-    if not any(promises.values()):
-        yield Violation("traffic", None, f"W138 {asked}", reason, fix)
+    promises = _promises(spec, load.phase)
+    if not promises:
+        yield Violation("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
+        return
+    (first, promised), *others = promises.items()
+    neither = "".join(f", and neither is {each}" for each, _ in others)
+    yield Violation(first, promised, f"W126 is not kept{neither}, because traffic {asked}", reason, _fix(spec, load))
+
+
+def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Violation]:
+    """Yield a warning for each promise that units break which serve all of a load, with more requests at a time."""
+    means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
+    over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
+    for path, promised in _promises(spec, load.phase).items():
+        mean = means[path]
+        assert mean is not None
+        if not served.keeps(mean, promised):
+            rule = (
+                f"W126 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "
+                f"serve at their operating point at {_time(load)}{over}"
+            )
+            name, requests = path.removeprefix("slo.").removesuffix("_ms").upper(), served.point.requests
+            reason = (
+                f"each rank or group then works on {requests:,.0f} requests at a time, "
+                f"with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
+            )
+            yield Violation(path, promised, rule, reason, _fix(spec, load))
+
+
+def _promises(spec: ResolvedSpec, phase: Phase) -> dict[str, float]:
+    """Return what is promised of a phase: path -> ms."""
+    promised = {f"slo.{name}_ms": getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[phase]}
+    return {path: each for path, each in promised.items() if each is not None}
+
+
+def _time(load: PhaseLoad) -> str:
+    return f"{load.at}{f' on {load.day}' if load.day else ''}"
 
 
 def _fix(spec: ResolvedSpec, load: PhaseLoad) -> str:
     """Say how more units come to be on at the fullest time."""
+    return f"{_more_units(spec, load)}{SEE_SIMULATE}"
+
+
+def _more_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
     units = f"{load.phase}.units"
     if spec.has_windows_of_traffic and units not in spec.document.autos:
         return f"write {units}: auto, for as many as the traffic asks for"

@@ -3,15 +3,19 @@
 A plan with such a phase is still a plan: predictions have wide ranges, and a promise may be a wish. Where `auto` chose
 the layout, it kept the promise by what was foreseen of the expert map. The plan predicts with the map itself.
 
-Where the spec writes an operating point, lighter loads that keep the promise are offered beside a weaker promise: fewer
-requests, shorter steps, units that are less full. Each is predicted, with the plan's maps, before it is said.
+Where the spec writes a load, lighter ones that keep the promise are offered beside a weaker promise: fewer requests,
+shorter steps, units that are less full. Where none keeps it, the one that comes nearest is. Each is predicted, with the
+plan's maps, before it is said, and with the units that it takes for the same tokens.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
 from planner.facts.terms import Phase
@@ -29,7 +33,18 @@ GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
     "tpot": "steps with fewer requests are shorter",
 }
+NOT_ENOUGH = {"ttft": ", but neither is enough alone", "tpot": ", but not by as much"}
 WAITING = "its units are so full that prompts wait longer for their turn"
+SAME_UNITS = 1.005  # times as many units are not worth a word
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A change of the spec, and what it says."""
+
+    change: Change
+    words: str
+    keeps: bool = True  # the promise that is written
 
 
 def missed_promises(
@@ -57,9 +72,10 @@ def _missed(
             reached = each.mid * MS_PER_S
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms"
             used = _less_full(spec, found, promised) if name == "ttft" else None
-            offered = {} if phase in searched else _lighter(spec, found, name, promised, predicted)
-            reason = CHOSEN if phase in searched else WAITING if used else GIVEN[name]
-            yield Violation(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), offered, used))
+            lighter = None if phase in searched else _lighter(spec, found, name, promised, predicted)
+            given = GIVEN[name] + (NOT_ENOUGH[name] if lighter and not lighter.keeps else "")
+            reason = CHOSEN if phase in searched else WAITING if used else given
+            yield Violation(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
 
 
 def _saturated(promised: float) -> Violation:
@@ -70,40 +86,73 @@ def _saturated(promised: float) -> Violation:
     return Violation("slo.ttft_ms", promised, rule, reason, fix)
 
 
-def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, predicted: Predicted) -> Change:
-    """Return the lighter load of the written operating point that keeps a promise; empty where none does."""
-    phase = found.phase
-    if getattr(spec.written.operating_point, phase) is None or (name, phase) == ("ttft", "mixed"):
-        return {}
-    field = "step_tokens" if name == "ttft" else "requests"
-    path = f"operating_point.{phase}.{field}"
+def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, predicted: Predicted) -> _Offer | None:
+    """Return the lighter load that keeps a promise, or else the one that comes nearest; None where none is lighter."""
+    path, loads = _lighter_loads(spec, found, name)
 
-    def breaks(load: int) -> bool:
-        tried = predicted(phase, {path: load})
+    @cache
+    def at(load: int) -> Prediction:
+        tried = predicted(found.phase, {path: load})
         assert tried is not None  # the phase's speed is known
-        mean = tried.ttft_seconds if name == "ttft" else tried.tpot_seconds
-        return mean is None or not tried.keeps(mean, promised)
+        return tried
 
-    if field == "step_tokens":  # the shortest steps may take longer: a prompt takes more of them
-        kept = next((each for each in shorter_steps(found.point.step_tokens) if not breaks(each)), 0)
+    def keeps(load: int) -> bool:
+        return at(load).keeps(_mean(at(load), name), promised)
+
+    if name == "ttft":  # the shortest steps may take longer: a prompt takes more of them
+        kept = next((each for each in loads if keeps(each)), None)
     else:
-        kept = bisect_left(range(1, int(found.point.requests)), True, key=breaks)
-    return {path: kept} if kept else {}
+        number = bisect_left(loads, True, key=keeps)
+        kept = loads[number] if number < len(loads) else None
+    if kept is not None:
+        return _Offer({path: kept}, f"{path} {kept}{_units(found, at(kept))}")
+    tried = loads if name == "ttft" else loads[-1:]
+    best = min(tried, key=lambda each: _mean(at(each), name).mid, default=None)
+    if best is None or _mean(at(best), name).mid >= _mean(found, name).mid:
+        return None
+    reached = ceil(_mean(at(best), name).mid * MS_PER_S)
+    return _Offer({HERE: reached, path: best}, f"{reached} with {path} {best}{_units(found, at(best))}", keeps=False)
 
 
-def _less_full(spec: ResolvedSpec, found: Prediction, promised: float) -> Change | None:
+def _lighter_loads(spec: ResolvedSpec, found: Prediction, name: str) -> tuple[str, Sequence[int]]:
+    """Return the field that says how loaded a phase is, and lighter loads than its own, from the heaviest on."""
+    phase, point = found.phase, found.point
+    is_written = getattr(spec.written.operating_point, phase) is not None
+    if name == "ttft":
+        steps = shorter_steps(point.step_tokens) if is_written and phase == "prefill" else ()
+        return f"operating_point.{phase}.step_tokens", steps
+    path = f"operating_point.{phase}.requests" if is_written else f"{phase}.max_requests"
+    return path, range(ceil(point.requests) - 1, 0, -1)
+
+
+def _mean(found: Prediction, name: str) -> Estimate:
+    mean = found.ttft_seconds if name == "ttft" else found.tpot_seconds
+    assert mean is not None  # the phase promises it
+    return mean
+
+
+def _less_full(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
     """Return a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is so short."""
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
         return None
     used = highest_utilisation(found, promised)
-    return {f"operating_point.{found.phase}.utilisation": used} if used >= LEAST_OFFERED else None
+    if used < LEAST_OFFERED:
+        return None
+    path = f"operating_point.{found.phase}.utilisation"
+    return _Offer({path: used}, f"{path} {used:g}{_more_units(found.point.utilisation / used)}")
 
 
-def _fix(reached: int, lighter: Change, used: Change | None) -> Fix:
+def _units(found: Prediction, lighter: Prediction) -> str:
+    return _more_units(found.tokens_per_s_per_gpu.mid / lighter.tokens_per_s_per_gpu.mid)
+
+
+def _more_units(times: float) -> str:
+    """Say what a lighter load takes: as a point of prediction it keeps no request away."""
+    return f" (the same tokens then take {times:.3g} times as many units)" if times > SAME_UNITS else ""
+
+
+def _fix(reached: int, *offers: _Offer | None) -> Fix:
     """Offer what is reached, and loads at which the promise is kept."""
-    said = "".join(f", or {path} {value:g}" for path, value in lighter.items())
-    changes: list[Change] = [{HERE: reached}, *([lighter] if lighter else [])]
-    if used is not None:
-        said += "".join(f", or {path} {value:g}, at which units make fewer tokens" for path, value in used.items())
-        changes.append(used)
-    return Fix(f"nearest: {reached}{said}", tuple(changes))
+    offered = [each for each in offers if each is not None]
+    said = "".join(f", or {each.words}" for each in offered)
+    return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))

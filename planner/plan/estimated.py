@@ -5,11 +5,14 @@ No estimate changes what is carried out, and none refuses it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from planner.cost.cost import plan_cost
+from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
 from planner.estimate.failures import report_failures
+from planner.estimate.fuller import as_full_as_asked
 from planner.estimate.idle_overlap import idle_overlaps
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases
@@ -21,6 +24,7 @@ from planner.estimate.uptime import estimate_uptime
 from planner.expert_map import ExpertMap, Sizes
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
+from planner.layout.memory import split_memory
 from planner.layout.working_memory import largest_step_tokens
 from planner.plan.decided import DecidedPlan, Grounds
 from planner.plan.plan import Plan
@@ -50,7 +54,8 @@ def with_estimates(
     def predicted(phase: Phase, change: Change) -> Prediction | None:
         of_phase = [each for each in layouts if each.phase == phase]
         tried = with_values(spec, change)
-        return predict_phases(tried, of_phase, decided.memory, maps, grounds.loads, calibration)[0].prediction
+        memory = [split_memory(tried, each) for each in of_phase] if decided.memory else []
+        return predict_phases(tried, of_phase, memory, maps, grounds.loads, calibration)[0].prediction
 
     searched = [each.phase for each in choice.search.phases] if choice.search else []
     missed = missed_promises(spec, outlooks, searched, predicted)
@@ -73,7 +78,17 @@ def with_estimates(
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
     )
-    return replace(plan, warnings=(*plan.warnings, *overloads(spec, plan.fullest)))
+    return replace(plan, warnings=(*plan.warnings, *overloads(spec, plan.fullest, partial(_fuller, plan))))
+
+
+def _fuller(plan: Plan, load: PhaseLoad) -> Prediction | None:
+    """Return what units do that work on as many requests as a load asks; None where these do not find room."""
+    outlook = next(each for each in plan.outlooks if each.phase == load.phase)
+    if outlook.case is None or not load.served_per_s:
+        return None
+    section, kv_tokens = plan.spec.phase(load.phase), outlook.case.point.kv_tokens
+    rooms = [each.kv_tokens / kv_tokens for each in plan.memory if each.phase == load.phase and kv_tokens]
+    return as_full_as_asked(outlook, min([section.max_requests, *rooms]), load.load)
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

@@ -55,11 +55,13 @@ def explained(plan: Plan) -> str:
 
 def _rows(outlook: PhaseOutlook, found: Prediction) -> Iterator[tuple[str, ...]]:
     rate, node = found.tokens_per_s_per_gpu, found.tokens_per_s_per_gpu.times(outlook.gpus_per_node)
-    latency = found.tpot_seconds or found.ttft_seconds
-    assert latency is not None
-    what = "TPOT" if found.tpot_seconds else "TTFT"
     rates = (f"{each:,.0f}" for each in (rate.mid, node.mid, node.low, node.high))
-    yield found.phase, *rates, f"{what} {_ms(latency.mid)}", _ms(latency.low), _ms(latency.high)
+    means = {"TPOT": found.tpot_seconds, "TTFT": found.ttft_seconds}
+    first, *others = (
+        (f"{name} {_ms(mean.mid)}", _ms(mean.low), _ms(mean.high)) for name, mean in means.items() if mean is not None
+    )
+    yield found.phase, *rates, *first
+    yield from (("", "", "", "", "", *each) for each in others)  # mixed units have both
 
 
 def _ms(seconds: float) -> str:
@@ -150,16 +152,16 @@ def _reason(found: Prediction) -> str:
 
 
 def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
-    slo = plan.spec.slo
+    slo, phase = plan.spec.slo, found.phase.capitalize()
+    if any(load.phase == found.phase and load.is_over for load in plan.demand):
+        phase = f"At its operating point {found.phase}"
     for name, promised, each in (
         ("TTFT", slo.ttft_ms, found.ttft_seconds),
         ("TPOT", slo.tpot_ms, found.tpot_seconds),
     ):
         if promised is not None and each is not None:
             kept = "keeps" if found.keeps(each, promised) else "misses"
-            yield from filled(
-                f"{found.phase.capitalize()} {kept} the mean {name} of {promised:g} ms that slo promises."
-            )
+            yield from filled(f"{phase} {kept} the mean {name} of {promised:g} ms that slo promises.")
             if name == "TTFT":
                 yield from _wait(plan, found, kept)
 

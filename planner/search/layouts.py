@@ -8,7 +8,6 @@ It decides only where speeds are known, and only for specs that ask for it: with
 alone cannot decide.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,29 +17,26 @@ from math import ceil
 from planner.cluster.inventory import nodes_for
 from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
-from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
+from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import nearest
 from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
+from planner.search.broken_slo import require_slo
 from planner.search.candidates import Candidate, Lost, Why, candidates_of
 from planner.search.fleet import Fleet, Offer, fill, meet
 from planner.search.front import FrontPoint, front_of
-from planner.search.in_words import fix_of
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import Trials, speed_of
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
-from planner.spec.undecided import is_undecided
 
 __all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes"]
 
 MAX_RANKED = 8  # candidates of a phase that a plan tells
 MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
 ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
-UTILISATION = "operating_point.prefill.utilisation"
-STEP_TOKENS = "operating_point.prefill.step_tokens"
 BINDS = 1.03  # times as full as the chosen layout's fullest GPU
 
 
@@ -99,7 +95,7 @@ def search_layouts(
         return None
     trials, room = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(spec))), _room(spec)
     found = {phase: _found(spec, phase, room, trials) for phase in spec.phases}
-    _require_slo(spec, found, room, trials)
+    require_slo(spec, found, lambda phase, change: _found(with_values(spec, change), phase, room, trials))
     candidates = {phase: [each for each in all_ if isinstance(each, Candidate)] for phase, all_ in found.items()}
     if not all(candidates.values()):
         return None
@@ -152,23 +148,6 @@ def _found(
     return list(candidates_of(spec, phase, most, trials))
 
 
-def _require_slo(
-    spec: ResolvedSpec,
-    found: Mapping[Phase, Sequence[Candidate | Lost]],
-    room: Mapping[frozenset[Phase], int],
-    trials: Trials,
-) -> None:
-    """Raise InfeasibleError where all layouts of a phase that fit break the SLO."""
-    wrong = []
-    for phase, each in found.items():
-        broken = [lost for lost in each if isinstance(lost, Lost) and lost.why == "slo"]
-        if broken and not any(isinstance(one, Candidate) for one in each):
-            lighter = _lighter_load(spec, phase, room, trials)
-            wrong += [spec.problem(_violation(spec, phase, field, broken, lighter)) for field in _missed(spec, broken)]
-    if wrong:
-        raise InfeasibleError(wrong)
-
-
 def _serving(
     spec: ResolvedSpec,
     offers: Mapping[Phase, Sequence[Offer]],
@@ -206,87 +185,6 @@ def _too_much(
     most = float(f"{day * served / asked * KEPT:.3g}")
     rule = f"S729 must be at most {most:g} for {MAX_UNITS:,} units and {MAX_NODES:,} nodes to serve it"
     return Violation(f"traffic.{field}", day, rule, reason, nearest(most))
-
-
-def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
-    """Return the fields that no layout keeps; all of them, where each is kept by some."""
-    promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
-    known = [field for field in promised if field in broken[0].reached]
-    missed = [
-        field
-        for field in known
-        if min(each.reached[field] for each in broken) > KEPT * getattr(spec.written.slo, field)
-    ]
-    return missed or known
-
-
-def _lighter_load(
-    spec: ResolvedSpec, phase: Phase, room: Mapping[frozenset[Phase], int], trials: Trials
-) -> dict[str, float]:
-    """Return the most load with which some layout keeps the SLO: path -> value; empty where none does."""
-
-    def keeps(load: float, path: str) -> bool:
-        tried = _found(with_values(spec, {path: load}), phase, room, trials)
-        return any(isinstance(each, Candidate) for each in tried)
-
-    path, loads = _lighter_loads(spec, phase)
-    if loads and keeps(loads[0], path):
-        return {path: loads[bisect_left(loads, True, lo=1, key=lambda load: not keeps(load, path)) - 1]}
-    steps = next((each for each in _shorter_steps(spec, phase) if keeps(each, STEP_TOKENS)), None)
-    return {} if steps is None else {STEP_TOKENS: steps}
-
-
-def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> tuple[str, Sequence[float]]:
-    """Return the field that says how loaded a phase is, and lighter loads than its own, the lightest first."""
-    if phase != "prefill":
-        path, now = _requests(spec, phase)
-        return path, range(1, now or 1)
-    point = spec.written.operating_point.prefill
-    used = (point.utilisation or LEAST) if point is not None else 0.0
-    return UTILISATION, [share / 100 for share in range(round(100 * LEAST_OFFERED), ceil(100 * used))]
-
-
-def _shorter_steps(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
-    """Return shorter steps of prefill than those that the spec writes; none where it leaves them to the planner."""
-    point = spec.written.operating_point.prefill
-    if phase != "prefill" or point is None or is_undecided(point.step_tokens):
-        return ()
-    return shorter_steps(point.step_tokens)
-
-
-def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
-    """Return the field that says with how many requests `phase` is predicted, and the number; None where it is auto."""
-    point, section = getattr(spec.written.operating_point, phase), spec.phase(phase)
-    if phase != "prefill" and point is not None and not is_undecided(point.requests):
-        return f"operating_point.{phase}.requests", point.requests
-    return f"{phase}.max_requests", None if is_auto(section, "max_requests") else section.max_requests
-
-
-def _violation(
-    spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: Mapping[str, float]
-) -> Violation:
-    best = min(broken, key=lambda lost: lost.reached[field])
-    reached = max(ceil(best.reached[field] / KEPT), 1)
-    beside = " under that load" if lighter else ""
-    rule = f"S727 must be at least {reached} for any layout of {phase} to keep it{beside}"
-    path, number = _requests(spec, phase)
-    is_said = path.startswith("operating_point.")
-    requests = number if is_said else best.numbers["max_requests"]
-    load = _used(spec) if phase == "prefill" else f" with {requests} request{'' if requests == 1 else 's'} per GPU"
-    assumed = "" if is_said or phase == "prefill" else f" (max_requests, as operating_point.{phase} gives no number)"
-    if field == "ttft_ms" and follows_from_promise(spec.written, phase):
-        assumed = f" at {LEAST:.0%} utilisation, unless {UTILISATION} is lower"
-    takes = f"{best.reached[field]:,.1f} ms{load}{assumed}"
-    reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept as a margin"
-    promised = f"slo.{field}"
-    changes = tuple({path: number} for path, number in [*lighter.items(), (promised, reached)])
-    fix = fix_of(changes, spec) if lighter else nearest(reached)
-    return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
-
-
-def _used(spec: ResolvedSpec) -> str:
-    point = spec.written.operating_point.prefill
-    return "" if point is None or point.utilisation is None else f" at utilisation {point.utilisation:g}"
 
 
 def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:

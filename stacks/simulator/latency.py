@@ -7,7 +7,9 @@ one's own:
 
 where E is the wait of the plan's steady queue (`planner/estimate/throughput/queue.py`). rho is the least of the share
 of time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D.
-In a mixed unit all that wait are computed at once, so that luck is what is left of a turn: half of it on average.
+In a mixed unit all that wait are computed at once, so that luck is what is left of a turn under way, evenly:
+
+    P(E > t) = busy (1 - t / turn)         as `SteadyTurns.wait_of` in `planner/estimate/throughput/turns.py` has it
 
 An answer's time per token is that of its minute: over hundreds of steps, luck evens out.
 """
@@ -36,6 +38,7 @@ class Waits:
     waiting: Curve  # the share that luck makes wait
     shortest: Curve  # seconds that these wait at least
     longer: Curve  # seconds beyond that, on average
+    is_even: bool = False  # whether these are as likely to be any up to twice `longer`, as in mixed units
 
     @property
     def luck(self) -> Curve:
@@ -52,7 +55,8 @@ class Waits:
         left = seconds - self.least
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             further = np.maximum(left - self.shortest, 0) / self.longer
-            later = np.where(self.longer > 0, self.waiting * np.exp(-further), 0.0)
+            beyond = np.maximum(1 - further / 2, 0.0) if self.is_even else np.exp(-further)
+            later = np.where(self.longer > 0, self.waiting * beyond, 0.0)
         return np.where(left >= 0, 1 - later, 0.0)
 
 
@@ -69,16 +73,16 @@ class Latencies:
 
 def waits_of(service: Service, curves: Curves) -> Waits:
     """Return how long prompts wait in each minute."""
-    rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_LUCK)
-    shortest, longer = np.zeros_like(rho), np.full_like(rho, 0.5)
+    seconds = curves.prompt_seconds
+    computing = service.prompts.steps_per_prompt * seconds
     if service.turns is not None:
-        rho = np.minimum(curves.prompt_busy, MAX_LUCK)
+        luck = Waits(computing, curves.prompt_busy, np.zeros_like(seconds), seconds / 2, is_even=True)
     else:
+        rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_LUCK)
         found = [wait_at(each) for each in rho.tolist()]
         shortest, longer = np.array([each.shortest for each in found]), np.array([each.longer for each in found])
-    turns = service.prompts.steps_per_prompt * curves.prompt_seconds
-    luck = Waits(turns, rho, shortest * curves.prompt_seconds, longer * curves.prompt_seconds)
-    return replace(luck, least=np.maximum(curves.prompt_wait - luck.luck, 0.0) + turns)
+        luck = Waits(computing, rho, shortest * seconds, longer * seconds)
+    return replace(luck, least=np.maximum(curves.prompt_wait - luck.luck, 0.0) + computing)
 
 
 def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:

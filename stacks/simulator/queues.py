@@ -54,7 +54,7 @@ def next_requests(side: TokenSide, requests: float, arrivals: float, output: flo
     `seconds` may be shorter than the clock's where the group makes tokens for a share of it only.
     """
     target, per_end = requests + seconds * arrivals, seconds / output
-    numbers, steps = side.requests, side.step_seconds
+    numbers, steps = side.requests, side.token_seconds
 
     def reached(place: int) -> float:
         """Return the requests there must be now, or come, for that entry of the table to be left at the end."""

@@ -159,7 +159,7 @@ class _Loop:
             tokens = self._units.tokens[name]
             tokens.pause(now, seconds)
             self._ask(now, name)
-            turn = max(tokens.step_seconds, seconds)
+            turn = max(tokens.turn_seconds, seconds)
         if seconds:
             self.found.prompt_busy_s += seconds
             self._at(now + turn, self._end_prompts, name)
@@ -225,7 +225,7 @@ def _units_of(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
             if speed.prompts is not None:
                 found.prompts[name] = PromptUnit(ranks, speed.prompts, speed.step_tokens)
             if speed.tokens is not None:
-                found.tokens[name] = TokenUnit(ranks, speed.tokens)
+                found.tokens[name] = TokenUnit(ranks, speed.tokens, speed.tokens_per_step)
     return found
 
 

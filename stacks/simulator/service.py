@@ -4,7 +4,8 @@ Every figure comes from the plan's own prediction. A `Level` says which end of i
 slowest that the evidence allows, `high` the fastest.
 
     prompts     one attention group computes `step_tokens` of prompts in `step_seconds`
-    tokens      one attention group gives each of its n requests a token in `step_seconds(n)`
+    tokens      one attention group gives each of its n requests a token in `seconds(n)`; a step, with drafts, gives
+                each `tokens_per_step`
 
 Mixed units do both in turn (`turns.py`). Counts are of one attention group, of which a unit has `dp_size`.
 """
@@ -73,17 +74,22 @@ class TokenSide:
     phase: Phase
     groups_per_unit: int
     requests: tuple[float, ...]  # ascending, from 1 to `max_requests`
-    step_seconds: tuple[float, ...]  # of a step with so many; ascending too
+    token_seconds: tuple[float, ...]  # for a token of each of so many; ascending too
     max_requests: float  # that limits and KV have room for at the mean length
     max_admitted: float  # with those that wait: the gateway answers more with 429
     kv_room: float  # tokens
+    tokens_per_step: float = 1.0  # of a request: more with drafts
 
     def seconds(self, requests: float) -> float:
-        """Return the seconds of a step with that many requests."""
+        """Return the seconds in which each of that many requests gets a token."""
         above = min(max(bisect_left(self.requests, requests), 1), len(self.requests) - 1)
         low, high = self.requests[above - 1], self.requests[above]
         part = min(max((requests - low) / (high - low), 0.0), 1.0)
-        return self.step_seconds[above - 1] + part * (self.step_seconds[above] - self.step_seconds[above - 1])
+        return self.token_seconds[above - 1] + part * (self.token_seconds[above] - self.token_seconds[above - 1])
+
+    def step_seconds(self, requests: float) -> float:
+        """Return the seconds of a whole step with that many requests, fewer than one among them now and then."""
+        return min(requests, 1.0) * self.tokens_per_step * self.seconds(requests)
 
 
 @dataclass(frozen=True)
@@ -188,10 +194,11 @@ def _token_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: Reques
         phase=outlook.phase,
         groups_per_unit=layout.dp_size,
         requests=tuple(requests),
-        step_seconds=tuple(accumulate(seconds, max)),
+        token_seconds=tuple(accumulate(seconds, max)),
         max_requests=most,
         max_admitted=limit + plan.spec.gateway.max_queued_requests,
         kv_room=room,
+        tokens_per_step=case.point.accepted_tokens,
     )
 
 

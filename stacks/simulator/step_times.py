@@ -58,6 +58,7 @@ class PhaseSpeed:
     tokens: StepTable | None
     step_tokens: int  # of prompts that a rank computes in one step
     transfer_s_per_token: float = 0.0  # of KV to the next phase
+    tokens_per_step: float = 1.0  # of a request: more with drafts
 
 
 def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
@@ -71,12 +72,13 @@ def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
             tokens=_token_table(outlook, level, plan.spec.phase(phase).max_requests) if phase != "prefill" else None,
             step_tokens=int(point.step_tokens),
             transfer_s_per_token=transfer / point.prompt_tokens if transfer else 0.0,
+            tokens_per_step=point.accepted_tokens,
         )
     return found
 
 
 def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
-    """Return the step of tokens: its load is a group's requests, at most `most`; its context the KV of each."""
+    """Return the seconds of a token: its load is a group's requests, at most `most`; its context the KV of each."""
     case = case_of_outlook(outlook)
     return _table(
         _geometric(1.0, max(most, 2.0)),

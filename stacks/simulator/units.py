@@ -3,10 +3,10 @@
 Ranks of a unit step together. Here a rank is an attention group, which owns its requests.
 
     PromptUnit   each rank computes its prompts in their order, up to `step_tokens` a step
-    TokenUnit    each rank's requests get a token a step, while their KV has room; others wait in their order
+    TokenUnit    each rank's requests get tokens, step by step, while their KV has room; others wait in their order
 
 A token unit does nothing at each step: between two changes of who is there, all steps take equally long, so it goes
-from one change to the next. Its clock counts steps.
+from one change to the next. Its clock counts the tokens of each request: one a step, and more with drafts.
 """
 
 from collections import deque
@@ -21,8 +21,8 @@ from stacks.simulator.step_times import StepTable
 
 __all__ = ["Job", "PromptUnit", "Rank", "TokenUnit"]
 
-MAX_STEPS = 200.0  # after which the time of a step is looked up again: KV has grown by as many tokens
-SLACK = 1e-6  # steps, for sums that are rounded
+MAX_TOKENS = 200.0  # after which the time of a step is looked up again: KV has grown by as many
+SLACK = 1e-6  # tokens, for sums that are rounded
 
 
 @dataclass(eq=False)
@@ -136,12 +136,12 @@ class PromptUnit:
 class TokenUnit:
     """Makes tokens."""
 
-    def __init__(self, ranks: list[Rank], table: StepTable) -> None:
+    def __init__(self, ranks: list[Rank], table: StepTable, tokens_per_step: float) -> None:
         self.ranks = ranks
-        self._table = table
-        self._steps, self._as_of = 0.0, 0.0  # the clock: steps, and the time at which it showed them
-        self._step_s = 0.0
-        self._pause_s = 0.0  # that each step waits for one of prompts, in mixed units
+        self._table, self._tokens_per_step = table, tokens_per_step
+        self._tokens, self._as_of = 0.0, 0.0  # the clock: tokens, and the time at which it showed them
+        self._token_s = 0.0
+        self._pause_s = 0.0  # that each token waits for its part of a step of prompts, in mixed units
         self._ends: list[tuple[float, int, Job]] = []
         self._order = count()
         self._active: dict[Rank, int] = {}  # ranks that make tokens, with their requests
@@ -157,23 +157,28 @@ class TokenUnit:
         return sum(len(rank.queue) for rank in self.ranks)
 
     @property
-    def step_seconds(self) -> float:
-        """The time between two tokens now."""
-        return self._step_s + self._pause_s
+    def token_seconds(self) -> float:
+        """The time between two tokens of a request now."""
+        return self._token_s + self._pause_s
+
+    @property
+    def turn_seconds(self) -> float:
+        """The time between two steps of tokens now, with the prompts that these wait for."""
+        return self._tokens_per_step * self.token_seconds
 
     def advance(self, now: float) -> None:
         """Let the clock go on until `now`."""
-        if self.step_seconds:
-            steps = (now - self._as_of) / self.step_seconds
-            self._steps += steps
+        if self.token_seconds:
+            tokens = (now - self._as_of) / self.token_seconds
+            self._tokens += tokens
             for rank, requests in self._active.items():
-                rank.kv += steps * requests
+                rank.kv += tokens * requests
         self._as_of = now
 
     def pause(self, now: float, seconds: float) -> None:
-        """Let each step wait for `seconds` from now on."""
+        """Let each step of tokens wait for `seconds` from now on."""
         self.advance(now)
-        self._pause_s = seconds
+        self._pause_s = seconds / self._tokens_per_step
 
     def add(self, now: float, job: Job) -> None:
         """Give a request tokens from the next step on, or let it wait."""
@@ -185,7 +190,7 @@ class TokenUnit:
         """Return the requests that have their last token by `now`."""
         self.advance(now)
         done = []
-        while self._ends and self._ends[0][0] <= self._steps + SLACK:
+        while self._ends and self._ends[0][0] <= self._tokens + SLACK:
             job = heappop(self._ends)[2]
             job.done = now
             done.append(job)
@@ -197,10 +202,10 @@ class TokenUnit:
     def next_change(self, now: float) -> float | None:
         """Return when to ask again: at the next end, or when the time of a step is to be looked up again."""
         if not self._ends:
-            self._step_s = 0.0
+            self._token_s = 0.0
             return None
-        self._step_s = self._seconds()
-        return now + max(min(self._ends[0][0] - self._steps, MAX_STEPS), 0.0) * self.step_seconds
+        self._token_s = self._seconds()
+        return now + max(min(self._ends[0][0] - self._tokens, MAX_TOKENS), 0.0) * self.token_seconds
 
     def _seat(self, rank: Rank) -> None:
         """Give those that wait longest the room that there is."""
@@ -216,7 +221,7 @@ class TokenUnit:
             rank.reserved += job.kv
             rank.kv += job.prompt
             self._active[rank] = rank.running
-            heappush(self._ends, (ceil(self._steps - SLACK) + max(job.output - 1, 0), next(self._order), job))
+            heappush(self._ends, (ceil(self._tokens - SLACK) + max(job.output - 1, 0), next(self._order), job))
 
     def _leave(self, job: Job) -> None:
         rank = job.token_rank
@@ -229,6 +234,6 @@ class TokenUnit:
             del self._active[rank]
 
     def _seconds(self) -> float:
-        """Return the time of a step with who is there now."""
+        """Return the time of a token with who is there now."""
         most, kv = max(self._active.values()), max(rank.kv for rank in self._active)
         return self._table.at(most, kv / most, self.running / len(self.ranks) / most)

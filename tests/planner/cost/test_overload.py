@@ -5,11 +5,18 @@ import pytest
 from planner.compiler import compile_plan
 from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
+from planner.plan.text import plan_text
 from planner.spec.check import check_spec, with_values
 from stacks.simulator.day import simulate_day
 from stacks.simulator.latency import waits_of
 from tests.planner.conftest import SPEC
 from tests.planner.test_shipped_specs import SPECS
+
+POINT = {"requests": 10, "kv_tokens": 5500, "prompt_tokens": 5000, "output_tokens": 1000}
+
+
+def _refusing(load):
+    """Units that take no more requests than their operating point says."""
 
 
 @pytest.fixture
@@ -24,7 +31,7 @@ def spec(spec_folder):
 @pytest.mark.parametrize(("asked", "is_broken"), [(0, False), (100, False), (100.4, False), (101, True), (300, True)])
 def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, asked, is_broken, spec):
     """The warning names the promise and the time, from the first whole per cent too much on."""
-    found = overloads(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 0.0)])
+    found = overloads(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 0.0)], _refusing)
 
     assert [each.path for each in found] == ([field] if is_broken else [])
     assert all("at 20:00" in each.rule for each in found)
@@ -32,7 +39,7 @@ def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, a
 
 def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
     """Nothing is served then, and no share of it can be told."""
-    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0, hours_over=15.5)])
+    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0, hours_over=15.5)], _refusing)
 
     assert found.rule == (
         "W126 is not kept, because traffic asks for tokens at 03:00, when no decode unit is on, "
@@ -49,7 +56,7 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
 )
 def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, fix, spec):
     """A schedule that has every unit on cannot turn on more of them."""
-    (found,) = overloads(spec, [PhaseLoad("prefill", "20:00", 300.0, 100.0, 0.0, are_all_on=are_all_on)])
+    (found,) = overloads(spec, [PhaseLoad("prefill", "20:00", 300.0, 100.0, 0.0, are_all_on=are_all_on)], _refusing)
 
     assert found.fix == f"{fix} (tidemill simulate shows how long requests wait)"
 
@@ -75,10 +82,54 @@ def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_br
     assert ("slo.ttft_ms" in [each.path for each in plan.warnings]) is is_broken
 
 
+@pytest.mark.parametrize(("tpot_ms", "broken"), [(60, ["slo.tpot_ms"]), (95, [])])
+def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot_ms, broken):
+    """The day asks for 168 % of what ten requests make, and max_requests is 64: 27 take 94 ms, and nobody waits.
+
+    That is what the simulation says, too.
+    """
+    changes = {
+        "operating_point": {"mixed": POINT},
+        "slo": {"tpot_ms": tpot_ms, "ttft_ms": 3000},
+        "traffic": {"input_tokens": 1e9, "output_tokens": 2e8},
+    }
+    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    found = [each for each in plan.warnings if each.rule.startswith("W126")]
+    outcome = simulate_day(plan).outcomes["mid"]
+
+    assert [each.path for each in found] == broken
+    assert "At its operating point mixed keeps the mean TPOT" in " ".join(plan_text(plan).split())
+    assert all(
+        "works on 27 requests at a time, with which TPOT is predicted at 94.0 ms" in each.reason for each in found
+    )
+    assert outcome.refused == 0
+    assert outcome.latencies.ttft_kept == 1
+    assert outcome.latencies.tpot[0] == pytest.approx(0.094, rel=0.01)
+
+
+def test_too_few_places_break_all_promises_in_one_sentence():
+    """With ten places more than half of the same day is refused."""
+    changes = {
+        "operating_point": {"mixed": POINT},
+        "mixed.max_requests": 10,
+        "slo": {"tpot_ms": 60, "ttft_ms": 3000},
+        "traffic": {"input_tokens": 3e9, "output_tokens": 6e8},
+    }
+    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    (found,) = (each for each in plan.warnings if each.rule.startswith("W126"))
+
+    assert found.path == "slo.ttft_ms"
+    assert found.rule.startswith(
+        "W126 is not kept, and neither is slo.tpot_ms, because traffic asks for 505% of the tokens"
+    )
+    assert "refused" in found.reason
+
+
 def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
     """Requests are refused then, too, and counted as income."""
     (spec_folder / "spec.yaml").write_text(SPEC + "\ntraffic: {input_tokens: 1e9, output_tokens: 1e8}\n")
-    (found,) = overloads(check_spec(spec_folder / "spec.yaml"), [PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)])
+    load = PhaseLoad("decode", "03:00", 300.0, 100.0, 0.0)
+    (found,) = overloads(check_spec(spec_folder / "spec.yaml"), [load], _refusing)
 
     assert (found.path, found.rule.split()[0]) == ("traffic", "W138")
     assert "asks for 300% of the tokens that the decode units serve at 03:00" in found.rule

@@ -78,6 +78,17 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
     assert [each.changes for each in missed] == ([] if is_kept else [({"operating_point.prefill.utilisation": None},)])
 
 
+def test_mixed_units_tell_both_of_their_latencies():
+    """Whoever promises a TTFT reads the one that keeps it, with its range. It is of whole ms from a second on."""
+    plan = compile_plan(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
+    found = plan.outlooks[0].prediction.ttft_seconds
+    lines = plan_text(plan).splitlines()
+    rows = {name: line.split() for line in lines for name in ("TPOT", "TTFT") if f"  {name} " in line}
+
+    assert rows["TTFT"] == ["TTFT", *(f"{each * 1e3:,.0f}" for each in (found.mid, found.low, found.high))]
+    assert rows["TPOT"][0] == "mixed"
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -155,6 +166,47 @@ def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more
     assert f"{path} {offered}" in str(first.fix)
     assert missed(**{path: offered}) == []
     assert missed(**{path: offered + more})
+
+
+def test_the_load_of_a_unit_without_an_operating_point_is_its_limit():
+    """Fourteen requests keep 60 ms and fifteen do not. The same tokens take more units, which is said."""
+
+    def missed(**values):
+        spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
+        plan = compile_plan(with_values(spec, {"slo.tpot_ms": 60, **values}))
+        rate = plan.outlooks[0].prediction.tokens_per_s_per_gpu.mid
+        return [each for each in plan.warnings if each.rule.startswith("W115")], rate
+
+    (first,), rate = missed()
+    kept, less = missed(**{"mixed.max_requests": 14})
+
+    assert first.changes[1] == {"mixed.max_requests": 14}
+    assert kept == []
+    assert missed(**{"mixed.max_requests": 15})[0]
+    assert f"(the same tokens then take {rate / less:.3g} times as many units)" in str(first.fix)
+
+
+@pytest.mark.parametrize(
+    ("promised", "of_load"),
+    [
+        ({"slo.tpot_ms": 30}, {"operating_point.decode.requests": 1}),
+        ({"slo.ttft_ms": 500}, {"operating_point.prefill.step_tokens": 2048}),
+    ],
+)
+def test_a_promise_that_no_load_keeps_is_told_what_comes_nearest(promised, of_load):
+    """Both together are a change, and with it the promise is kept."""
+
+    def missed(values):
+        plan = compile_plan(with_values(check_spec(SPEC), values))
+        return [each for each in plan.warnings if each.rule.startswith("W115")]
+
+    (first,) = missed(promised)
+    (field,) = promised
+    here, nearest, *_ = first.changes
+
+    assert nearest == {field: nearest[field], **of_load}
+    assert promised[field] < nearest[field] < here[field]
+    assert missed(nearest) == []
 
 
 def test_requests_of_mixed_units_are_those_of_the_traffic():

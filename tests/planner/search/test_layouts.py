@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import ChainMap
 from itertools import product
 
 import pytest
@@ -138,14 +139,15 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     ],
 )
 def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo, messages):
-    """With what is offered instead of each, there are layouts."""
+    """With what is offered instead of each, there are layouts: with a lighter load, or with the promise alone."""
+    spec = spec_of(slo=slo)
     with pytest.raises(InfeasibleError) as caught:
-        check_fit(spec_of(slo=slo))
+        check_fit(spec)
     problems = caught.value.problems
-    reached = {each.path.removeprefix("slo."): each.changes[0][each.path] for each in problems}
 
     assert sorted(each.message[: each.message.index(" least") + 6] for each in problems) == sorted(messages)
-    assert found_for(spec_of(slo=reached)).fleet.nodes <= 16
+    for offered in zip(*(each.changes for each in problems), strict=True):
+        assert found_for(with_values(spec, dict(ChainMap(*map(dict, offered))))).fleet.nodes <= 16
 
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
@@ -385,6 +387,57 @@ def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
     check_fit(with_values(spec, offered))
     with pytest.raises(InfeasibleError):
         check_fit(with_values(spec, twice))
+
+
+@pytest.mark.parametrize(
+    ("field", "promised", "load"),
+    [
+        ("tpot_ms", 10, {"operating_point.decode.requests": 1}),
+        ("ttft_ms", 200, {"operating_point.prefill.step_tokens": 2048}),
+    ],
+)
+def test_a_promise_that_no_load_keeps_is_asked_for_with_the_load_that_comes_nearest(field, promised, load):
+    """A change of both, with which some layout keeps it, and none keeps a millisecond less."""
+    point = {
+        "prefill": {"prompt_tokens": 3000, "step_tokens": 16_384, "utilisation": 0.54},
+        "decode": {"requests": 88, "kv_tokens": 4989},
+    }
+    spec = spec_of(16, {field: promised}, prefill={"max_batch_tokens": 16_384}, operating_point=point)
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec)
+    both, alone = caught.value.problems[0].changes
+    path = f"slo.{field}"
+
+    assert both == {**load, path: both[path]}
+    assert promised < both[path] < alone[path]
+    check_fit(with_values(spec, both))
+    with pytest.raises(InfeasibleError):
+        check_fit(with_values(spec, {**both, path: both[path] - 1}))
+
+
+def test_a_promise_that_another_one_stands_beside_is_not_asked_to_be_stronger():
+    """Nothing keeps the TTFT. One request keeps the TPOT that 64 break: fewer are offered, and no shorter TPOT."""
+    mixed = {"ep_size": 8, "units": "auto", "precision": "fp8", "max_requests": 64}
+    cluster = {"gpu": "h200", "nodes": 1, "gpus_per_node": 8}
+    data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}
+    data |= {"slo": {"tpot_ms": 80, "ttft_ms": 100}}
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(check_document(parse_document(json.dumps(data), "spec.yaml")))
+    changes = {each.path: each.changes for each in caught.value.problems}
+
+    assert changes["slo.tpot_ms"][0] == {"mixed.max_requests": 1}
+    assert changes["slo.ttft_ms"][0] == {
+        "mixed.max_requests": 1,
+        "slo.ttft_ms": changes["slo.ttft_ms"][0]["slo.ttft_ms"],
+    }
+
+
+def test_requests_that_auto_has_chosen_are_said_to_be_its():
+    """Nobody wrote the one request with which the promise is broken, and there can be no fewer."""
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec_of(16, {"tpot_ms": 5}, decode={"max_requests": "auto"}, operating_point=None))
+
+    assert "1 request per GPU, the fewest that max_requests: auto may become" in caught.value.problems[0].message
 
 
 def test_each_size_is_told_once_with_why_another_was_taken():

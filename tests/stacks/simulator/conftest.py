@@ -63,10 +63,20 @@ def small_spec(tmp_path_factory):
 @pytest.fixture(scope="session")
 def mixed():
     """A node of H200 with traffic that half fills it."""
+    return compile_plan(_of_one_node({}))
+
+
+@pytest.fixture(scope="session")
+def drafting():
+    """The same node and its traffic, with two drafts in each step."""
+    return compile_plan(_of_one_node({"engine": "sglang", "mixed.draft_tokens": 2}))
+
+
+def _of_one_node(changes):
     spec = check_spec(SPECS / "h200-single-node.yaml")
     point = {"requests": 32, "kv_tokens": 2150, "prompt_tokens": 2000, "output_tokens": 300}
     traffic = {"input_tokens": 1.2e9, "output_tokens": 1.8e8}
-    return compile_plan(with_values(spec, {"operating_point": {"mixed": point}, "traffic": traffic}))
+    return with_values(spec, {"operating_point": {"mixed": point}, "traffic": traffic} | changes)
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,17 @@ def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output
     assert over.refused[-1] > 0.05 * over.asked[-1]
 
 
+def test_a_turn_of_a_mixed_unit_is_a_whole_step_with_its_drafts(drafting):
+    """A step with two drafts waits once for prompts, though it gives more than two tokens: TPOT is the plan's."""
+    (load,), found, service = drafting.demand, drafting.outlooks[0].prediction, service_of(drafting)
+    fleets = planned_fleet(drafting), planned_fleet(drafting)
+    full = play_day(service, [0.97 / load.load / 1440] * 120, fleets)
+
+    assert service.tokens.tokens_per_step > 2
+    assert full.tpot[-1] == pytest.approx(found.tpot_seconds.mid, rel=0.15)
+    assert full.refused[-1] < 0.01 * full.asked[-1]
+
+
 def test_prompts_and_tokens_of_a_mixed_unit_share_its_time(mixed):
     """Tokens come more slowly while there are prompts to compute."""
     service = service_of(mixed)

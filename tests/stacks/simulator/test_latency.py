@@ -13,13 +13,16 @@ from planner.estimate.throughput.queue import wait_at
 from planner.spec.check import check_spec
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.day import simulate_day
+from stacks.simulator.fleet import planned_fleet
+from stacks.simulator.fluid import play_day
 from stacks.simulator.latency import Waits, latencies_of, waits_of
+from stacks.simulator.service import service_of
 
 
-@given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0, 1), st.floats(0.01, 10))
-def test_the_shares_have_the_mean_that_they_say(least, waiting, shortest, longer):
+@given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0, 1), st.floats(0.01, 10), st.booleans())
+def test_the_shares_have_the_mean_that_they_say(least, waiting, shortest, longer, is_even):
     """The mean of TTFT's distribution is the least time and the mean of luck."""
-    waits = Waits(*(np.array([each]) for each in (least, waiting, shortest, longer)))
+    waits = Waits(*(np.array([each]) for each in (least, waiting, shortest, longer)), is_even=is_even)
     grid = np.linspace(least, least + shortest + 40 * longer, 20_001)
     later = 1 - waits.within(grid)
 
@@ -47,6 +50,23 @@ def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
     within = waits_of(service, curves).within(steps * service.prompts.step_seconds)[minute]
 
     assert within == pytest.approx(0.99, abs=1e-3)
+
+
+@pytest.mark.parametrize("load", [0.2, 0.97])
+def test_mixed_units_have_the_plans_99th_percentile(mixed, load):
+    """A prompt in a hundred waits for as much of a turn as `SteadyTurns` says, however full units are."""
+    service = service_of(mixed)
+    demand = [load / mixed.demand[0].load / 1440] * 120
+    curves = play_day(service, demand, (planned_fleet(mixed), planned_fleet(mixed)))
+    seconds, busy = curves.prompt_seconds[-1], curves.prompt_busy[-1]
+    wait = max(busy - 0.01, 0.0) / busy * seconds
+
+    within = waits_of(service, curves).within(service.prompts.steps_per_prompt * seconds + wait)[-1]
+
+    assert within == pytest.approx(0.99, abs=1e-3)
+    if load > 0.9:
+        found = mixed.outlooks[0].prediction.ttft_99_seconds.mid
+        assert latencies_of(service, curves, SloSpec()).ttft[-1] == pytest.approx(found, rel=0.1)
 
 
 def test_kept_promises_are_those_of_the_percentiles(published_day):

@@ -105,7 +105,7 @@ def test_a_request_alone_takes_its_steps(duo):
     assert found.refused == found.too_long == 0
     assert 0 < job.first_token < job.done
     service = service_of(duo)
-    assert (job.done - job.first_token) / 10 < 2 * service.tokens.step_seconds[0]
+    assert (job.done - job.first_token) / 10 < 2 * service.tokens.token_seconds[0]
 
 
 def test_the_same_trace_gives_the_same_replay(duo):
@@ -155,9 +155,10 @@ def test_flows_and_single_requests_agree_on_throughput(request, plan_of, load):
     assert tokens / (end - begin) == pytest.approx(curves.tokens[-1] / 60, rel=0.05)
 
 
-@pytest.mark.parametrize("load", [0.5, 1.0])
-def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(mixed, load):
+@pytest.mark.parametrize(("plan_of", "load"), [("mixed", 0.5), ("mixed", 1.0), ("drafting", 1.0)])
+def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(request, plan_of, load):
     """Eight ranks that stop for each other's prompts: means of TTFT and TPOT are within a tenth."""
+    mixed = request.getfixturevalue(plan_of)
     service = service_of(mixed)
     mean, seconds = service.request, MINUTES * 60
     found = replay(mixed, poisson(load * service.requests_per_day / 86_400, seconds, round(mean.prompt), mean.output))
