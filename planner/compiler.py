@@ -14,7 +14,6 @@ from planner.estimate.expert_loads import expert_loads
 from planner.estimate.points import require_points_fit
 from planner.estimate.warnings import warnings_of
 from planner.expert_map import Domains, ExpertMap, balance, slots_bind
-from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout
@@ -79,7 +78,7 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
         layouts, memory = fit(spec)
         placement = place_units(spec, layouts, previous.nodes if previous else None)
         grounds = Grounds(expert_loads(spec), failure_domains(spec, layouts, placement.units))
-        require_coverage(spec, layouts, grounds.places, _mean_of(grounds.loads))
+        require_coverage(spec, layouts, grounds.places, _mean_of(spec, grounds))
     except InfeasibleError as error:
         raise with_fixes(error, spec) from None
     require_points_fit(spec, memory)
@@ -122,8 +121,9 @@ def _map_for(
     *,
     more_slots: int = 0,
     previous: Sequence[Sequence[int]] | None = None,
+    domains: Domains | None = None,
 ) -> ExpertMap:
-    """Balance the experts of a phase, near the `previous` map where there is one."""
+    """Balance the experts of a phase, near the `previous` map where there is one, and in no other `domains`."""
     num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
     split = split_of(spec.written, layout)
     return balance(
@@ -134,15 +134,16 @@ def _map_for(
         num_groups=num_groups if split == "equal" else 1,  # only equal shares are weighed against bytes
         gate=gate_of(spec.model, layout.precision),
         previous=previous,
-        domains=grounds.places[layout.phase].of(spec.written.coverage),
+        domains=grounds.places[layout.phase].of(spec.written.coverage) if domains is None else domains,
         split=split,
     )
 
 
-def _mean_of(loads: Loads) -> MeanOf:
-    """What would become of the balance with other slots."""
+def _mean_of(spec: ResolvedSpec, grounds: Grounds) -> MeanOf:
+    """What a plan would say of the balance with other slots and domains."""
 
     def mean_of(layout: PhaseLayout, slots_per_gpu: int, domains: Domains) -> float:
-        return fmean(balance(loads, slots_per_gpu * layout.ep_size, layout.ep_size, domains=domains).max_over_mean)
+        more_slots = (slots_per_gpu - layout.slots_per_gpu) * layout.ep_size
+        return fmean(_map_for(spec, layout, grounds, more_slots=more_slots, domains=domains).max_over_mean)
 
     return mean_of

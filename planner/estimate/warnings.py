@@ -14,6 +14,7 @@ from planner.estimate.loosened import loosened_by
 from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
 from planner.estimate.refused_parts import refused_parts_of
+from planner.estimate.slow_loading import slow_loading
 from planner.estimate.unknown_fields import unknown_fields_of
 from planner.estimate.without_effect import without_effect
 from planner.facts.engine_models import ENGINE_MODELS
@@ -67,6 +68,7 @@ def warnings_of(
         _no_rdma(spec),
         _escaped_policies(spec.written),
         _short_drain(spec.written),
+        slow_loading(spec, memory),
         _two_hit_rates(spec.written),
         _two_ratios(spec.written),
         without_effect(spec),

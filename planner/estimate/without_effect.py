@@ -15,6 +15,9 @@ __all__ = ["without_effect"]
 
 LEAST_PRICE = 1e-4  # USD of a million tokens: assumed, a hundredth of the cheapest that are sold
 MILLION = 1e6
+LEAST_PERCENT = 10.0  # as a factor of prices: assumed, as no hour of a day is so much dearer
+HUNDRED = 100.0
+LEAST_PER_USD = 0.25  # assumed: the dearest currency, Kuwait's dinar, is about 0.31 a US dollar
 OF_AUTO = {  # fields of a schedule that count only where another one is `auto`
     "windows": ("headroom", "min_units", "min_stay", "max_starts", "max_stops"),
     "drain": ("answered",),
@@ -23,7 +26,7 @@ OF_AUTO = {  # fields of a schedule that count only where another one is `auto`
 
 def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
     """Yield healing without spares, nodes lent for good, rules for a day that is written already, traffic that nothing
-    reads, prices of one token, nodes that are not there, and rates that nobody pays."""
+    reads, prices of one token or of no hour, nodes that are not there, and rates that nobody pays."""
     spec = resolved.written
     controller = spec.kubernetes.controller
     if controller is not None and controller.heal is not None and not spec.cluster.spares:
@@ -41,7 +44,11 @@ def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
     if spec.cost is not None:
         is_list = isinstance(spec.cost.prices, list)
         for index, prices in enumerate(spec.cost.all_prices):
-            yield from _of_one_token(prices, f"cost.prices.{index}" if is_list else "cost.prices")
+            place = f"cost.prices.{index}" if is_list else "cost.prices"
+            yield from _of_one_token(prices, place)
+            yield from _never_asked(prices, place)
+            yield from _of_percent(prices, place)
+        yield from _of_the_other_currency(spec.cost)
         yield from _more_than_there_are(spec)
         yield from _never_paid(spec.cost)
 
@@ -99,6 +106,37 @@ def _of_one_token(prices: PriceSpec, place: str) -> Iterator[Violation]:
         if 0 < price < LEAST_PRICE:
             rule, reason = f"W129 is less than {LEAST_PRICE:g}", "it is the price of a million tokens"
             yield Violation(f"{place}.{field}", price, rule, reason, nearest(round(price * MILLION, 9)))
+
+
+def _never_asked(prices: PriceSpec, place: str) -> Iterator[Violation]:
+    """Yield discounts that leave no time of day to the prices themselves: each holds until the next one's time."""
+    if prices.hours and all(each.factor != 1 for each in prices.hours):
+        rule = f"W148 leaves no time of day to the prices of {place}: no factor is 1"
+        last = prices.hours[-1]
+        reason = f"each factor holds until the next one's time, and {last.factor:g} from {last.at} on"
+        fix = f"add the time from which the factor is 1 to {place}.hours"
+        yield Violation(f"{place}.hours", None, rule, reason, fix)
+
+
+def _of_percent(prices: PriceSpec, place: str) -> Iterator[Violation]:
+    """Yield factors of prices that are percentages."""
+    for index, each in enumerate(prices.hours):
+        if each.factor >= LEAST_PERCENT:
+            rule, reason = f"W149 makes prices {each.factor:g} times as high", "a factor of 1 leaves them as they are"
+            yield Violation(f"{place}.hours.{index}.factor", each.factor, rule, reason, nearest(each.factor / HUNDRED))
+
+
+def _of_the_other_currency(cost: CostSpec) -> Iterator[Violation]:
+    """Yield exchange rates that are how many US dollars a currency is, where the inverse is asked for."""
+    currency = cost.currency
+    if currency is not None and currency.per_usd < LEAST_PER_USD:
+        rule = (
+            f"W150 is less than {LEAST_PER_USD:g} {currency.code}, and no country's money is worth so many US dollars"
+        )
+        reason = f"it is how many {currency.code} a US dollar is"
+        yield Violation(
+            "cost.currency.per_usd", currency.per_usd, rule, reason, nearest(round(1 / currency.per_usd, 4))
+        )
 
 
 def _more_than_there_are(spec: Spec) -> Iterator[Violation]:

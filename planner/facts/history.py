@@ -14,8 +14,12 @@ Only the last 366 days that have rows are kept, so that what a file costs has an
 import csv
 import io
 import math
+import re
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, hh_mm, minute_of
 from planner.facts.digest import digest_of_bytes
@@ -31,6 +35,13 @@ MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB
 MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so older days would say little
 MAX_DEMAND = 1e18
 UTC, Z = "UTC", "Z"
+
+OFFSET = re.compile(r"(?<=:[0-9]{2})[+-][0-9]{2}:?[0-9]{2}$")  # of a time, as in 2026-11-02T08:00+08:00
+EPOCH = re.compile(r"[0-9]{9,13}(\.[0-9]*)?")  # seconds or milliseconds since 1970
+OTHER_DATE = re.compile(r"[0-9]{1,4}[./][0-9]{1,2}[./][0-9]{1,4}|[0-9]{1,2}-[0-9]{1,2}-[0-9]{4}")
+GROUPED = re.compile(r"[0-9]{1,3}([,_ ][0-9]{3})+(\.[0-9]*)?")  # 389,287
+
+ReasonAndFix = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -71,12 +82,12 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Vio
         rule = "S618 must be CSV with the columns time and demand"
         return Violation(OPTION, written, rule, found, "begin it with the line time,demand")
     latest = _latest(found)
-    wrong = _wrong_row(found, zone) or _missing(latest)
+    wrong = _wrong_row(found, zone) or _odd_step(latest) or _missing(latest)
     if wrong:
         rule = (
             "S619 must have equal time steps over a whole day, times such as 2026-11-02T08:00, and demand of 0 or more"
         )
-        return Violation(OPTION, written, rule, wrong, "correct the file")
+        return Violation(OPTION, written, rule, *wrong)
     return HistoryFile(_history(latest), digest_of_bytes(content))
 
 
@@ -88,11 +99,17 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         if any(names.count(column) != 1 for column in COLUMNS):
             return f"its first line has {', '.join(names)[:80] or 'no columns'}"
         reader.fieldnames = names
-        return [((row["time"] or "").strip(), (row["demand"] or "").strip()) for row in reader]
+        return [((row["time"] or "").strip(), _with_rest(row).strip()) for row in reader]
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except csv.Error as error:
         return str(error)
+
+
+def _with_rest(row: dict[str | Any, Any]) -> str:
+    """Return a row's demand with what follows all columns: 389,287 without quotes are two of them."""
+    rest = [each for each in row.get(None) or () if each.strip()]
+    return ",".join([row["demand"] or "", *rest])
 
 
 def _latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -101,27 +118,59 @@ def _latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [row for row in rows if row[0] >= dates[0]]
 
 
-def _wrong_row(rows: list[tuple[str, str]], zone: str) -> str | None:
+def _wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
     if not rows:
-        return "it has no rows"
+        return "it has no rows", "add a row for each hour of past days, or for each equal part of one"
     for number, (time, demand) in enumerate(rows, 2):
         if not _is_time(time):
-            return f"line {number} has the time {time[:40]!r}"
+            return f"line {number} has the time {time[:40]!r}", _instead_of_time(time, zone)
         if time.endswith(Z) and zone != UTC:
-            return f"line {number} has the time {time!r} of UTC, and clocks show that of schedule.timezone ({zone})"
+            reason = f"line {number} has the time {time!r} of UTC, and clocks show that of schedule.timezone ({zone})"
+            return reason, f"write what clocks show in {zone}, without Z"
         if not _is_demand(demand):
-            return f"line {number} has the demand {demand[:40]!r}"
+            return f"line {number} has the demand {demand[:40]!r}", _instead_of_demand(demand)
     return None
 
 
-def _missing(rows: list[tuple[str, str]]) -> str | None:
+def _instead_of_time(written: str, zone: str) -> str:
+    """Say how to write a time that others write with its offset, as seconds since 1970, or with another date."""
+    if offset := OFFSET.search(written):
+        return f"write what clocks show in {zone}, without {offset[0]}"
+    if EPOCH.fullmatch(written):
+        return f"write what clocks show in {zone} in place of the seconds since 1970"
+    if OTHER_DATE.match(written):
+        return "write dates as YEAR-MONTH-DAY"
+    return "write a time of the calendar in whole minutes, as 2026-11-02T08:00"
+
+
+def _instead_of_demand(written: str) -> str:
+    """Say how to write a demand that others write in groups of three digits."""
+    plain = written.replace(",", "").replace("_", "").replace(" ", "")
+    return f"write {plain}" if GROUPED.fullmatch(written) else f"write a number from 0 to {MAX_DEMAND:g}"
+
+
+def _odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
+    """Return what is wrong with steps that are no whole part of an hour: on other days they fall on other minutes."""
+    steps = Counter(
+        _minute(later) - _minute(time) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
+    )
+    usual = max(steps, key=steps.__getitem__, default=HOUR_MINUTES)
+    if usual < 1 or usual > HOUR_MINUTES or HOUR_MINUTES % usual == 0:
+        return None
+    reason = f"most of its rows are {usual} minutes apart, which is no whole part of an hour"
+    return reason, "write the demand of each hour, or of each equal part of one"
+
+
+def _missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
     """Return which time of the day none of the days has, if there is one."""
     times = {_minute(time) for time, _ in rows}
-    missing = next((each for each in range(0, DAY_MINUTES, _step(times)) if each not in times), None)
+    step = _step(times)
+    missing = next((each for each in range(0, DAY_MINUTES, step) if each not in times), None)
     if missing is None:
         return None
     has_all = len({time[:10] for time, _ in rows}) < MAX_DAYS
-    return f"no day{'' if has_all else f' of the last {MAX_DAYS}'} has a demand at {hh_mm(missing)}"
+    reason = f"no day{'' if has_all else f' of the last {MAX_DAYS}'} has a demand at {hh_mm(missing)}"
+    return reason, f"add a day with a row for each {step} minutes, or correct the times"
 
 
 def _is_time(written: str) -> bool:

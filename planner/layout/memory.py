@@ -128,11 +128,11 @@ class MemoryPlan:
 
 def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[MemoryPlan, ...]:
     """One split a phase; none on `cpu`. Raises InfeasibleError when a phase has no room for one request's KV."""
-    plans = tuple(split_memory(spec, layout) for layout in layouts if spec.gpu_of(layout.phase).usable_bytes)
-    misfits = [_misfit(plan, spec.phase(plan.phase)) for plan in plans if plan.short > 0]
+    split = {layout: split_memory(spec, layout) for layout in layouts if spec.gpu_of(layout.phase).usable_bytes}
+    misfits = [_misfit(plan, layout, spec) for layout, plan in split.items() if plan.short > 0]
     if misfits:
         raise InfeasibleError([spec.problem(misfit) for misfit in misfits])
-    return plans
+    return tuple(split.values())
 
 
 def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
@@ -177,19 +177,12 @@ def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:
     return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
 
 
-def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
-    """Names what binds: weights, the largest step, or the KV of one request, whichever is largest."""
-    request = in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token
-    parts = (
-        (plan.weight_bytes, "ep_size"),
-        (plan.activations + plan.buffers, largest_step_field(plan.phase)),
-        (request, "max_request_tokens"),
-        (plan.fixed_kv, "max_requests"),
-    )
-    _, field = max(parts)
+def _misfit(plan: MemoryPlan, layout: PhaseLayout, spec: ResolvedSpec) -> Violation:
+    """Names what binds: the limit that is too high, else the largest of weights, step and the KV of one request."""
+    field = _limit_too_high(layout, spec) or _largest_part(plan)
     rule = (
-        f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, {gb(request)}), "
-        f"but {gb(plan.short)} are missing"
+        f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
+        f"{gb(_of_one_request(plan))}), but {gb(plan.short)} are missing"
     )
     reason = (
         f"a GPU has {gb(plan.gpu_bytes)}: weights need {gb(plan.weight_bytes)} ({plan.num_slots} expert slots), "
@@ -198,4 +191,30 @@ def _misfit(plan: MemoryPlan, spec: PhaseSpec) -> Violation:
     if plan.fixed_kv:
         reason += f", windows and states of {plan.max_requests:,} requests {gb(plan.fixed_kv)}"
     fix = "use more GPUs a unit, or GPUs with more memory"
-    return Violation(f"{plan.phase}.{field}", getattr(spec, field), rule, reason, fix)
+    return Violation(f"{plan.phase}.{field}", getattr(spec.phase(plan.phase), field), rule, reason, fix)
+
+
+def _limit_too_high(layout: PhaseLayout, spec: ResolvedSpec) -> str | None:
+    """Return the limit of steps or requests that is above its default, and with that default would fit."""
+    section = spec.phase(layout.phase)
+    for field in ("max_batch_tokens", "max_requests"):
+        default = PhaseSpec.model_fields[field].default
+        is_above = getattr(section, field) > default
+        if is_above and split_memory(spec.trying(layout.phase, {field: default}), layout).short <= 0:
+            return field
+    return None
+
+
+def _largest_part(plan: MemoryPlan) -> str:
+    """Return the field that what takes most of a GPU follows from."""
+    parts = (
+        (plan.weight_bytes, "ep_size"),
+        (plan.activations + plan.buffers, largest_step_field(plan.phase)),
+        (_of_one_request(plan), "max_request_tokens"),
+        (plan.fixed_kv, "max_requests"),
+    )
+    return max(parts)[1]
+
+
+def _of_one_request(plan: MemoryPlan) -> int:
+    return in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token

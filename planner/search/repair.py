@@ -21,7 +21,8 @@ from typing import Any
 
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
-from planner.facts.terms import Phase
+from planner.facts.engines import OURS
+from planner.facts.terms import EngineName, Phase
 from planner.layout.memory import USUAL_SHARE
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, applied
@@ -29,11 +30,14 @@ from planner.search.asked import MemoryOf
 from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
 from planner.search.in_words import fix_of
 from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.phase import PhaseSpec
+from planner.spec.undecided import AUTO
 
 __all__ = ["with_changes"]
 
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
-LEAST_OF_TOKENS = 8  # steps, and requests, of less than an eighth of their tokens serve somebody else
+LEAST_OF_TOKENS = 8  # requests of less than an eighth of their tokens serve somebody else, as do far shorter steps
+STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # steps of more tokens are never needed
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
     "prefill": ("max_batch_tokens",),
@@ -42,6 +46,8 @@ LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
 }
 
 POINTS = {"max_batch_tokens": "step_tokens", "max_requests": "requests"}  # limit -> what a point asks of it
+
+SHARING_ENGINE: EngineName = "sglang"  # shares attention between GPUs of a node, for as many models as any
 
 MAX_CHANGES = 3
 MAX_TRIES = 24  # of one field, beyond which the next one is asked
@@ -55,6 +61,7 @@ def with_changes(
     error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible, memory_of: MemoryOf
 ) -> InfeasibleError:
     """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
+    spec = _with_points_of_auto(spec)
     is_of_traffic = _needs_nodes(error) and spec.has_windows_of_traffic  # which would count other units anew
     spec = spec if is_of_traffic else _with_one_unit_of_auto(spec)
     short = tuple(phase for phase in spec.phases if (plan := memory_of(spec, phase)) and plan.short > 0)
@@ -94,6 +101,13 @@ def _needs_nodes(error: InfeasibleError) -> bool:
     return any(problem.rule.startswith("S701") for problem in error.problems)
 
 
+def _with_points_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
+    """Return `spec` with `auto` again where the planner decided what a point asks of a limit: it follows the limit."""
+    paths = {f"operating_point.{phase}.{asked}" for phase in spec.phases for asked in POINTS.values()}
+    decided = paths & spec.document.autos
+    return with_values(spec, dict.fromkeys(decided, AUTO)) if decided else spec
+
+
 def _with_one_unit_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
     """Return `spec` with one unit of each phase whose units the planner decided: of larger units there are fewer."""
     if spec.has_windows_of_traffic:
@@ -117,7 +131,7 @@ def _together(stage: Stage, spec: ResolvedSpec, fitting: Sequence[Works], works:
 
 def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, float]]:
     """What to try, and the share of the asked KV that it has to leave, in order; what works first is printed."""
-    on_these_gpus: list[Stage] = [_other_limits, _published_limits, _other_units, _larger_system]
+    on_these_gpus: list[Stage] = [_other_limits, _published_limits, _other_engine, _other_units, _larger_system]
     if _needs_nodes(error):
         on_these_gpus = [_fewer_or_more_nodes]
     shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
@@ -169,7 +183,7 @@ def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
             asked = _asked_at_its_point(spec, phase, field)
             yield from _most([f"{phase}.{field}"], getattr(spec.phase(phase), field), works, asked)
     yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
-    for phase in spec.phases:
+    for phase in spec.phases if spec.written.engine_name != OURS else ():
         yield from _first(_shared_attention(spec, phase), works)
 
 
@@ -182,6 +196,13 @@ def _published_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
 def _works_beside(other: Change, works: Works) -> Works:
     """Whether a change works together with the `other` one."""
     return lambda change: works({**other, **change})
+
+
+def _other_engine(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
+    """Attention that GPUs share, with an engine that can run it, as ours cannot."""
+    for phase in spec.phases if spec.written.engine_name == OURS else ():
+        sharing = ({"engine": SHARING_ENGINE, **change} for change in _shared_attention(spec, phase))
+        yield from _first(sharing, works)
 
 
 def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
@@ -245,7 +266,8 @@ def _most(paths: list[str], value: int, works: Works, asked: int = 1) -> Iterato
     """The largest number below `value` that works in all `paths`, if one does: what works with more works with less,
     down to what is `asked` for."""
     counts_tokens = paths[0].endswith("_tokens")
-    least, most = max(asked, value // LEAST_OF_TOKENS if counts_tokens else 1, 2 if counts_tokens else 1), value - 1
+    usual = min(value, STEP_TOKENS) if paths[0].endswith(".max_batch_tokens") else value
+    least, most = max(asked, usual // LEAST_OF_TOKENS if counts_tokens else 1, 2 if counts_tokens else 1), value - 1
     if most < least or not works(dict.fromkeys(paths, least)):
         return
     while least < most:

@@ -114,7 +114,7 @@ def _days_with(
     traffic = spec.written.traffic
     if schedule.other_days:
         raise SpecError([spec.problem(_other_windows(spec))])
-    if traffic is None or traffic.profile is None or not any(traffic.profile):
+    if traffic is None or traffic.profile is None:
         raise SpecError([spec.problem(_no_profile())])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     _require_room(spec, nodes_per_unit)
@@ -168,7 +168,7 @@ def _other_windows(spec: ResolvedSpec) -> Violation:
 
 
 def _no_profile() -> Violation:
-    rule = "S521 needs traffic.profile or traffic.history, with demand in some hour"
+    rule = "S521 needs traffic.profile or traffic.history"
     reason = "auto windows follow the demand of each hour"
     fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
     return Violation("schedule.windows", AUTO, rule, reason, fix)

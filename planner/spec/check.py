@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.facts.catalog import GPUS, Gpu
+from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import Loads
 from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN, Quantisation
@@ -236,7 +237,7 @@ def _published_in(values: Mapping[str, Any]) -> Quantisation | None:
 
 def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:
     """`violation` with the nodes that a domain of GPUs is made of, where the domain was taken for one node."""
-    gpu, nodes = values.get("cluster.device"), values.get("cluster.nodes")
+    gpu, nodes = values.get("cluster.device") or _gpu_meant(values), values.get("cluster.nodes")
     if violation.path != "cluster.gpus_per_node" or not isinstance(gpu, Gpu) or not isinstance(nodes, int):
         return violation
     if gpu.node_gpus is None or gpu.nvlink_domain is None or violation.value != gpu.nvlink_domain:
@@ -246,6 +247,13 @@ def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violatio
     reason = f"NVLink joins {per_domain} nodes of {gpu.node_gpus} GPUs to a domain of {gpu.nvlink_domain}"
     change = {HERE: gpu.node_gpus, "cluster.nodes": nodes * per_domain}
     return replace(violation, reason=reason, fix=Fix(words, (change,)))
+
+
+def _gpu_meant(values: Mapping[str, Any]) -> Gpu | None:
+    """Return the GPU of the catalog that the spec calls otherwise: `GB200-NVL72`; None where it calls none."""
+    written = values.get("cluster.gpu")
+    named = same_gpu(written) if isinstance(written, str) else None
+    return GPUS.get(named) if named else None
 
 
 def _offered(violation: Violation) -> int | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.facts.day import DAY_MINUTES
 from planner.facts.gpu_names import instead_of_gpu
-from planner.problems.fix import Fix, for_example, nearest, removal
+from planner.problems.fix import Fix, for_example, nearest
 from planner.spec.other_days import wrong_days
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
@@ -74,7 +74,8 @@ def past_days_stand_for_a_profile(history: str | None, given: frozenset[str]) ->
     """Two profiles could differ."""
     if history is None or "profile" not in given:
         return None
-    return Broken("S620 must not be combined with profile", "the profile is forecast from these days", removal())
+    either = Fix("remove history or profile", ({"traffic.history": None}, {"traffic.profile": None}))
+    return Broken("S620 must not be combined with profile", "the profile is forecast from these days", either)
 
 
 @_reads("cost.usd_per_gpu_hour", "cost.given", "spec.sections")

@@ -7,6 +7,7 @@ that was meant is there under a wrong name, so that nobody calls it missing too.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 
 from planner.facts.terms import PHASES
 from planner.problems.errors import Violation, may_be_secret
@@ -33,6 +34,7 @@ from planner.spec.pods import GatewayPodSpec
 from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.undecided import AUTO
 from planner.spec.unknown_key import Answer, UnknownKey, none_such, put_instead, renamed
+from planner.spec.volume_rules import VOLUMES
 from planner.spec.why_not import what_instead_of
 
 __all__ = ["answer_to", "violation_of"]
@@ -161,10 +163,18 @@ def in_another_section(key: UnknownKey) -> Answer | None:
     return renamed(key, meant) if meant else None
 
 
+def of_a_volume(key: UnknownKey) -> Answer | None:
+    """Answer a `path` of a volume: where pods find it, beside what it is of; else the folder of its nodes."""
+    if key.section not in VOLUMES or key.name != "path":
+        return None
+    field = "mount_path" if key.beside.keys() & {"claim", "host_path"} else "host_path"
+    return renamed(key, {key.sibling(field): key.value}) if field in key.free else None
+
+
 def misspelt(key: UnknownKey) -> Answer | None:
     """Answer a misspelt field: `overlpa: none`."""
     close = None if _is_no_field(key) else close_to(key.name, _alike(key), cutoff=0.6)
-    return renamed(key, {key.sibling(close): key.value}) if close else None
+    return renamed(key, {key.sibling(close): key.value}) if close and not _is_more_like_a_given(close, key) else None
 
 
 def toleration_of_nothing(key: UnknownKey) -> Answer | None:
@@ -210,6 +220,7 @@ ANSWERS: Sequence[Callable[[UnknownKey], Answer | None]] = (
     limit_of_the_server,
     called_otherwise,
     in_another_section,
+    of_a_volume,
     misspelt,
     toleration_of_nothing,
     given_already,
@@ -235,6 +246,12 @@ def _alike(key: UnknownKey) -> list[str]:
         and not _is_of_no_phase(each, key)
         and _numbers(each) in ([], _numbers(key.name))
     ]
+
+
+def _is_more_like_a_given(free: str, key: UnknownKey) -> bool:
+    """Return whether a field that is given is more like the key than a `free` one: `usd_gpu_hour` means none but it."""
+    given = [each for each in key.fields if each in key.beside and qualifiers_of(each) == qualifiers_of(key.name)]
+    return get_close_matches(key.name, [free, *given], n=1, cutoff=0) != [free]
 
 
 def _is_of_no_phase(name: str, key: UnknownKey) -> bool:

@@ -97,7 +97,8 @@ class Named:
             self.violations.append(found)
         else:
             self.inputs[written] = found.digest
-            self.resolved["traffic.forecast"] = forecast(found.history, quantile)
+            following = forecast(found.history, quantile)
+            self._keep("traffic.forecast", following if any(following.quantile) else _without_demand(written))
 
     def _keep_own_gpu(self, section: Mapping[str, Any]) -> None:
         """A GPU that the spec describes, unless it does so wrongly, which has been said."""
@@ -109,6 +110,13 @@ class Named:
             self.violations.append(found)
         else:
             self.resolved[path] = found
+
+
+def _without_demand(written: str) -> Violation:
+    """Say of past days what S610 says of a profile: nothing can be planned for a day without demand."""
+    rule, reason = "S610 must be above 0 in some hour", "the day's tokens must arrive at some hour"
+    fix = Fix("leave it out to spread tokens evenly over the day", ({"traffic.history": None},))
+    return Violation("traffic.history", written, rule, reason, fix)
 
 
 def _catalog_model(path: str, name: str, data: Mapping[str, Any]) -> Model | Violation:

@@ -97,6 +97,13 @@ _PRICES = {
     **dict.fromkeys(("cached_input", "input_cached", "input_cache_hit", "cache_hit"), "input_hit"),
     **dict.fromkeys(("completion", "generated"), "output"),
 }
+_RATES = dict.fromkeys(("usd", "usd_per_hour", "usd_per_gpu", "price", "rate"), "usd_per_gpu_hour")
+_TOKENS = {
+    **dict.fromkeys(("input", "prompt", "prompts", "prompt_tokens"), "input_tokens"),
+    **dict.fromkeys(("output", "completion", "completion_tokens", "generated_tokens"), "output_tokens"),
+    **dict.fromkeys(("hit_rate", "cache_hits", "prefix_hit_rate"), "cache_hit_rate"),
+}
+_SHARE = {"utilization": "utilisation"}
 _LOAD = dict.fromkeys(("batch_size", "batch", "concurrency"), "requests")
 NAMES_IN: Mapping[str, Mapping[str, str]] = {
     "cluster.nodes": dict.fromkeys(("gpu_count", "num_gpus", "gpus_per_node"), "gpus"),
@@ -105,9 +112,11 @@ NAMES_IN: Mapping[str, Mapping[str, str]] = {
     "PHASE": dict.fromkeys(("workers", "num_workers"), "units"),
     "cluster.gpu": {"fp8": "fp8_tflops", "bf16": "bf16_tflops", "bandwidth": "memory_bandwidth"},
     "cost.prices": _PRICES,
-    "traffic": dict.fromkeys(("forecast", "past_days", "csv", "file"), "history"),
-    "operating_point.decode": _LOAD,
-    "operating_point.mixed": _LOAD,
+    **dict.fromkeys(("cost", "cost.hours", "cost.supplies", "cost.supplies.hours"), _RATES),
+    "traffic": dict.fromkeys(("forecast", "past_days", "csv", "file"), "history") | _TOKENS,
+    "operating_point.prefill": _SHARE,
+    "operating_point.decode": _LOAD | _SHARE,
+    "operating_point.mixed": _LOAD | _SHARE,
 }
 
 OTHER_ENGINES = ("trtllm", "trt_llm", "tensorrt_llm", "tensorrt", "lmdeploy", "tgi", "llama.cpp", "ollama", "mlc_llm")

@@ -75,8 +75,9 @@ class TrafficSpec(Section):
         default=None,
         min_length=1,
         description="CSV file of past days instead of a profile, with the columns time and demand, relative to this"
-        " spec: the profile is forecast for the day after the last, from the last 366 days in it. Times are what clocks"
-        " show in schedule.timezone, with or without Z where that is UTC.",
+        " spec: the profile is forecast for the day after the last, from the last 366 days in it. Its rows, as"
+        " 2026-11-02T08:00,81422, are an hour or a whole part of one apart. Times are what clocks show in"
+        " schedule.timezone, without an offset, and with or without Z where that is UTC.",
         examples=["days.csv"],
     )
     quantile: float = Field(

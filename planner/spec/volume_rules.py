@@ -93,8 +93,8 @@ def cached_kernels_have_an_absolute_folder(folder: str | None) -> Broken | None:
     return None if folder is None or _is_absolute(folder) else _not_absolute("kubernetes.kernel_cache", folder)
 
 
-@_reads("kubernetes.stage.source", "kubernetes.volumes")
-def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken | None:
+@_reads("kubernetes.stage.source", "kubernetes.volumes", "model.checkpoint?")
+def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes, checkpoint: str | None) -> Broken | None:
     """The copy is made from what a pod can see."""
     paths = [path for volume in volumes if _is_free(path := volume.get("mount_path"))]
     if not _is_absolute(source) or volume_of(source, volumes) is not None or len(paths) < len(volumes):
@@ -103,8 +103,10 @@ def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken 
     if shown := _shown_at(source, volumes):
         return Broken(rule, "pods see this folder of the node under another path", nearest(shown))
     reason = f"pods see only what volumes mount: {' and '.join(paths)}" if paths else "the spec has no volumes"
+    if checkpoint is not None and volume_of(checkpoint, volumes) is not None:
+        return Broken(rule, reason, nearest(checkpoint))  # the original; S458 moves the copy elsewhere
     if paths:
-        return Broken(rule, reason, nearest(*paths))
+        return Broken(rule, reason, nearest(*(_moved_into(path, source) for path in paths)))
     example = {"claim": "models", "mount_path": source}
     fix = Fix(f"for example volumes: [{{claim: models, mount_path: {source}}}]", ({"kubernetes.volumes": [example]},))
     return Broken(rule, reason, fix)
@@ -152,6 +154,11 @@ def _shown_at(path: str, volumes: Volumes) -> str | None:
         return None
     volume = max(above, key=lambda each: len(each["host_path"]))
     return posixpath.normpath(posixpath.join(volume["mount_path"], posixpath.relpath(path, volume["host_path"])))
+
+
+def _moved_into(folder: str, path: str) -> str:
+    """Return where `folder` would have what is written as `path`: under the same name, if that is below another one."""
+    return posixpath.join(folder, posixpath.basename(path)) if path.count("/") > 1 else folder
 
 
 def _is_free(path: str | None) -> TypeGuard[str]:

@@ -35,6 +35,8 @@ def is_not_planned_yet(path: str, value: Any) -> bool:
 
 LENGTHS = ("input_len", "output_len", "input_length", "output_length", "prompt_len", "isl", "osl")
 VOLUMES = ("kubernetes.volumes", "kubernetes.gateway.volumes")
+SERVICE_TYPES = tuple(f"{place}.service_type" for place in ("gateway", "kubernetes", "kubernetes.gateway"))
+INGRESSES = tuple(f"{place}.ingress" for place in ("gateway", "kubernetes", "kubernetes.gateway"))
 NIC_COUNTS = ("nics", "num_nics", "nics_per_node")
 
 _WINDOW = "a window lasts until the next one starts"
@@ -69,6 +71,9 @@ NOT_YET = {
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
     "kubernetes.service": _PATCHED,
     "kubernetes.labels": _PATCHED,
+    **dict.fromkeys(SERVICE_TYPES, _PATCHED),
+    **dict.fromkeys(INGRESSES, "tidemill renders a Service for the gateway, and nothing in front of it"),
+    "cluster.gpus": "gpus_per_node says how many GPUs each node has, and nodes how many nodes there are",
     "cluster.nodes.zone": "tidemill knows three places of a node: rack, leaf and power",
     "cost.usd_per_node_hour": "costs are per GPU hour: what a node costs, divided by its GPUs",
     "schedule.windows.end": _WINDOW,
@@ -89,6 +94,13 @@ _SHARED = "describe the GPU, as gpu: {name: ...}, and write gpus_per_nic below i
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
     "kubernetes.service": "write a patch, for example patches: [{kind: Service, patch: {spec: {type: NodePort}}}]",
+    **dict.fromkeys(
+        SERVICE_TYPES,
+        "write a patch, as kubernetes.patches: [{kind: Service, name: NAME-gateway, patch: {spec: {type:"
+        " LoadBalancer}}}], where NAME is the spec's name",
+    ),
+    **dict.fromkeys(INGRESSES, "apply one of your own to the Service NAME-gateway, where NAME is the spec's name"),
+    "cluster.gpus": "write the GPUs of one node as gpus_per_node",
     "kubernetes.labels": "write a patch of each kind, "
     "for example patches: [{kind: Deployment, patch: {metadata: {labels: {team: chat}}}}]",
     "cluster.nodes.zone": "write rack, leaf or power, if the nodes of a zone share one",

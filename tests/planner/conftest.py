@@ -1,6 +1,7 @@
 """A small right spec beside its model's config, and ways to write wrong ones."""
 
 import json
+import re
 from functools import cache
 
 import pytest
@@ -186,6 +187,7 @@ def write_spec_folder(folder):
     (folder / "twice.csv").write_text("\n".join(["time,demand", *past, "2026-11-04T07:00,900"]))
     (folder / "not_over.csv").write_text("\n".join(["time,demand", *past, "2026-11-16T00:00,100"]))
     (folder / "half_a_day.csv").write_text("\n".join(["time,demand", *past[:12]]))
+    (folder / "idle.csv").write_text(re.sub(r",\d+$", ",0", "\n".join(["time,demand", *past]), flags=re.MULTILINE))
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")
     return folder

@@ -1,6 +1,7 @@
 """`coverage` in a spec: experts that survive a node or a rack, what that costs, and when it cannot be."""
 
 import json
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from planner.estimate.coverage import require_covered
 from planner.plan.fit import check_fit
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.problems.fix import applied
 from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 
@@ -92,6 +94,22 @@ def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
     assert problem.message.endswith("; nearest: decode.redundant_experts 32, or coverage none")
     assert plan_of(small("node", redundant=first["decode.redundant_experts"])).spec.coverage == "node"
     assert second == {"coverage": "none"}
+
+
+def test_the_balance_that_slots_would_have_is_the_plans_own(plan_of):
+    """Both figures of S720 are those of the plan without coverage, and of the plan with the slots that it offers."""
+    cluster = {"gpu": "h200", "nodes": 2, "gpus_per_node": 8}
+    spec = PAIR | {"cluster": cluster, "mixed": {"ep_size": 16, "precision": "fp8"}}
+    spec = {key: value for key, value in spec.items() if key not in ("prefill", "decode")}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec | {"coverage": "node"}, indent=1))
+
+    (problem,) = error.value.problems
+    now, then = (
+        f"{fmean(plan_of(each).expert_maps['mixed'].max_over_mean):.3f}"
+        for each in (json.dumps(spec), json.dumps(applied(spec | {"coverage": "node"}, problem.changes[0])))
+    )
+    assert problem.reason.endswith(f"max/mean load becomes {then} instead of {now}")
 
 
 def test_validate_says_so_without_a_placement(small, spec_file):

@@ -2,7 +2,7 @@
 
 import re
 import tracemalloc
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -207,6 +207,41 @@ def test_what_is_wrong_with_a_file_is_said(text, rule, reason, tmp_path):
 
     assert isinstance(found, Violation)
     assert (found.rule[:4], found.reason) == (rule, reason)
+
+
+@pytest.mark.parametrize(
+    ("row", "fix"),
+    [
+        ("2026-11-03T00:00+08:00,1", "write what clocks show in Asia/Shanghai, without +08:00"),
+        ("2026-11-03T00:00:00-0500,1", "write what clocks show in Asia/Shanghai, without -0500"),
+        ("2026-11-03T00:00Z,1", "write what clocks show in Asia/Shanghai, without Z"),
+        ("1793491200,1", "write what clocks show in Asia/Shanghai in place of the seconds since 1970"),
+        ("11/03/2026 00:00,1", "write dates as YEAR-MONTH-DAY"),
+        ("03-11-2026 00:00,1", "write dates as YEAR-MONTH-DAY"),
+        ("2026-11-03T00:00:30,1", "write a time of the calendar in whole minutes, as 2026-11-02T08:00"),
+        ('2026-11-03T00:00,"389,287"', "write 389287"),
+        ("2026-11-03T00:00,1,389,287.5", "write 1389287.5"),
+        ("2026-11-03T00:00,389_287", "write 389287"),
+        ("2026-11-03T00:00,-1", "write a number from 0 to 1e+18"),
+    ],
+)
+def test_a_wrong_row_is_told_how_it_is_written(row, fix, tmp_path):
+    """What exporters write in another form is said in ours."""
+    (tmp_path / "days.csv").write_text(rows() + row + "\n")
+    found = read_history(tmp_path / "days.csv", "days.csv", "Asia/Shanghai")
+
+    assert (found.rule[:4], found.fix) == ("S619", fix)
+
+
+@pytest.mark.parametrize(("minutes", "is_said"), [(7, True), (45, True), (5, False), (20, False)])
+def test_steps_are_whole_parts_of_an_hour(minutes, is_said, tmp_path):
+    """Rows every seven minutes fall on every minute in the end, and are not taken for minutes with gaps."""
+    times = (datetime(2026, 11, 1) + timedelta(minutes=each) for each in range(0, 28 * 24 * 60, minutes))
+    (tmp_path / "days.csv").write_text("time,demand\n" + "".join(f"{each:%Y-%m-%dT%H:%M},1\n" for each in times))
+    found = read_history(tmp_path / "days.csv", "days.csv")
+
+    assert isinstance(found, Violation) is is_said
+    assert not is_said or found.reason.startswith(f"most of its rows are {minutes} minutes apart")
 
 
 def test_a_higher_quantile_asks_for_more(tmp_path):

@@ -19,6 +19,7 @@ from planner.layout.weights import weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.problems.fix import applied
 from planner.spec.schema import Spec
 
 DEEPSEEK = MODELS["deepseek-v3"]
@@ -294,7 +295,10 @@ def test_every_printed_change_would_do(wrong, path, compiled):
 
 
 def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
-    """One node of H20: EP8 of the published model lacks 8 GB; sharing all of a node leaves KV for all requests."""
+    """One node of H20: EP8 of the published model lacks 8 GB; sharing all of a node leaves KV for all requests.
+
+    The bundled runtime shares no attention, so that an engine comes with it that does.
+    """
     limits = {"max_requests": 16, "max_request_tokens": 4096, "max_batch_tokens": 512}
     spec = {key: PAIR[key] for key in ("version", "name", "model")}
     spec |= {"cluster": {"gpu": "h20", "nodes": 1, "gpus_per_node": 8}}
@@ -303,7 +307,7 @@ def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
         compiled(spec)
     change, *_ = error.value.problems[0].changes
 
-    assert change == {"mixed.attention_tp": 8}
+    assert change == {"engine": "sglang", "mixed.attention_tp": 8}
     assert compiled(applied(spec, change)).memory[0].full_requests >= limits["max_requests"]
     assert 1 <= compiled(applied(spec, {"mixed.attention_tp": 4})).memory[0].full_requests < limits["max_requests"]
     with pytest.raises(InfeasibleError):
@@ -373,6 +377,9 @@ class Checked:
         self._gpu, self._section = gpu, section
         self.written = SimpleNamespace(engine_name=OURS)
 
+    def trying(self, phase, numbers):
+        return Checked(self.model, self._gpu, phase, self._section.model_copy(update=numbers))
+
     def phase(self, _):
         return self._section
 
@@ -400,11 +407,3 @@ def laid_out(phase, section, model=DEEPSEEK):
     cluster = {"gpu": "h800", "nodes": 1, "gpus_per_node": 8}
     spec = Spec.model_validate({"version": 1, "name": "any", "model": "any", "cluster": cluster, phase: section})
     return lay_out(phase, spec, model), spec.phase(phase)
-
-
-def applied(spec, change):
-    result = json.loads(json.dumps(spec))
-    for path, value in change.items():
-        section, key = path.split(".")
-        result[section][key] = value
-    return result

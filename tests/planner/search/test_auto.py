@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problems.errors import InfeasibleError, SpecError
-from tests.planner.layout.test_memory import PAIR, applied
+from planner.problems.fix import applied
+from tests.planner.layout.test_memory import PAIR
 
 pytestmark = pytest.mark.slow
 
@@ -198,7 +199,7 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
         "model": model,
         "cluster": {"gpu": gpu, "nodes": 2000, "gpus_per_node": per_node},
         "prefill": small,
-        "decode": small,
+        "decode": dict(small),
     }
     spec = applied(spec, dict.fromkeys(fields, "auto"))
     try:
