@@ -33,6 +33,7 @@ NO_PASSES = {
     "start_times": "reads layouts and their memory",
     "missed_promises": "compares figures of a plan with its spec",
     "overloads": "compares figures of a plan with its spec",
+    "split_memory": "counts memory anew, for a lighter load that is offered",
     "idle_overlaps": "compares a prediction with another of the same layout",
 }
 
