@@ -270,6 +270,14 @@ static int largest(const double *numbers, int size)
     return place;
 }
 
+// The index of the smallest number from `first` up to `end`, the first among equals.
+static int smallest(const double *numbers, int first, int end)
+{
+    int found = first;
+    for (int place = first + 1; place < end; place++) found = numbers[place] < numbers[found] ? place : found;
+    return found;
+}
+
 // The indices of the numbers from smallest to largest; equal numbers keep their order.
 static void rising(const double *numbers, int size, int *order)
 {

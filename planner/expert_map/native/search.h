@@ -173,12 +173,17 @@ static int any_within(const double *numbers, int size, double low, double high)
 
 // Finds the best swap of a slot of the hot GPU with one of the GPUs from `first` up to `end`; returns its gain, or 0.
 // With equal shares the two loads in the worst window show that most swaps gain too little: only a range of weights is
-// looked at closely.
+// looked at closely. Where anything goes, the swap with the emptiest GPU is found first, as it shows that of most others.
 static double find_swap(const Layer *layer, const Rules *rules, int worst, int hot, int first, int end, Step *best)
 {
     const double *carried = layer->carried + worst * layer->G, *weights = layer->weights_there + worst * layer->G * layer->S;
     const int S = layer->S, is_equal = layer->split == EQUAL, goes = anything_goes(layer, rules);
     double top = carried[hot], gain = 0.0, limit = top;
+    if (goes && end - first > 1) {  // gains are whole then, and one as large as this stays in sight
+        int emptiest = smallest(carried, first, end);
+        gain = larger(find_swap(layer, rules, worst, hot, emptiest, emptiest + 1, best) - 1, 0.0);
+        limit = limit_of(rules, top, gain);
+    }
     for (int gpu = first; gpu < end; gpu++) {
         if (is_equal ? top + carried[gpu] >= 2 * limit : carried[gpu] >= top) continue;  // one has at least half of both
         for (int slot = 0; slot < S; slot++) {
