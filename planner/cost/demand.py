@@ -40,7 +40,7 @@ class PhaseLoad:
 
     @property
     def is_over(self) -> bool:
-        """Whether more is asked than is served at the operating point, by what is told in whole per cent."""
+        """Whether more is asked than is served at the operating point, with loads rounded to whole per cent."""
         return self.load >= 1 + ROUNDED
 
 

@@ -33,7 +33,7 @@ GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
     "tpot": "steps with fewer requests are shorter",
 }
-NOT_ENOUGH = {"ttft": ", but neither is enough alone", "tpot": ", but not by as much"}
+NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
 WAITING = "its units are so full that prompts wait longer for their turn"
 SAME_UNITS = 1.005  # times as many units are not worth a word
 

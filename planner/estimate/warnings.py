@@ -17,6 +17,7 @@ from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.slow_loading import slow_loading
 from planner.estimate.unknown_fields import unknown_fields_of
 from planner.estimate.without_effect import without_effect
+from planner.facts.counted import counted
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
 from planner.facts.names import logical_node
@@ -89,7 +90,7 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
         section = spec.phase(plan.phase)
         if plan.phase == "prefill" or _is_held(plan, section):
             continue
-        full = "1 request" if plan.full_requests == 1 else f"{plan.full_requests:,} requests"
+        full = counted(plan.full_requests, "request")
         length = f"{plan.max_request_tokens:,} tokens"
         rule = f"W101 is more than memory holds: there is KV for {full} of full length ({length})"
         mean = plan.kv_tokens // section.max_requests

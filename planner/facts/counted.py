@@ -4,5 +4,5 @@ __all__ = ["counted"]
 
 
 def counted(number: int, thing: str) -> str:
-    """Return the number and what it counts, whose name takes an s from two on."""
+    """Return the number and what it counts, whose name takes an s except for one."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -36,7 +36,7 @@ MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so 
 MAX_DEMAND = 1e18
 UTC, Z = "UTC", "Z"
 
-OFFSET = re.compile(r"(?<=:[0-9]{2})[+-][0-9]{2}:?[0-9]{2}$")  # of a time, as in 2026-11-02T08:00+08:00
+OFFSET = re.compile(r"(?<=[0-9]) ?[+-][0-9]{2}(:?[0-9]{2})?$")  # of a time, as in 2026-11-02T08:00+08:00
 EPOCH = re.compile(r"[0-9]{9,13}(\.[0-9]*)?")  # seconds or milliseconds since 1970
 OTHER_DATE = re.compile(r"[0-9]{1,4}[./][0-9]{1,2}[./][0-9]{1,4}|[0-9]{1,2}-[0-9]{1,2}-[0-9]{4}")
 GROUPED = re.compile(r"[0-9]{1,3}([,_ ][0-9]{3})+(\.[0-9]*)?")  # 389,287
@@ -107,9 +107,10 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
 
 
 def _with_rest(row: dict[str | Any, Any]) -> str:
-    """Return a row's demand with what follows all columns: 389,287 without quotes are two of them."""
-    rest = [each for each in row.get(None) or () if each.strip()]
-    return ",".join([row["demand"] or "", *rest])
+    """Return a row's demand, with what follows all columns where both are one number: 389,287 without quotes."""
+    written = row["demand"] or ""
+    whole = ",".join([written, *(row.get(None) or ())])
+    return whole if GROUPED.fullmatch(whole.strip()) else written
 
 
 def _latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -134,8 +135,8 @@ def _wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
 
 def _instead_of_time(written: str, zone: str) -> str:
     """Say how to write a time that others write with its offset, as seconds since 1970, or with another date."""
-    if offset := OFFSET.search(written):
-        return f"write what clocks show in {zone}, without {offset[0]}"
+    if ":" in written and (offset := OFFSET.search(written)):
+        return f"write what clocks show in {zone}, without {offset[0].strip()}"
     if EPOCH.fullmatch(written):
         return f"write what clocks show in {zone} in place of the seconds since 1970"
     if OTHER_DATE.match(written):
@@ -152,7 +153,7 @@ def _instead_of_demand(written: str) -> str:
 def _odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
     """Return what is wrong with steps that are no whole part of an hour: on other days they fall on other minutes."""
     steps = Counter(
-        _minute(later) - _minute(time) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
+        abs(_minute(later) - _minute(time)) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
     )
     usual = max(steps, key=steps.__getitem__, default=HOUR_MINUTES)
     if usual < 1 or usual > HOUR_MINUTES or HOUR_MINUTES % usual == 0:
@@ -170,7 +171,8 @@ def _missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
         return None
     has_all = len({time[:10] for time, _ in rows}) < MAX_DAYS
     reason = f"no day{'' if has_all else f' of the last {MAX_DAYS}'} has a demand at {hh_mm(missing)}"
-    return reason, f"add a day with a row for each {step} minutes, or correct the times"
+    every = "minute" if step == 1 else f"{step} minutes"
+    return reason, f"add a day with a row every {every}, or correct the times"
 
 
 def _is_time(written: str) -> bool:

@@ -39,6 +39,7 @@ __all__ = [
     "fit_memory",
     "in_pages",
     "kv_bytes",
+    "node_bytes",
     "split_memory",
     "static_fraction",
 ]
@@ -170,6 +171,14 @@ def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
 def static_fraction(weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
     """Return the share of a GPU that weights and KV take: what engines call static, rounded up to four digits."""
     return ceil(10_000 * (weight_bytes + kv_bytes) / gpu_bytes) / 10_000
+
+
+def node_bytes(memory: MemoryPlan, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
+    """Return the bytes of weights that a node of a unit reads: what all its GPUs hold alike once, experts for each."""
+    gpus = min(ep_size, gpus_per_node)
+    slots = memory.num_slots * memory.weights.slot
+    parts = min(attention_tp, gpus)  # of attention: a group's GPUs hold different ones
+    return float((memory.weight_bytes - slots) * parts + gpus * slots)
 
 
 def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:

@@ -5,7 +5,7 @@ with such a file is ours to renew, any other that is not empty is refused. A fil
 changed since, by hand or by a merge, and is replaced only when that is asked for.
 
 The list is written first, without digests, so that an interrupted run can be repeated; and last, with them. One run at
-a time writes into a folder: it locks the folder itself, so that no file is left behind and none outlives its process.
+a time writes into a folder: it locks the folder itself. That leaves no file behind, and the lock ends with the process.
 """
 
 import errno

@@ -153,7 +153,7 @@ def _reason(found: Prediction) -> str:
 
 def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
     slo, phase = plan.spec.slo, found.phase.capitalize()
-    if any(load.phase == found.phase and load.is_over for load in plan.demand):
+    if any(load.phase == found.phase and load.is_over for load in plan.fullest):
         phase = f"At its operating point {found.phase}"
     for name, promised, each in (
         ("TTFT", slo.ttft_ms, found.ttft_seconds),

@@ -23,7 +23,7 @@ from math import ceil, inf
 from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryPlan
+from planner.layout.memory import MemoryPlan, node_bytes
 from planner.spec.check import ResolvedSpec
 from planner.spec.start import StartSpec
 
@@ -87,7 +87,7 @@ def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequ
     units = {
         layout.phase: UnitRead(
             nodes=layout.nodes_per_unit,
-            node_bytes=_node_bytes(spec, layout, of_phase),
+            node_bytes=node_bytes(of_phase, layout.ep_size, layout.attention_tp, spec.cluster.gpus_per_node),
             peer_bytes_per_s=layout.nodes_per_unit * _nics_bytes_per_s(spec, layout.phase) * written.peer_share,
         )
         for layout, of_phase in zip(layouts, memory, strict=True)
@@ -145,13 +145,6 @@ def _shared_bytes_per_s(more: Mapping[Phase, int], before: Mapping[Phase, int], 
     if times.spec.weights_from == "peers" and all(sent):
         return sum(sent)
     return times.spec.storage * BYTES_PER_GBIT
-
-
-def _node_bytes(spec: ResolvedSpec, layout: PhaseLayout, memory: MemoryPlan) -> float:
-    gpus = min(layout.ep_size, spec.cluster.gpus_per_node)
-    slots = memory.num_slots * memory.weights.slot
-    parts = min(layout.attention_tp, gpus)  # of attention: a group's GPUs hold different ones
-    return float((memory.weight_bytes - slots) * parts + gpus * slots)
 
 
 def _nics_bytes_per_s(spec: ResolvedSpec, phase: Phase) -> float:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from planner.estimate.points import operating_point
+from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.search.asked import LayoutOf, MemoryOf, is_auto, wants_speed
@@ -152,10 +153,10 @@ def _of_forecast(spec: ResolvedSpec) -> list[Decision]:
     if spec.forecast is None or spec.written.traffic is None:
         return []
     day, quantile = spec.forecast, spec.written.traffic.quantile
-    days = "1 past day" if day.num_days == 1 else f"{day.num_days} past days"
+    days = counted(day.num_days, "past day")
     above = f"{day.times_the_median - 1:.1%} above the median day, whose tokens are those of traffic"
     if not any(day.median):
-        above = "none of which has any demand"
+        above = "and the median day has no demand"
     why = f"quantile {quantile:g} of the forecast for {day.date} from {days}, {above}"
     if day.num_outages:
         why += f"; {day.num_outages} entries are left out, in which next to nothing was asked, as in an outage"
@@ -291,7 +292,7 @@ def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
 
 
 def _requests(number: int) -> str:
-    return "a request" if number == 1 else f"{number} requests"
+    return "a request" if number == 1 else counted(number, "request")
 
 
 def _default_requests() -> int:

@@ -27,7 +27,7 @@ from planner.spec.rule import Broken, Partial, Rule, declare_at, declare_in
 __all__ = ["RULES"]
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")  # k8s.io/apimachinery IsConfigMapKey
+SECRET_KEY = re.compile(r"(?!\.\.|\.$)[-._A-Za-z0-9]{1,253}")  # k8s.io/apimachinery IsConfigMapKey
 RESOURCE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 MAX_RESOURCE_NAME = 63
 NAME_FORM = "letters and digits, with hyphens, dots and _ between them"
@@ -68,7 +68,10 @@ def variables_are_text_or_of_a_secret(env: Mapping[str, Any]) -> Iterator[Broken
         elif isinstance(value, dict) and not is_object_name(value["secret"]):
             yield no_object_name(f"{path}.secret", value["secret"])
         elif isinstance(value, dict) and not SECRET_KEY.fullmatch(value["key"]):
-            rule, reason = "S478 must be letters, digits, hyphens, dots and _", "a Secret has no other keys"
+            rule, reason = (
+                "S478 must be at most 253 letters, digits, hyphens, dots and _, and not begin with two dots",
+                "a Secret has no other keys",
+            )
             yield Broken(rule, reason, "name the key as it stands in the Secret", f"{path}.key", value["key"])
 
 

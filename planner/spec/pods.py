@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, WithJsonSchema
 
 from planner.facts.quantities import quantity
-from planner.spec.section import Section
+from planner.spec.section import ARGUMENT, Section
 
 __all__ = [
     "PATCHED_KINDS",
@@ -155,7 +155,9 @@ class StageSpec(Section):
     """A copy of the checkpoint on each node's own disk, made before its ranks start."""
 
     source: str = Field(
-        description="The checkpoint to copy, in one of volumes as pods see it.", examples=["/models/weights"]
+        pattern=ARGUMENT,
+        description="The checkpoint to copy, in one of volumes as pods see it.",
+        examples=["/models/weights"],
     )
     host_path: str = Field(
         description="Folder of the node's own disk that gets the copy; pods see it at model.checkpoint.",

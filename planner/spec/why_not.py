@@ -99,7 +99,9 @@ INSTEAD = {
         "write a patch, as kubernetes.patches: [{kind: Service, name: NAME-gateway, patch: {spec: {type:"
         " LoadBalancer}}}], where NAME is the spec's name",
     ),
-    **dict.fromkeys(INGRESSES, "apply one of your own to the Service NAME-gateway, where NAME is the spec's name"),
+    **dict.fromkeys(
+        INGRESSES, "create an Ingress of your own for the Service NAME-gateway, where NAME is the spec's name"
+    ),
     "cluster.gpus": "write the GPUs of one node as gpus_per_node",
     "kubernetes.labels": "write a patch of each kind, "
     "for example patches: [{kind: Deployment, patch: {metadata: {labels: {team: chat}}}}]",

@@ -12,7 +12,7 @@ import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["StopMatcher", "TextStream", "num_held"]
+__all__ = ["StopMatcher", "TextStream", "borders", "num_held"]
 
 MAX_KNOWN = 1024  # stop strings whose borders are kept: all choices of a request have the same ones
 

@@ -94,7 +94,10 @@ def require_keys(plan: Deployable, keys: Path | None) -> None:
         raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
     unreadable = None if keys is None else _why_unreadable(keys)
     if unreadable is not None:
-        rule, fix = f"R124 --keys ({keys}) must be a file that can be read", "tidemill key makes a key and its entry"
+        rule, fix = (
+            f"R124 --keys ({keys}) must be a file that can be read",
+            "give a readable regular file; tidemill key makes an entry for it",
+        )
         raise CallError([Violation("", None, rule, unreadable, fix).at("tidemill up")])
 
 

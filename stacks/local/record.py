@@ -13,6 +13,7 @@ The folder is its user's alone: whoever can open the lock can hold it, and whoev
 process `down` ends. Root, too, takes no folder that belongs to somebody else.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
+    "FULL",
     "ORDER",
     "GatewayRecord",
     "Record",
@@ -48,6 +50,7 @@ __all__ = [
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
 ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk, or a full share of it, answers
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -234,7 +237,10 @@ def running_deployments(name: str | None = None) -> list[RunFolder]:
 def unusable(path: Path, error: OSError) -> LocalError:
     """Return the error for deployments that cannot be recorded at `path`."""
     rule = f"R110 {path} must be a folder that can be read and written"
-    return LocalError(rule, error.strerror or str(error), "set XDG_STATE_HOME to a folder of yours")
+    fix = "set XDG_STATE_HOME to a folder of yours"
+    if error.errno in FULL:
+        fix = "free some space, or set XDG_STATE_HOME to a folder on another disk"
+    return LocalError(rule, error.strerror or str(error), fix)
 
 
 @cache

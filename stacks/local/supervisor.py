@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Layout
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup, began_at
-from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import FULL, ORDER, GatewayRecord, Record, RunFolder, UnitRecord
 from stacks.local.reports import (
     GatewayReport,
     RankReport,
@@ -53,6 +54,8 @@ def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callab
     try:
         supervisor = _Supervisor(folder, layout, record)
     except OSError as error:
+        with suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
         return error.errno or errno.EIO
     started()
     return supervisor.run()
@@ -168,15 +171,24 @@ class _Supervisor:
 
     def run(self) -> int:
         try:
-            for watched in (*self._gateways.values(), *self._units.values()):
-                if watched.is_wanted:
-                    watched.group.start()
+            self._start_all()
             while not self._num_stops and not self._is_over():
                 self._watch()
                 time.sleep(POLL_S)
         finally:
             self._stop()
         return self._unwritable
+
+    def _start_all(self) -> None:
+        """Start what is wanted. A full disk, which takes no log, ends the start."""
+        try:
+            for watched in (*self._gateways.values(), *self._units.values()):
+                if watched.is_wanted:
+                    watched.group.start()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._unwritable = error.errno
 
     def _is_over(self) -> bool:
         """Whether the deployment cannot go on, or the day that it plays is over."""

@@ -88,7 +88,10 @@ class TokenSide:
         return self.token_seconds[above - 1] + part * (self.token_seconds[above] - self.token_seconds[above - 1])
 
     def step_seconds(self, requests: float) -> float:
-        """Return the seconds of a whole step with that many requests, fewer than one among them now and then."""
+        """Return the seconds of a whole step with that many requests.
+
+        Below one request it is the mean of steps of which most have none.
+        """
         return min(requests, 1.0) * self.tokens_per_step * self.seconds(requests)
 
 

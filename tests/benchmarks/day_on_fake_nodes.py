@@ -45,7 +45,7 @@ from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.readiness import missing
 from tests.benchmarks.goals import Goals
-from tests.benchmarks.up_on_fake_nodes import apply_all
+from tests.benchmarks.up_on_fake_nodes import wait_until_ready
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import (
     NUM_NODES,
@@ -102,6 +102,13 @@ def main():
         requests = requests_a_minute(api)
         seen = play(control_plane, api, plan, nodes, arguments)
     return report(plan, seen, requests, arguments)
+
+
+def apply_all(api, manifests):
+    """Apply one after the other, then wait for all."""
+    for each in manifests:
+        api.apply(each, force=False)
+    wait_until_ready(api, manifests)
 
 
 def write_spec(folder, pace, nodes, times):

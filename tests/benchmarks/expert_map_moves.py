@@ -3,8 +3,8 @@
 No times are compared: the reference is `eplb_reference.py`, which makes maps of the same balance sooner.
 
     moves      share of slots whose expert changed on a drifted window (Gaussian copula), order inside a GPU ignored
-    least      a proven bound on that share (`fewest_moves.py`), of seeds with two slots a GPU that are above the goal;
-               where it is above the goal, too, no map meets that, and ours has to be near the bound instead
+    least      a proven bound on that share (`fewest_moves.py`), of a seed with two slots a GPU that is above the goal:
+               near the bound is enough there. Both are of the seed that is farthest from what is asked
     anew       the same share for our own fresh map, and for the reference's
     per slot   of max/mean, in thousandths: what a layer gained for each of its slots that moved, least of all seeds
     ms         of a map with a previous one
@@ -45,8 +45,7 @@ def moves_table(goals, configs):
                 keys = ("stale", "reference", "ours", "worse", "moves", "least", "unchanged", "ours anew", "eplb anew")
                 written = [f"{run[key]:.4g}" if run[key] >= 0 else "" for key in (*keys, "per slot", "ms")]
                 print(row.format(config.name, alpha, rho, *written), flush=True)
-                asked = NEAR * run["least"] if run["least"] > goal else goal
-                goals.check(f"{case}: share of slots moved", run["moves"], "<=", asked)
+                goals.check(f"{case}: share of slots moved", run["moves"], "<=", run["asked"])
                 goals.check(f"{case}: layers worse than the reference", run["worse"], "<=", 0)
                 goals.check(f"{case}: slots moved for unchanged loads", run["unchanged"], "<=", 0)
 
@@ -56,6 +55,8 @@ def moves(config, alpha, rho, goal):
     seeds = [moves_of_seed(config, *drift(alpha, rho, seed), goal) for seed in SEEDS]
     worst = {key: max(figures[key] for figures in seeds) for key in seeds[0]}
     worst["per slot"] = min(figures["per slot"] for figures in seeds)
+    farthest = max(seeds, key=lambda figures: figures["moves"] / figures["asked"])
+    worst |= {key: farthest[key] for key in ("moves", "least", "asked")}
     return worst | {key: sum(figures[key] for figures in seeds) for key in ("worse", "unchanged")}
 
 
@@ -71,13 +72,15 @@ def moves_of_seed(config, old, new, goal):
     )
     share = renewed.moved_slots / np.size(before)
     is_bounded = share > goal and config.num_slots == 2 * config.num_gpus
+    least = min_share(config, new, before, reference) if is_bounded else -1
     return {
         "stale": stale.mean(),
         "reference": reference.mean(),
         "ours": reached.mean(),
         "worse": int((reached > reference + 1e-6).sum()),
         "moves": share,
-        "least": min_share(config, new, before, reference) if is_bounded else -1,
+        "least": least,
+        "asked": max(goal, NEAR * least),
         "unchanged": kept.moved_slots,
         "ours anew": share_moved(config, before, fresh),
         "eplb anew": share_moved(config, *eplb),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.gateway.detokenizer import StopMatcher, TextStream
+from runtime.gateway.detokenizer import StopMatcher, TextStream, borders
 
 
 def streamed(tokenizer, token_ids, stops=()):
@@ -59,6 +59,14 @@ def test_a_character_cut_off_by_the_end_becomes_one_replacement(tokenizer):
 def test_a_token_beyond_the_vocabulary_has_no_text(tokenizer):
     """A model's vocabulary may be padded beyond its tokenizer's."""
     assert streamed(tokenizer, [10_000]) == ["", ""]
+
+
+@given(st.text("ab", min_size=1, max_size=12))
+def test_borders_are_the_longest_ends_that_are_beginnings(stop):
+    """So a character that does not fit costs few steps, however long the stop string is."""
+    for place, length in enumerate(borders(stop)):
+        begun = stop[: place + 1]
+        assert length == max(each for each in range(place + 1) if begun[place + 1 - each :] == begun[:each])
 
 
 def cut_slowly(text, stops):
