@@ -13,13 +13,11 @@ for one request alone is printed only when there is no other.
 It changes no spec: the user does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
-from operator import itemgetter
 from typing import Any
 
-from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.catalog import GPUS
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName, Phase
@@ -29,6 +27,14 @@ from planner.problems.fix import Change, applied
 from planner.search.asked import MemoryOf
 from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
 from planner.search.in_words import fix_of
+from planner.search.larger_units import (
+    MAX_TRIES,
+    covering_slots,
+    lacking_nodes,
+    larger_phase,
+    larger_phases,
+    larger_units,
+)
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import PhaseSpec
 from planner.spec.undecided import AUTO
@@ -36,8 +42,8 @@ from planner.spec.undecided import AUTO
 __all__ = ["with_changes"]
 
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
-LEAST_OF_TOKENS = 8  # requests of less than an eighth of their tokens serve somebody else, as do far shorter steps
-STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # steps of more tokens are never needed
+LEAST_OF_TOKENS = 8  # requests and steps of less than an eighth of their tokens are no way out
+STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer ones
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
     "prefill": ("max_batch_tokens",),
@@ -50,7 +56,6 @@ POINTS = {"max_batch_tokens": "step_tokens", "max_requests": "requests"}  # limi
 SHARING_ENGINE: EngineName = "sglang"  # shares attention between GPUs of a node, for as many models as any
 
 MAX_CHANGES = 3
-MAX_TRIES = 24  # of one field, beyond which the next one is asked
 
 Feasible = Callable[[ResolvedSpec], bool]
 Works = Callable[[Change], bool]
@@ -174,7 +179,7 @@ def _without_repeats(changes: Iterable[Change], spec: ResolvedSpec) -> Iterator[
 def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     """Yield the smallest sufficient change of each field that moves no GPU; what costs nothing comes first."""
     if spec.written.coverage != "none":
-        yield from _first(_covering_slots(spec), works)
+        yield from _first(covering_slots(spec), works)
         yield from _first(({"coverage": less} for less in ("node", "none") if less != spec.written.coverage), works)
     yield from _first(_as_published(spec), works)
     for phase in spec.phases:
@@ -208,13 +213,13 @@ def _other_engine(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
 def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     """Larger units on the nodes that there are."""
     for phase in spec.phases:
-        yield from _first(_larger_units(spec, phase), works)
+        yield from _first(larger_units(spec, phase), works)
 
 
 def _larger_system(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     """Larger units and the nodes that they take: in one phase, else in all."""
-    in_one = tuple(_first(_larger_phase(spec), works))
-    yield from in_one or _first(_larger_phases(spec), works)
+    in_one = tuple(_first(larger_phase(spec), works))
+    yield from in_one or _first(larger_phases(spec), works)
 
 
 def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
@@ -231,7 +236,7 @@ def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
     with_replicas = tuple(_first(smaller_units(spec), works))
     yield from with_replicas or _first(smaller_units(spec, fewest_slots=True), works)
     for phase in spec.phases:  # which share a node's GPUs otherwise, or none at all
-        yield from _first(_larger_units(spec, phase), works)
+        yield from _first(larger_units(spec, phase), works)
 
 
 def _nodes_at_the_peak(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
@@ -274,74 +279,6 @@ def _most(paths: list[str], value: int, works: Works, asked: int = 1) -> Iterato
         middle = (least + most + 1) // 2
         least, most = (middle, most) if works(dict.fromkeys(paths, middle)) else (least, middle - 1)
     yield dict.fromkeys(paths, least)
-
-
-def _larger_units(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
-    """EP sizes that spread the experts evenly over more GPUs; others would break rules."""
-    yield from ({f"{phase}.ep_size": size} for size in _ep_sizes(spec, phase)[1:])
-
-
-def _larger_phase(spec: ResolvedSpec) -> Iterator[Change]:
-    """Larger units in one phase and the nodes that they take, where neither alone is enough; by steps of its size."""
-    now = {phase: spec.phase(phase).ep_size for phase in spec.phases}
-    larger = [(step, phase, size) for phase in now for step, size in enumerate(_ep_sizes(spec, phase)[1:])]
-    for _, phase, size in sorted(larger, key=itemgetter(0)):
-        yield {f"{phase}.ep_size": size, **_nodes_for(spec, now | {phase: size})}
-
-
-def _larger_phases(spec: ResolvedSpec) -> Iterator[Change]:
-    """Larger units in all phases and the nodes that they take, for where no single change is enough."""
-    sizes = {phase: _ep_sizes(spec, phase) for phase in spec.phases}
-    for step in range(1, max(map(len, sizes.values()))):
-        chosen = {phase: each[min(step, len(each) - 1)] for phase, each in sizes.items()}
-        yield {**{f"{phase}.ep_size": size for phase, size in chosen.items()}, **_nodes_for(spec, chosen)}
-
-
-def _covering_slots(spec: ResolvedSpec) -> Iterator[Change]:
-    """The slots that coverage asks for, in the units as they are, then in larger ones with the nodes that they take."""
-    sizes = [_whole_nodes(spec, phase) for phase in spec.phases]
-    for steps in sorted(product(*(range(min(len(each), MAX_TRIES)) for each in sizes)), key=sum):
-        chosen = {phase: each[step] for phase, each, step in zip(spec.phases, sizes, steps, strict=True)}
-        changes: dict[str, Any] = {}
-        for phase, size in chosen.items():
-            changes |= _covering(spec, phase, size)
-        yield {**changes, **_nodes_for(spec, chosen)}
-
-
-def _covering(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
-    """What to write so that `phase` with that EP size has slots enough; nothing where it has."""
-    section, num_logical = spec.phase(phase), spec.model.num_routed_experts
-    per_node = min(ep_size, spec.cluster.gpus_per_node)
-    fewest = fewest_slots_per_gpu(num_logical, consecutive_domains(ep_size, per_node)) or 0
-    redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)
-    is_enough = ep_size == section.ep_size and redundant <= section.redundant_experts
-    other_size = {f"{phase}.ep_size": ep_size} if ep_size != section.ep_size else {}
-    return {} if is_enough else {**other_size, f"{phase}.redundant_experts": redundant}
-
-
-def _whole_nodes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """This EP size, and larger ones of whole nodes, up to two GPUs an expert."""
-    ep_size, per_node = spec.phase(phase).ep_size, spec.cluster.gpus_per_node
-    first = ep_size - ep_size % per_node + per_node
-    return [ep_size, *range(first, 2 * spec.model.num_routed_experts + 1, per_node)]
-
-
-def _ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """This one, and those above it that spread the experts evenly over whole nodes; others would break rules."""
-    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
-    physical = spec.model.num_routed_experts + section.redundant_experts
-    larger = range(section.ep_size + 1, physical + 1)
-    return [section.ep_size] + [
-        size for size in larger if physical % size == 0 and (size < per_node or size % per_node == 0)
-    ]
-
-
-def _nodes_for(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int]) -> Change:
-    """More nodes, if units of `ep_sizes` need them and the spec counts them; nodes in a list cannot be invented."""
-    cluster = spec.cluster
-    needed = len(cluster.spares)
-    needed += sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in ep_sizes.items())
-    return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
 
 
 def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
@@ -389,7 +326,7 @@ def _fewer_spares(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
-    change = _nodes_for(spec, {phase: spec.phase(phase).ep_size for phase in spec.phases})
+    change = lacking_nodes(spec, {phase: spec.phase(phase).ep_size for phase in spec.phases})
     if change:
         yield change
 
