@@ -27,8 +27,7 @@ def file_of(module):
 
 def names_in(path):
     """What a module has at its top, and the modules beside it where it is a package."""
-    found = {each.stem for each in path.parent.glob("*.py")} if path.name == "__init__.py" else set()
-    found |= {each.name for each in path.parent.iterdir() if each.is_dir()} if path.name == "__init__.py" else set()
+    found = {each.stem for each in path.parent.iterdir()} if path.name == "__init__.py" else set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)

@@ -17,8 +17,8 @@ HALVINGS = 20  # of the requests between the point's and the most
 def as_full_as_asked(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
     """Return what a phase does whose units make `load` times the tokens of their operating point.
 
-    None where `most_requests` of a group do not make as many, where the speed is not known, and of prefill, whose
-    steps are as full as they can be.
+    None where `most_requests` of a group do not make as many, where the speed is not known, and of prefill, which takes
+    no more requests at a time but waits less between its steps.
     """
     case, found = outlook.case, outlook.prediction
     if case is None or found is None or case.phase == "prefill":

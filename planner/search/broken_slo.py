@@ -11,6 +11,7 @@ from functools import cache
 from math import ceil
 
 from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
+from planner.facts.counted import counted
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import Change, nearest
@@ -163,7 +164,7 @@ def _load(spec: ResolvedSpec, phase: Phase, field: str, best: Lost) -> str:
         return "" if point is None or point.utilisation is None else f" at utilisation {point.utilisation:g}"
     path, number = _requests(spec, phase)
     is_said = path.startswith("operating_point.")
-    requests = number if is_said else best.numbers["max_requests"]
+    requests = number if is_said and number else best.numbers["max_requests"]
     of_limit = f"max_requests, as operating_point.{phase} gives no number"
     origin = "" if is_said else f" ({of_limit})" if number else ", the fewest that max_requests: auto may become"
-    return f" with {requests} request{'' if requests == 1 else 's'} per GPU{origin}"
+    return f" with {counted(requests, 'request')} per GPU{origin}"

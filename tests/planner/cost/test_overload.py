@@ -108,7 +108,7 @@ def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot
 
 
 def test_too_few_places_break_all_promises_in_one_sentence():
-    """With ten places more than half of the same day is refused."""
+    """More than half of the same day is refused where there are ten places."""
     changes = {
         "operating_point": {"mixed": POINT},
         "mixed.max_requests": 10,

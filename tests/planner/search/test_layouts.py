@@ -139,7 +139,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     ],
 )
 def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo, messages):
-    """With what is offered instead of each, there are layouts: with a lighter load, or with the promise alone."""
+    """Layouts are found with what is offered instead of each: a lighter load, or the promise alone."""
     spec = spec_of(slo=slo)
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec)
