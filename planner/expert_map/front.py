@@ -14,7 +14,7 @@ all. Its knee is where max over mean x bytes is least: beyond it a percent of ba
 """
 
 from collections.abc import Sequence
-from math import comb
+from math import comb, prod
 
 import numpy as np
 
@@ -64,9 +64,11 @@ def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
     weights_LE = np.maximum(loads_LE, SOME_LOAD) / count_replicas(slots_LGS, num_experts)
     slots_LMN = slots_LGS.reshape(num_layers, sizes.num_nodes, -1)
     layers, nodes = np.ogrid[:num_layers, : sizes.num_nodes]
-    served_LPM = np.zeros((num_layers, sizes.num_groups, sizes.num_nodes))
     groups_LMN = slots_LMN // (num_experts // sizes.num_groups)
-    np.add.at(served_LPM, (layers[..., None], groups_LMN, nodes[..., None]), weights_LE[layers[..., None], slots_LMN])
+    shape = num_layers, sizes.num_groups, sizes.num_nodes
+    places_LMN = np.ravel_multi_index((layers[..., None], groups_LMN, nodes[..., None]), shape)
+    served = np.bincount(places_LMN.ravel(), weights_LE[layers[..., None], slots_LMN].ravel(), prod(shape))
+    served_LPM = served.reshape(shape)
     crossings_L: Floats = reached(served_LPM, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings_L
 
