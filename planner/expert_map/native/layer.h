@@ -47,10 +47,13 @@ typedef struct {
     double *weights;         // [W][E] what each replica carries, for the split `EQUAL`
     double *weights_if_more; // [W][E] what it would carry with one replica more
     double *weights_there;   // [W][G][S] what the replica in a slot carries, for the split `EQUAL`
+    int *ranked;             // [W][E] the experts by weight, from the lightest on, once `is_ranked`
+    double *ranked_weights;  // [W][E] their weights in that order
+    int is_ranked;
     double *carried;         // [W][G]
     int *counts;             // [E] replicas
     int64_t *slots;          // [G][S] the expert there
-    int *homes;              // [E][G S] the GPUs of its replicas: the first `counts` entries
+    int *homes;              // [G S][E] the GPUs of its replicas: the first `counts` rows
     unsigned char *held;     // [E][G] whether the GPU holds the expert
     int *near, *num_with;    // [E][M] replicas on each node, [E] nodes with one at least
 } Layer;
@@ -60,7 +63,7 @@ static inline double smaller(double one, double other) { return one < other ? on
 static inline double whole(double number) { return (double)(int64_t)number; }  // rounded down: none is negative
 static inline int at(const Layer *layer, int gpu, int slot) { return (int)layer->slots[gpu * layer->S + slot]; }
 static inline int holds(const Layer *layer, int expert, int gpu) { return layer->held[expert * layer->G + gpu]; }
-static inline const int *homes_of(const Layer *layer, int expert) { return layer->homes + (size_t)expert * layer->G * layer->S; }
+static inline int *home_of(const Layer *layer, int expert, int replica) { return layer->homes + replica * layer->E + expert; }
 
 static void *zeros(size_t count, size_t size)
 {
@@ -72,6 +75,25 @@ static void *zeros(size_t count, size_t size)
     return found;
 }
 
+// The indices of the numbers from smallest to largest; equal numbers keep their order.
+static void rising(const double *numbers, int size, int *order)
+{
+    int *merged = zeros(size, sizeof(int));
+    for (int place = 0; place < size; place++) order[place] = place;
+    for (int width = 1; width < size; width *= 2) {
+        for (int start = 0; start < size; start += 2 * width) {
+            int middle = start + width < size ? start + width : size, end = middle + width < size ? middle + width : size;
+            int left = start, right = middle;
+            for (int place = start; place < end; place++) {
+                int takes_left = left < middle && (right == end || !(numbers[order[right]] < numbers[order[left]]));
+                merged[place] = order[takes_left ? left++ : right++];
+            }
+        }
+        memcpy(order, merged, size * sizeof(int));
+    }
+    free(merged);
+}
+
 static Layer make_layer(int E, int G, int S, int W, int M, int split)
 {
     size_t experts = E, gpus = G;
@@ -79,6 +101,8 @@ static Layer make_layer(int E, int G, int S, int W, int M, int split)
     layer.weights = zeros(W * experts, sizeof(double));
     layer.weights_if_more = zeros(W * experts, sizeof(double));
     layer.weights_there = zeros(W * gpus * S, sizeof(double));
+    layer.ranked = zeros(W * experts, sizeof(int));
+    layer.ranked_weights = zeros(W * experts, sizeof(double));
     layer.carried = zeros(W * gpus, sizeof(double));
     layer.counts = zeros(experts, sizeof(int));
     layer.slots = zeros(gpus * S, sizeof(int64_t));
@@ -91,8 +115,8 @@ static Layer make_layer(int E, int G, int S, int W, int M, int split)
 
 static void drop(Layer *layer)
 {
-    void *parts[] = {layer->weights, layer->weights_if_more, layer->weights_there, layer->carried, layer->counts, layer->slots,
-                     layer->homes, layer->held, layer->near, layer->num_with};
+    void *parts[] = {layer->weights, layer->weights_if_more, layer->weights_there, layer->ranked, layer->ranked_weights,
+                     layer->carried, layer->counts, layer->slots, layer->homes, layer->held, layer->near, layer->num_with};
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) free(parts[part]);
 }
 
@@ -124,29 +148,73 @@ static double part(const Layer *layer, int window, int expert, int gpu, int leav
 
 static void carry(Layer *layer, int expert, double sign)
 {
-    const int *homes = homes_of(layer, expert);
     for (int window = 0; window < layer->W; window++)
         for (int replica = 0; replica < layer->counts[expert]; replica++) {
+            int gpu = *home_of(layer, expert, replica);
             double load = layer->split == EQUAL ? layer->weights[window * layer->E + expert]
-                                                : part(layer, window, expert, homes[replica], NONE, NONE);
-            layer->carried[window * layer->G + homes[replica]] += sign * load;
+                                                : part(layer, window, expert, gpu, NONE, NONE);
+            layer->carried[window * layer->G + gpu] += sign * load;
         }
 }
 
+// The index of the first number that is `least` or more, in numbers that rise.
+static int first_from(const double *numbers, int size, double least)
+{
+    int first = 0;
+    for (int left = size; left > 0;) {
+        int half = left / 2, is_less = numbers[first + half] < least;
+        first += is_less ? half + 1 : 0;
+        left = is_less ? left - half - 1 : half;
+    }
+    return first;
+}
+
+// Ranks the experts of a map that was taken, if that was not done: few maps are searched so far that it is needed.
+static void rank(Layer *layer)
+{
+    for (int first = 0; first < layer->W * layer->E && !layer->is_ranked; first += layer->E) {
+        rising(layer->weights + first, layer->E, layer->ranked + first);
+        for (int place = first; place < first + layer->E; place++)
+            layer->ranked_weights[place] = layer->weights[first + layer->ranked[place]];
+    }
+    layer->is_ranked = 1;
+}
+
+// Moves an expert whose weight was `before` to where it belongs now.
+static void rank_again(Layer *layer, int window, int expert, double before)
+{
+    double *weights = layer->ranked_weights + window * layer->E, now = layer->weights[window * layer->E + expert];
+    int *ranked = layer->ranked + window * layer->E, place = first_from(weights, layer->E, before);
+    while (ranked[place] != expert) place++;
+    for (; place > 0 && weights[place - 1] > now; place--) {
+        weights[place] = weights[place - 1];
+        ranked[place] = ranked[place - 1];
+    }
+    for (; place + 1 < layer->E && weights[place + 1] < now; place++) {
+        weights[place] = weights[place + 1];
+        ranked[place] = ranked[place + 1];
+    }
+    weights[place] = now;
+    ranked[place] = expert;
+}
+
+// Writes what a replica of the expert carries, and what it would carry with one more.
 static void weigh(Layer *layer, int expert)
 {
-    for (int place = expert; place < layer->W * layer->E; place += layer->E) {
+    for (int window = 0; window < layer->W; window++) {
+        int place = window * layer->E + expert;
+        double before = layer->weights[place];
         layer->weights[place] = whole(layer->loads[place] / layer->counts[expert]);
         layer->weights_if_more[place] = whole(layer->loads[place] / (layer->counts[expert] + 1));
+        if (layer->is_ranked) rank_again(layer, window, expert, before);
     }
 }
 
 // Writes what the expert's replicas carry to their slots.
 static void weigh_slots(Layer *layer, int expert)
 {
-    const int *homes = homes_of(layer, expert);
     for (int replica = 0; replica < layer->counts[expert]; replica++)
-        for (int place = homes[replica] * layer->S; place < (homes[replica] + 1) * layer->S; place++)
+        for (int slot = 0, place = *home_of(layer, expert, replica) * layer->S; slot < layer->S; slot++, place++)
             for (int window = 0; window < layer->W && layer->slots[place] == expert; window++)
                 layer->weights_there[window * layer->G * layer->S + place] = layer->weights[window * layer->E + expert];
 }
@@ -155,17 +223,17 @@ static void come(Layer *layer, int expert, int gpu)
 {
     int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
     layer->num_with[expert] += (*near)++ == 0;
-    layer->homes[(size_t)expert * layer->G * layer->S + layer->counts[expert]++] = gpu;
+    *home_of(layer, expert, layer->counts[expert]++) = gpu;
     layer->held[expert * layer->G + gpu] = 1;
 }
 
 static void leave(Layer *layer, int expert, int gpu)
 {
     int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
-    int *homes = layer->homes + (size_t)expert * layer->G * layer->S, replica = 0;
+    int replica = 0;
     layer->num_with[expert] -= --*near == 0;
-    while (homes[replica] != gpu) replica++;
-    homes[replica] = homes[--layer->counts[expert]];
+    while (*home_of(layer, expert, replica) != gpu) replica++;
+    *home_of(layer, expert, replica) = *home_of(layer, expert, --layer->counts[expert]);
     layer->held[expert * layer->G + gpu] = 0;
 }
 
@@ -178,6 +246,7 @@ static void take(Layer *layer, const int64_t *slots)
     memset(layer->near, 0, (size_t)layer->E * layer->M * sizeof(int));
     memset(layer->carried, 0, (size_t)layer->W * layer->G * sizeof(double));
     memcpy(layer->slots, slots, (size_t)layer->G * layer->S * sizeof(int64_t));
+    layer->is_ranked = 0;
     for (int gpu = 0; gpu < layer->G; gpu++)
         for (int slot = 0; slot < layer->S; slot++) come(layer, at(layer, gpu, slot), gpu);
     for (int expert = 0; expert < layer->E; expert++) {
@@ -196,6 +265,9 @@ static void copy(Layer *layer, const Layer *other)
     memcpy(layer->weights, other->weights, windows * experts * sizeof(double));
     memcpy(layer->weights_if_more, other->weights_if_more, windows * experts * sizeof(double));
     memcpy(layer->weights_there, other->weights_there, windows * most * sizeof(double));
+    memcpy(layer->ranked, other->ranked, windows * experts * sizeof(int));
+    memcpy(layer->ranked_weights, other->ranked_weights, windows * experts * sizeof(double));
+    layer->is_ranked = other->is_ranked;
     memcpy(layer->carried, other->carried, windows * gpus * sizeof(double));
     memcpy(layer->counts, other->counts, experts * sizeof(int));
     memcpy(layer->slots, other->slots, most * sizeof(int64_t));
@@ -204,7 +276,7 @@ static void copy(Layer *layer, const Layer *other)
     memcpy(layer->num_with, other->num_with, experts * sizeof(int));
     for (size_t expert = 0; expert < experts; expert++)
         for (int replica = 0; replica < layer->counts[expert]; replica++)
-            layer->homes[expert * most + replica] = other->homes[expert * most + replica];
+            *home_of(layer, expert, replica) = *home_of(other, expert, replica);
 }
 
 // Both steps: the expert in `slot` of `gpu` goes to `other`, if that is a GPU, and `comer` comes from there.
@@ -252,47 +324,37 @@ static void hand_over(Layer *layer, int comer, int gpu, int slot)
     carry(layer, comer, 1);
 }
 
-// The index of the largest number, the first among equals. Four at a time first, which compilers do at once.
+// The index of the first number that is this one, which is among them. Four at a time, which compilers do at once: here
+// and below.
+static int place_of(double number, const double *numbers, int size)
+{
+    int place = 0;
+    for (; place + 4 <= size; place += 4) {
+        const double *four = numbers + place;
+        if ((four[0] == number) | (four[1] == number) | (four[2] == number) | (four[3] == number)) break;
+    }
+    while (numbers[place] != number) place++;
+    return place;
+}
+
+// The index of the largest number, the first among equals.
 static int largest(const double *numbers, int size)
 {
     double most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     int place = 0;
     for (; place + 4 <= size; place += 4)
-        for (int lane = 0; lane < 4; lane++)
-            most[lane] = numbers[place + lane] > most[lane] ? numbers[place + lane] : most[lane];
+        for (int lane = 0; lane < 4; lane++) most[lane] = larger(numbers[place + lane], most[lane]);
     for (; place < size; place++) most[0] = larger(numbers[place], most[0]);
-    double found = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-    for (place = 0; place + 4 <= size; place += 4) {
-        const double *four = numbers + place;
-        if ((four[0] == found) | (four[1] == found) | (four[2] == found) | (four[3] == found)) break;
-    }
-    while (numbers[place] != found) place++;
-    return place;
+    return place_of(larger(larger(most[0], most[1]), larger(most[2], most[3])), numbers, size);
 }
 
-// The index of the smallest number from `first` up to `end`, the first among equals.
-static int smallest(const double *numbers, int first, int end)
+// The index of the smallest number, the first among equals.
+static int smallest(const double *numbers, int size)
 {
-    int found = first;
-    for (int place = first + 1; place < end; place++) found = numbers[place] < numbers[found] ? place : found;
-    return found;
-}
-
-// The indices of the numbers from smallest to largest; equal numbers keep their order.
-static void rising(const double *numbers, int size, int *order)
-{
-    int *merged = zeros(size, sizeof(int));
-    for (int place = 0; place < size; place++) order[place] = place;
-    for (int width = 1; width < size; width *= 2) {
-        for (int start = 0; start < size; start += 2 * width) {
-            int middle = start + width < size ? start + width : size, end = middle + width < size ? middle + width : size;
-            int left = start, right = middle;
-            for (int place = start; place < end; place++) {
-                int takes_left = left < middle && (right == end || !(numbers[order[right]] < numbers[order[left]]));
-                merged[place] = order[takes_left ? left++ : right++];
-            }
-        }
-        memcpy(order, merged, size * sizeof(int));
-    }
-    free(merged);
+    double least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
+    int place = 0;
+    for (; place + 4 <= size; place += 4)
+        for (int lane = 0; lane < 4; lane++) least[lane] = smaller(numbers[place + lane], least[lane]);
+    for (; place < size; place++) least[0] = smaller(numbers[place], least[0]);
+    return place_of(smaller(smaller(least[0], least[1]), smaller(least[2], least[3])), numbers, size);
 }

@@ -7,6 +7,7 @@
 
 #include "layer.h"
 #include "start.h"
+#include "steps.h"
 #include "search.h"
 #include "seats.h"
 #include "spill.h"
@@ -26,7 +27,7 @@ static int cover_one(Layer *layer, const Rules *rules, int expert, int exposed)
             int others_exposed = num_exposed(layer, rules, giver, NONE, NONE);
             for (int replica = 0; replica <= layer->counts[expert] && change < least; replica++) {
                 Step step = {gpu, slot, NONE, 0, expert};
-                if (replica < layer->counts[expert]) step.other = homes_of(layer, expert)[replica];
+                if (replica < layer->counts[expert]) step.other = *home_of(layer, expert, replica);
                 if (!fits(layer, rules, &step) || num_exposed(layer, rules, expert, step.other, gpu) >= exposed
                     || num_exposed(layer, rules, giver, gpu, step.other) > others_exposed)
                     continue;

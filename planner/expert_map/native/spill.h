@@ -44,7 +44,7 @@ static int find_spill(const Layer *layer, int full, double excess, const double 
         if (heavier > heaviest) continue;
         double most = layer->carried[gpu] - layer->weights[giver] + weight;
         for (int replica = 0; replica < layer->counts[giver]; replica++) {
-            int home = homes_of(layer, giver)[replica];
+            int home = *home_of(layer, giver, replica);
             if (home != gpu) most = larger(most, layer->carried[home] + heavier - layer->weights[giver]);
         }
         if (most >= fullest_load) continue;
@@ -103,9 +103,12 @@ static void even_out_nodes(Layer *layer, const Rules *rules)
     for (int first = 0; first < layer->G; first += per_node) {
         int end = first + per_node, hot = first + largest(layer->carried + first, per_node);
         if (layer->carried[hot] > rules->enough) even_out(layer, rules, first, end);
-        for (Step step;; make_step(layer, &step)) {
+        for (;;) {
             hot = first + largest(layer->carried + first, per_node);
-            if (layer->carried[hot] <= rules->enough || find_swap(layer, rules, 0, hot, first, end, &step) == 0) break;
+            Best best = {0, hot, layer->carried[hot]};
+            for (int gpu = first; gpu < end && best.top > rules->enough; gpu++) find_swap_with(layer, rules, gpu, &best);
+            if (best.gain == 0) break;
+            make_step(layer, &best.step);
         }
     }
 }
