@@ -149,6 +149,25 @@ def test_the_search_makes_the_steps_that_counting_everything_anew_finds(case):
     assert case.search.prices_LEG.any() or [set(held) for held in found.tolist()] == [set(held) for held in expected]
 
 
+@given(st.integers(2, 8), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_where_anything_goes_a_search_ends_where_no_step_helps(num_gpus, per_gpu, seed):
+    """Where experts cost nothing anywhere, no swap and no hand-over of all that there are relieves the fullest GPU."""
+    random = np.random.default_rng(seed)
+    num_experts = random.integers(per_gpu, num_gpus * per_gpu, endpoint=True)
+    loads = np.floor(1000 * random.pareto(1.2, (1, num_experts)))
+    start = native.pack(loads, Sizes(num_gpus * per_gpu, num_gpus))[0]
+    found, (fullest,) = native.improve(loads[None], start, Search(enough_L=np.zeros(1)))
+    free = Search(enough_L=np.zeros(1), prices_LEG=np.zeros((1, num_experts, num_gpus), np.uint8))
+    ended = Case(loads, found[0].tolist(), free)
+    (carried,) = ended.carried(ended.gpus)
+    steps = ended.steps(ended.gpus, 0, int(carried.argmax()))
+
+    assert fullest == carried.max()
+    assert not any(
+        ended.gain(ended.gpus, each, fullest) > 0 for each in steps if each != ended.gpus and ended.may_be(each)
+    )
+
+
 def test_a_library_built_from_other_sources_is_refused(monkeypatch):
     """Whoever edits the C files and does not build is told the command."""
     monkeypatch.setattr(native, "digest", lambda: "another")
