@@ -1,14 +1,16 @@
 """Warnings about a day's traffic that asks units for more than they make.
 
 A latency is predicted at an operating point. Where a day asks for more than the units that are on make there, they
-work on more requests at a time, and steps take longer. Where their places or their speed do not suffice, requests wait
-or are refused, whatever `slo` promises. The plan is still a plan: a user may know that the profile is a wish.
+work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. Where
+their places or their speed do not suffice, requests wait or are refused, whatever `slo` promises. The plan is still a
+plan: a user may know that the profile is a wish.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 from planner.cost.demand import PhaseLoad
 from planner.estimate.throughput.predict import Prediction
+from planner.estimate.utilisation import follows_from_promise
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.spec.check import ResolvedSpec
@@ -25,7 +27,7 @@ MS_PER_S = 1e3
 def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -> tuple[Problem, ...]:
     """Return warnings for each phase that is asked for more than it makes, where that breaks a promise or is refused.
 
-    `fuller` predicts units that work on more requests at a time than their operating point says.
+    `fuller` predicts units that are fuller than their operating point says.
     """
     found: list[Violation] = []
     for load in demand:
@@ -39,8 +41,7 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     """Yield the warning about a load that nobody serves."""
     units = f"{load.phase} units"
     if load.served_per_s:
-        in_time = " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
-        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{in_time} at {_time(load)}"
+        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{_where(spec, load)} at {_time(load)}"
         over = f", and for more than they serve during {load.hours_over:.3g} h of that day"
         reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
     else:
@@ -65,16 +66,26 @@ def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator
         mean = means[path]
         assert mean is not None
         if not served.keeps(mean, promised):
+            where = _where(spec, load) or " at their operating point"
             rule = (
                 f"W126 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "
-                f"serve at their operating point at {_time(load)}{over}"
+                f"serve{where} at {_time(load)}{over}"
             )
-            name, requests = path.removeprefix("slo.").removesuffix("_ms").upper(), served.point.requests
-            reason = (
-                f"each rank or group then works on {requests:,.0f} requests at a time, "
-                f"with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
-            )
+            name = path.removeprefix("slo.").removesuffix("_ms").upper()
+            reason = f"{_fullness(served)}, with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
             yield Violation(path, promised, rule, reason, _fix(spec, load))
+
+
+def _where(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return a part of a sentence: that prefill's units serve so many tokens within the TTFT that is promised."""
+    return " in time" if follows_from_promise(spec.written, load.phase) else ""
+
+
+def _fullness(served: Prediction) -> str:
+    """Say how full units are that serve all of a load."""
+    if served.phase == "prefill":
+        return f"these then compute {served.point.utilisation:.1%} of the time"
+    return f"each rank or group then works on {served.point.requests:,.0f} requests at a time"
 
 
 def _promises(spec: ResolvedSpec, phase: Phase) -> dict[str, float]:
