@@ -18,8 +18,8 @@ HALVINGS = 20  # of the requests between the point's and the most
 def as_full_as_asked(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
     """Return what a phase does whose units make `load` times the tokens of their operating point.
 
-    None where the speed is not known, where `most_requests` of a group do not make as many, and where prefill would have
-    to compute all the time: prompts then wait longer and longer.
+    None where the speed is not known, where `most_requests` of a group do not make as many, and where prefill would
+    have to compute all the time: prompts then wait longer and longer.
     """
     case, found = outlook.case, outlook.prediction
     if case is None or found is None:

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
-from runtime.gateway.detokenizer import num_held
-
 __all__ = ["AnswerForm", "AnswerReader", "CallPart", "Opening", "Said", "Thought", "ToolCallForm", "opening_of"]
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"
@@ -181,6 +179,12 @@ class AnswerReader:
         if found:
             self._text = rest
             return text, True
-        certain = len(text) - (0 if self._is_last else num_held(text, (mark,)))
+        certain = len(text) - (0 if self._is_last else _num_begun(text, mark))
         self._text = text[certain:]
         return text[:certain], False
+
+
+def _num_begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of `text` may begin the mark."""
+    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(mark[:length])), 0)

@@ -12,7 +12,7 @@ import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["StopMatcher", "TextStream", "borders", "num_held"]
+__all__ = ["StopMatcher", "TextStream", "borders"]
 
 MAX_KNOWN = 1024  # stop strings whose borders are kept: all choices of a request have the same ones
 
@@ -101,9 +101,3 @@ def borders(stop: str) -> tuple[int, ...]:
             length = found[length - 1]
         found[place] = length + (stop[length] == stop[place])
     return tuple(found)
-
-
-def num_held(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the end of `text` may begin a stop string."""
-    starts = (stop[:length] for stop in stops for length in range(1, min(len(stop) - 1, len(text)) + 1))
-    return max((len(start) for start in starts if text.endswith(start)), default=0)

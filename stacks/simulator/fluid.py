@@ -154,10 +154,10 @@ class _Flow:
     def _take_turns(self, minute: Minute, turns: Turns, groups: _Groups, arrivals: float, step_s: float) -> float:
         """Let mixed units take turns between prompts and tokens, and return the pieces that are left."""
         units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
-        token_seconds = self.service.tokens.step_seconds(batch)
-        turn = next_pieces(turns, self.steps / units, arrivals / units, token_seconds, step_s)
+        token_step_seconds = self.service.tokens.step_seconds(batch)
+        turn = next_pieces(turns, self.steps / units, arrivals / units, token_step_seconds, step_s)
         minute.prompt_seconds, minute.prompt_busy, minute.prompt_wait = turn.seconds, turn.busy, turn.wait
-        minute.prompt_load = arrivals / units / turns.rate(-1, token_seconds)
+        minute.prompt_load = arrivals / units / turns.rate(-1, token_step_seconds)
         self.computing = turn.computing
         return turn.pieces * units
 

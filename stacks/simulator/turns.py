@@ -29,9 +29,9 @@ class Turns:
         load = self.loads[place]
         return load * (1 + busy_share(load) / 2)
 
-    def rate(self, place: int, token_seconds: float) -> float:
+    def rate(self, place: int, token_step_seconds: float) -> float:
         """Return the pieces that end in a second at a load of the table."""
-        return self.loads[place] / (self.prompt_seconds[place] + token_seconds)
+        return self.loads[place] / (self.prompt_seconds[place] + token_step_seconds)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Turn:
         return max(self.pieces / self.load - 1, 0.0) * self.seconds if self.load else 0.0
 
 
-def next_pieces(turns: Turns, pieces: float, arrivals: float, token_seconds: float, seconds: float) -> Turn:
+def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds: float, seconds: float) -> Turn:
     """Return a unit after `seconds`, in which so many pieces came a second; a step of its tokens takes so long.
 
     Solved for the end of the time, so that no time is too long: what came is there, or has ended.
@@ -64,21 +64,21 @@ def next_pieces(turns: Turns, pieces: float, arrivals: float, token_seconds: flo
 
     def reached(place: int) -> float:
         """Return the pieces there must be now, or come, for that load to be left at the end."""
-        return turns.pieces_there(place) + seconds * turns.rate(place, token_seconds)
+        return turns.pieces_there(place) + seconds * turns.rate(place, token_step_seconds)
 
     above = bisect_left(range(last + 1), target, key=reached)
     if above > last:
-        return _turn(turns, last, 0.0, token_seconds, target - seconds * turns.rate(last, token_seconds))
+        return _turn(turns, last, 0.0, token_step_seconds, target - seconds * turns.rate(last, token_step_seconds))
     if above == 0:
         part = target / reached(0)
-        return _turn(turns, 0, part - 1, token_seconds, part * turns.pieces_there(0))
+        return _turn(turns, 0, part - 1, token_step_seconds, part * turns.pieces_there(0))
     low, high = reached(above - 1), reached(above)
     part = (target - low) / (high - low)
     first, rest = turns.pieces_there(above - 1), turns.pieces_there(above)
-    return _turn(turns, above - 1, part, token_seconds, first + part * (rest - first))
+    return _turn(turns, above - 1, part, token_step_seconds, first + part * (rest - first))
 
 
-def _turn(turns: Turns, place: int, part: float, token_seconds: float, pieces: float) -> Turn:
+def _turn(turns: Turns, place: int, part: float, token_step_seconds: float, pieces: float) -> Turn:
     """Return the turn that lies `part` of the way from one load of the table to the next; below the first, less."""
     if part < 0:
         load, prompts = (1 + part) * turns.loads[place], turns.prompt_seconds[place]
@@ -86,4 +86,4 @@ def _turn(turns: Turns, place: int, part: float, token_seconds: float, pieces: f
         above = min(place + 1, len(turns.loads) - 1)
         load = turns.loads[place] + part * (turns.loads[above] - turns.loads[place])
         prompts = turns.prompt_seconds[place] + part * (turns.prompt_seconds[above] - turns.prompt_seconds[place])
-    return Turn(pieces, load, busy_share(load), prompts, prompts + token_seconds)
+    return Turn(pieces, load, busy_share(load), prompts, prompts + token_step_seconds)
