@@ -8,6 +8,7 @@ import importlib.util
 import math
 import os
 import shutil
+import signal
 import socket
 import stat
 import time
@@ -178,14 +179,21 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
         if not is_running:
             break
         time.sleep(POLL_S)
-    status = None if folder.supervisor is None else exit_status(folder.supervisor)
-    failure = "its supervisor failed" if status == CRASHED else None if last is None else last.failure
+    status = (None if folder.supervisor is None else exit_status(folder.supervisor)) or 0
+    failure = _supervisor_failure(status) or (None if last is None else last.failure)
     if failure is not None:
         taken = f"{ANOTHER_HOST}; " if IN_USE in failure else ""
         fix = f"{taken}its logs are in {folder.path}"
         raise LocalError(f"R104 {folder.name} could not go on", failure, fix)
     if status:
         raise unusable(folder.path, OSError(status, os.strerror(status)))
+
+
+def _supervisor_failure(status: int) -> str | None:
+    """Say how a supervisor ended that did not end by itself; None if it did."""
+    if status < 0:
+        return f"its supervisor was killed by {signal.Signals(-status).name}"
+    return "its supervisor failed" if status == CRASHED else None
 
 
 def stop(folder: RunFolder) -> None:

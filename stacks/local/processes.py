@@ -126,7 +126,7 @@ def began_at(pid: int) -> int | None:
 
 
 def exit_status(child: int) -> int | None:
-    """Return the status of a child of ours that ends just now; None if a signal ended it, or it goes on.
+    """Return the status of a child of ours that ends just now, less than 0 if a signal ended it; None if it goes on.
 
     It is not reaped, so its number stays its own.
     """
@@ -135,7 +135,7 @@ def exit_status(child: int) -> int | None:
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)
-    return ended.si_status if ended.si_code == os.CLD_EXITED else None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def terminate(pid: int, began: int) -> None:

@@ -27,6 +27,7 @@ from stacks.local.deployment import (
     require_as_asked,
     require_cpu,
     require_keys,
+    run_folder,
     start,
     stop,
 )
@@ -105,7 +106,8 @@ def _up(arguments: argparse.Namespace) -> int:
     if running is not None:
         require_as_asked(running, arguments.host, arguments.keys, day)
         say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
-        _say_up(running, plan, arguments.format)
+        with suppress(KeyboardInterrupt):  # it is not ours to stop
+            _say_up(_wait_until_ready(run_folder(plan.name)), plan, arguments.format)
         return 0
     planned = time.monotonic() - began
     host = HOST if arguments.host is None else arguments.host

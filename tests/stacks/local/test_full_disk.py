@@ -61,11 +61,16 @@ def test_a_start_that_cannot_be_recorded_ends(deployment, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(errno.ENOSPC, r"No space left on device.*R110"), (CRASHED, r"its supervisor failed.*R104")]
+    ("end", "said"),
+    [
+        (f"exit {errno.ENOSPC}", r"No space left on device.*R110"),
+        (f"exit {CRASHED}", r"its supervisor failed.*R104"),
+        ("kill -KILL $$", r"its supervisor was killed by SIGKILL.*R104"),
+    ],
 )
-def test_up_says_why_its_supervisor_has_ended(status, said, tmp_path):
+def test_up_says_why_its_supervisor_has_ended(end, said, tmp_path):
     """Its exit status is all that it can leave where nothing can be written."""
-    with subprocess.Popen(["sh", "-c", f"exit {status}"]) as supervisor, pytest.raises(LocalError, match=said):
+    with subprocess.Popen(["sh", "-c", end]) as supervisor, pytest.raises(LocalError, match=said):
         list(follow(RunFolder(tmp_path, supervisor.pid)))
 
 

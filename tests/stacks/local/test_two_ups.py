@@ -9,6 +9,7 @@ import pytest
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
+from stacks.cli import main
 from stacks.local import deployment, record
 from stacks.local.errors import LocalError
 from stacks.local.processes import began_at
@@ -79,3 +80,22 @@ def test_an_up_follows_and_stops_its_own_supervisor_alone(folder, monkeypatch):
 
         assert (list(deployment.follow(ours)), ours.read()) == ([], None)
         assert folder.is_running()
+
+
+def test_a_second_up_says_where_once_what_starts_answers(plan, folder, monkeypatch, capsys):
+    """Whoever asks for what is coming up gets an endpoint that answers, as whoever was first."""
+    here = {"supervisor": os.getpid(), "supervisor_began": began_at(os.getpid()), "plan_digest": plan.digest}
+    ready = replace(DEMO.with_gateway(replace(DEMO.gateways[0], state="ready")), **here)
+    waits = []
+
+    def sleep(_):
+        waits.append(capsys.readouterr().out)
+        folder.write(ready)
+
+    folder.write(replace(DEMO, **here))
+    monkeypatch.setattr(deployment.time, "sleep", sleep)
+    with folder.locked():
+        assert main(["up"]) == 0
+
+    assert waits == [""]
+    assert f"endpoint: {DEMO.endpoint}" in capsys.readouterr().out
