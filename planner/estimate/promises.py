@@ -33,6 +33,7 @@ GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
     "tpot": "steps with fewer requests are shorter",
 }
+GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # of mixed units
 NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
 WAITING = "its units are so full that prompts wait longer for their turn"
 SAME_UNITS = 1.005  # times as many units are not worth a word
@@ -73,7 +74,8 @@ def _missed(
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms"
             used = _less_full(spec, found, promised) if name == "ttft" else None
             lighter = None if phase in searched else _lighter(spec, found, name, promised, predicted)
-            given = GIVEN[name] + (NOT_ENOUGH[name] if lighter and not lighter.keeps else "")
+            given = GIVEN_TURNS if (phase, name) == ("mixed", "ttft") else GIVEN[name]
+            given += NOT_ENOUGH[name] if lighter and not lighter.keeps else ""
             reason = CHOSEN if phase in searched else WAITING if used else given
             yield Violation(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
 
@@ -88,7 +90,7 @@ def _saturated(promised: float) -> Violation:
 
 def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, predicted: Predicted) -> _Offer | None:
     """Return the lighter load that keeps a promise, or else the one that comes nearest; None where none is lighter."""
-    path, loads = _lighter_loads(spec, found, name)
+    path, loads = _lighter_loads(spec, found)
 
     @cache
     def at(load: int) -> Prediction:
@@ -99,14 +101,15 @@ def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, 
     def keeps(load: int) -> bool:
         return at(load).keeps(_mean(at(load), name), promised)
 
-    if name == "ttft":  # the shortest steps may take longer: a prompt takes more of them
+    is_prefill = found.phase == "prefill"
+    if is_prefill:  # the shortest steps may take longer: a prompt takes more of them
         kept = next((each for each in loads if keeps(each)), None)
     else:
         number = bisect_left(loads, True, key=keeps)
         kept = loads[number] if number < len(loads) else None
     if kept is not None:
         return _Offer({path: kept}, f"{path} {kept}{_units(found, at(kept))}")
-    tried = loads if name == "ttft" else loads[-1:]
+    tried = loads if is_prefill else loads[-1:]
     best = min(tried, key=lambda each: _mean(at(each), name).mid, default=None)
     if best is None or _mean(at(best), name).mid >= _mean(found, name).mid:
         return None
@@ -114,13 +117,12 @@ def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, 
     return _Offer({HERE: reached, path: best}, f"{reached} with {path} {best}{_units(found, at(best))}", keeps=False)
 
 
-def _lighter_loads(spec: ResolvedSpec, found: Prediction, name: str) -> tuple[str, Sequence[int]]:
+def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence[int]]:
     """Return the field that says how loaded a phase is, and lighter loads than its own, from the heaviest on."""
     phase, point = found.phase, found.point
     is_written = getattr(spec.written.operating_point, phase) is not None
-    if name == "ttft":
-        steps = shorter_steps(point.step_tokens) if is_written and phase == "prefill" else ()
-        return f"operating_point.{phase}.step_tokens", steps
+    if phase == "prefill":
+        return f"operating_point.{phase}.step_tokens", shorter_steps(point.step_tokens) if is_written else ()
     path = f"operating_point.{phase}.requests" if is_written else f"{phase}.max_requests"
     return path, range(ceil(point.requests) - 1, 0, -1)
 

@@ -168,21 +168,22 @@ def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more
     assert missed(**{path: offered + more})
 
 
-def test_the_load_of_a_unit_without_an_operating_point_is_its_limit():
-    """Fourteen requests keep 60 ms and fifteen do not. The same tokens take more units, which is said."""
+@pytest.mark.parametrize(("promise", "most"), [({"slo.tpot_ms": 60}, 14), ({"slo.ttft_ms": 1300}, 50)])
+def test_the_load_of_a_unit_without_an_operating_point_is_its_limit(promise, most):
+    """So many requests keep the promise, and one more does not. The same tokens take more units, which is said."""
 
     def missed(**values):
         spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
-        plan = compile_plan(with_values(spec, {"slo.tpot_ms": 60, **values}))
+        plan = compile_plan(with_values(spec, promise | values))
         rate = plan.outlooks[0].prediction.tokens_per_s_per_gpu.mid
         return [each for each in plan.warnings if each.rule.startswith("W115")], rate
 
     (first,), rate = missed()
-    kept, less = missed(**{"mixed.max_requests": 14})
+    kept, less = missed(**{"mixed.max_requests": most})
 
-    assert first.changes[1] == {"mixed.max_requests": 14}
+    assert first.changes[1] == {"mixed.max_requests": most}
     assert kept == []
-    assert missed(**{"mixed.max_requests": 15})[0]
+    assert missed(**{"mixed.max_requests": most + 1})[0]
     assert f"(the same tokens then take {rate / less:.3g} times as many units)" in str(first.fix)
 
 
