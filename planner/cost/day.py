@@ -87,8 +87,9 @@ def entry_starts(profile: Sequence[float] | None) -> range:
 def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
     """Return the share of the day's tokens in each of `stretches`, which begin at each of `entry_starts` at least.
 
-    Demand is even within an entry of the profile, and over the day without one. Shares add up to 1.
+    Demand is even within an entry of the profile, and over the day without one. Shares add up to 1, or to 0 on a day
+    that asks for nothing.
     """
     entries = profile or [1.0]
-    total, minutes = fsum(entries), DAY_MINUTES // len(entries)
+    total, minutes = fsum(entries) or 1.0, DAY_MINUTES // len(entries)
     return tuple(entries[each.start // minutes] / total * each.minutes / minutes for each in stretches)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from planner.cost.demand import PhaseLoad
 from planner.estimate.throughput.predict import Prediction
-from planner.estimate.utilisation import follows_from_promise
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.spec.check import ResolvedSpec
@@ -61,7 +60,7 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
 def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Violation]:
     """Yield a warning for each promise that units break which serve all of a load, with more requests at a time."""
     means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
-    over = f", and for more than they make there during {load.hours_over:.3g} h of that day" if load.hours_over else ""
+    over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
     for path, promised in _promises(spec, load.phase).items():
         mean = means[path]
         assert mean is not None
@@ -78,7 +77,7 @@ def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator
 
 def _where(spec: ResolvedSpec, load: PhaseLoad) -> str:
     """Return a part of a sentence: that prefill's units serve so many tokens within the TTFT that is promised."""
-    return " in time" if follows_from_promise(spec.written, load.phase) else ""
+    return " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
 
 
 def _fullness(served: Prediction) -> str:

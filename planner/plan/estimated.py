@@ -21,6 +21,7 @@ from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.uptime import estimate_uptime
+from planner.estimate.utilisation import share_of_highest
 from planner.expert_map import ExpertMap, Sizes
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
@@ -82,13 +83,14 @@ def with_estimates(
 
 
 def _fuller(plan: Plan, load: PhaseLoad) -> Prediction | None:
-    """Return what units do that work on as many requests as a load asks; None where these do not find room."""
+    """Return what units do that serve all of one of the plan's fullest loads; None where they cannot."""
     outlook = next(each for each in plan.outlooks if each.phase == load.phase)
-    if outlook.case is None or not load.served_per_s:
+    if outlook.case is None or outlook.prediction is None or not load.served_per_s:
         return None
     section, kv_tokens = plan.spec.phase(load.phase), outlook.case.point.kv_tokens
     rooms = [each.kv_tokens / kv_tokens for each in plan.memory if each.phase == load.phase and kv_tokens]
-    return as_full_as_asked(outlook, min([section.max_requests, *rooms]), load.load)
+    times = load.load / share_of_highest(outlook.prediction, plan.spec.slo.ttft_ms)
+    return as_full_as_asked(outlook, min([section.max_requests, *rooms]), times)
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

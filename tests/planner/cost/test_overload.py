@@ -86,6 +86,27 @@ def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_br
     assert ("slo.ttft_ms" in [each.path for each in plan.warnings]) is is_broken
 
 
+@pytest.mark.parametrize("utilisation", [0.3, 0.539])
+def test_a_ttft_is_broken_however_full_the_operating_point_is(utilisation):
+    """The day makes prefill compute 58.9 % of the time at 15:00, whatever share the point is at."""
+    changes = {"slo.ttft_ms": 3600, "operating_point.prefill.utilisation": utilisation}
+    plan = compile_plan(with_values(check_spec(SPECS / "deepseek-h800.yaml"), changes))
+    (found,) = (each for each in plan.warnings if each.path == "slo.ttft_ms")
+
+    assert found.rule.startswith("W126 is not kept, because traffic asks for 105% of the tokens that the prefill units")
+    assert found.reason == "these then compute 58.9% of the time, with which TTFT is predicted at 3,769.3 ms"
+
+
+def test_a_day_that_asks_for_nothing_is_planned():
+    """A Sunday without demand is as good a profile as any other of an unlike day."""
+    sunday = {"days": ["sunday"], "profile": [0] * 24}
+    traffic = {"input_tokens": 1e9, "output_tokens": 1e8, "profile": [1] * 24, "other_days": [sunday]}
+    plan = compile_plan(with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"traffic": traffic}))
+
+    assert [each.load for each in plan.demand_on("sunday")] == [0, 0]
+    assert {each.day for each in plan.fullest} == {None}
+
+
 @pytest.mark.parametrize(("tpot_ms", "broken"), [(60, ["slo.tpot_ms"]), (95, [])])
 def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot_ms, broken):
     """The day asks for 168 % of what ten requests make, and max_requests is 64: 27 take 94 ms, and nobody waits.
