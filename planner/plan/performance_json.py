@@ -25,7 +25,7 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
     if outlook.prediction is None:
         return {"not_predicted": outlook.why_not}
     found = outlook.prediction
-    rate = found.tokens_per_s_per_gpu
+    rate, usual = found.tokens_per_s_per_gpu, found.step.usual
     document = {
         "engine": found.engine,
         "operating_point": _point(found),
@@ -38,8 +38,8 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
         "imbalance": _round(found.imbalance.gpus),
         "binding": found.binding.resource,
         "with_10_percent_more": _round(found.binding.tokens_per_s_per_gpu),
-        "stages_us": {name: _round(seconds * MICRO) for name, seconds in _stages(found).items()},
-        "exposed_us": _round(found.step.timelines[0][0].exposed * MICRO) if found.step.timelines else 0.0,
+        "stages_us": {name: _round(seconds * MICRO) for name, seconds in (usual.spans[0] if usual else {}).items()},
+        "exposed_us": _round(usual.timeline.exposed * MICRO) if usual else 0.0,
         "evidence": {
             "family": found.evidence.family,
             "why": found.evidence.why,
@@ -103,10 +103,6 @@ def _latencies(found: Prediction) -> dict[str, Any]:
     if found.kv_transfer_seconds is not None:
         more["kv_transfer_ms"] = _round(found.kv_transfer_seconds * MILLI)
     return more | known
-
-
-def _stages(found: Prediction) -> dict[str, float]:
-    return dict(found.step.spans[0]) if found.step.spans else {}
 
 
 def _slo(found: Prediction, slo: SloSpec) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.overlap import LayerTimeline
 from planner.estimate.throughput.predict import Prediction
+from planner.estimate.throughput.step import MoeLayers
 from planner.estimate.utilisation import follows_from_promise
 from planner.facts.counted import counted
 from planner.plan.columns import WIDTH, filled, table
@@ -43,13 +44,12 @@ def performance_text(plan: Plan) -> str:
 
 
 def explained(plan: Plan) -> str:
-    """The stages of a MoE layer of each phase: microseconds, and when they run."""
+    """The stages of the most frequent MoE layer of each phase: microseconds, and when they run."""
     parts = []
     for outlook in plan.outlooks:
         found = outlook.prediction
-        if found is not None and found.step.spans and found.step.timelines:
-            timeline, count = max(found.step.timelines, key=lambda each: each[1])
-            parts.append("\n".join(_explained(found, timeline, count)))
+        if found is not None and found.step.usual is not None:
+            parts.append("\n".join(_explained(found, found.step.usual)))
     return "\n\n".join(parts)
 
 
@@ -185,20 +185,22 @@ def _load(load: PhaseLoad) -> Iterator[str]:
     )
 
 
-def _explained(found: Prediction, timeline: LayerTimeline, count: int) -> Iterator[str]:
-    step = found.step
-    rows = [(f"{found.phase}, us", *(f"micro-batch {index}" for index in range(len(step.spans))))]
-    names = dict.fromkeys(name for spans in step.spans for name in spans)
-    rows += [(name, *(f"{spans.get(name, 0.0) * MICRO:,.1f}" for spans in step.spans)) for name in names]
+def _explained(found: Prediction, usual: MoeLayers) -> Iterator[str]:
+    step, timeline = found.step, usual.timeline
+    rows = [(f"{found.phase}, us", *(f"micro-batch {index}" for index in range(len(usual.spans))))]
+    names = dict.fromkeys(name for spans in usual.spans for name in spans)
+    rows += [(name, *(f"{spans.get(name, 0.0) * MICRO:,.1f}" for spans in usual.spans)) for name in names]
     yield table(rows)
+    of_kind = usual.count * timeline.seconds
+    others = f"other MoE layers {(step.moe_layers - of_kind) * 1e3:,.2f}, " if len(step.moe_kinds) > 1 else ""
     drafts = f"drafts {step.drafts * 1e3:,.2f}, " if step.drafts else ""
     whole, exposed = timeline.seconds * MICRO, timeline.exposed * MICRO
     yield from filled(
-        f"A layer takes {whole:,.1f} us, {exposed:,.1f} of them waiting for exchanges. In ms, {count} such layers take "
-        f"{timeline.seconds * count * 1e3:,.2f}, dense layers {step.dense_layers * 1e3:,.2f}, head "
+        f"A layer takes {whole:,.1f} us, {exposed:,.1f} of them waiting for exchanges. In ms, {usual.count} such "
+        f"layers take {of_kind * 1e3:,.2f}, {others}dense layers {step.dense_layers * 1e3:,.2f}, head "
         f"{step.head * 1e3:,.2f}, {drafts}host {step.host * 1e3:,.2f}: {step.seconds * 1e3:,.2f} a step."
     )
-    yield from _drawn(timeline, len(step.spans))
+    yield from _drawn(timeline, len(usual.spans))
 
 
 def _drawn(timeline: LayerTimeline, num_micro_batches: int) -> Iterator[str]:

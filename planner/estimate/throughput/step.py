@@ -3,7 +3,7 @@
 step = MoE layers x one layer's timeline + dense layers + head + drafts + host
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.estimate.throughput import operations
@@ -24,14 +24,23 @@ from planner.estimate.throughput.stages import (
 from planner.estimate.throughput.work import LayerWork, ModelWork
 from planner.facts.terms import Overlap
 
-__all__ = ["StepTime", "decode_step", "prompt_step"]
+__all__ = ["MoeLayers", "StepTime", "decode_step", "prompt_step"]
 
 MILLI = 1e-3
 
 
 @dataclass(frozen=True)
+class MoeLayers:
+    """The MoE layers of one kind."""
+
+    count: int
+    timeline: LayerTimeline
+    spans: tuple[Spans, ...]  # of each micro-batch
+
+
+@dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, part by part; `layers` are the timelines of each kind of MoE layer."""
+    """Seconds of one step, part by part."""
 
     moe_layers: Seconds
     dense_layers: Seconds
@@ -39,8 +48,12 @@ class StepTime:
     drafts: Seconds  # of an MTP module
     host: Seconds
     exposed: Seconds  # of the MoE layers, waiting for exchanges
-    timelines: tuple[tuple[LayerTimeline, int], ...]
-    spans: tuple[Mapping[str, Seconds], ...]  # of each micro-batch, of the most frequent kind of MoE layer
+    moe_kinds: tuple[MoeLayers, ...]
+
+    @property
+    def usual(self) -> MoeLayers | None:
+        """Return the most frequent kind of MoE layer, the first of equals; None where there is none."""
+        return max(self.moe_kinds, key=lambda each: each.count, default=None)
 
     @property
     def seconds(self) -> Seconds:
@@ -119,13 +132,6 @@ def prompt_step(
     return _step(layers, head, drafted, overheads)
 
 
-@dataclass(frozen=True)
-class _Layers:
-    dense: float  # seconds of all dense layers
-    timelines: tuple[tuple[LayerTimeline, int], ...]
-    spans: tuple[Spans, ...]  # of each micro-batch, of the most frequent kind of MoE layer
-
-
 def _part(rows: float, overlap: Overlap) -> float:
     """Return the rows of a micro-batch: half of them, unless nothing overlaps."""
     return rows / _num_parts(overlap)
@@ -142,29 +148,32 @@ def _layers(
     dense_spans: Callable[[LayerWork], Spans],
     *,
     with_spans: bool,
-) -> _Layers:
-    """Return the times of all layers; micro-batches are alike, and dense layers overlap nothing."""
+) -> tuple[Seconds, tuple[MoeLayers, ...]]:
+    """Return the time of all dense layers, and the MoE layers of each kind.
+
+    Micro-batches are alike, and dense layers overlap nothing.
+    """
     num_parts, dense = _num_parts(overlap), 0.0
-    timelines: list[tuple[LayerTimeline, int]] = []
-    shown: tuple[Spans, ...] = ()
+    kinds: list[MoeLayers] = []
     for layer, count in model.layers.items():
         if layer.expert is None:
             dense += num_parts * count * sum(dense_spans(layer).values())
             continue
-        each = [moe_spans(layer)] * num_parts
-        timelines.append((one_layer(each, overlap, with_spans=with_spans), count))
-        shown = tuple(each) if count == max(model.layers.values()) else shown
-    return _Layers(dense, tuple(timelines), shown)
+        spans = (moe_spans(layer),) * num_parts
+        kinds.append(MoeLayers(count, one_layer(spans, overlap, with_spans=with_spans), spans))
+    return Seconds(dense), tuple(kinds)
 
 
-def _step(layers: _Layers, head: Seconds, drafts: Seconds, overheads: Overheads) -> StepTime:
+def _step(
+    layers: tuple[Seconds, tuple[MoeLayers, ...]], head: Seconds, drafts: Seconds, overheads: Overheads
+) -> StepTime:
+    dense, kinds = layers
     return StepTime(
-        moe_layers=Seconds(sum(count * each.seconds for each, count in layers.timelines)),
-        dense_layers=Seconds(layers.dense),
+        moe_layers=Seconds(sum(each.count * each.timeline.seconds for each in kinds)),
+        dense_layers=dense,
         head=head,
         drafts=drafts,
         host=Seconds(overheads.host_ms * MILLI),
-        exposed=Seconds(sum(count * each.exposed for each, count in layers.timelines)),
-        timelines=layers.timelines,
-        spans=layers.spans,
+        exposed=Seconds(sum(each.count * each.timeline.exposed for each in kinds)),
+        moe_kinds=kinds,
     )

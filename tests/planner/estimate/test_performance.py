@@ -8,6 +8,7 @@ import pytest
 import stacks
 from planner.cli import main
 from planner.compiler import compile_plan
+from planner.plan.performance_text import explained
 from planner.plan.text import plan_text
 from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
@@ -139,6 +140,21 @@ def test_the_plan_explains_a_layer(capsys):
     assert max(map(len, text.splitlines())) <= 80
     assert drawn.count("compute") == 2
     assert "73,6" in text
+
+
+def test_stages_are_those_of_the_layer_that_is_told():
+    """gpt-oss has as many layers with a window as without: text, timeline and JSON are of one kind."""
+    spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
+    changes = {"model": "gpt-oss-120b", "engine": "sglang", "mixed.ep_size": 8, "mixed.redundant_experts": 0}
+    plan = compile_plan(with_values(spec, changes))
+    performance, step = plan.as_json()["performance"]["mixed"], plan.outlooks[0].prediction.step
+    text = " ".join(explained(plan).split())
+
+    assert len(step.moe_kinds) == 2
+    assert sum(performance["stages_us"].values()) == pytest.approx(step.usual.timeline.seconds * 1e6, rel=0.01)
+    assert performance["exposed_us"] == pytest.approx(step.usual.timeline.exposed * 1e6, rel=1e-4)
+    assert f"In ms, {step.usual.count} such layers take" in text
+    assert "other MoE layers" in text
 
 
 @pytest.mark.parametrize(
