@@ -19,7 +19,7 @@ def search_text(plan: Plan) -> str:
 
 
 def _phase(search: PhaseSearch) -> str:
-    head = ("EP x TP", "slots", "max requests", "tokens/s GPU", "TPOT", "TTFT", "why not")
+    head = ("EP x TP", "slots", "max requests", "tokens/s node", "TPOT", "TTFT", "why not")
     rows = [(search.phase, *head), *map(_row, search.ranked)]
     return "\n".join([wrapped(rows), *_lost(search), *_front(search)])
 
@@ -31,7 +31,7 @@ def _row(ranked: Ranked) -> tuple[str, ...]:
         f"{numbers['ep_size']} x {numbers['attention_tp']}",
         f"+{numbers['redundant_experts']}",
         str(numbers["max_requests"]),
-        f"{speed.tokens_per_s_per_gpu:,.0f}",
+        f"{ranked.candidate.tokens_per_s_per_node:,.0f}",
         _ms(speed.tpot_ms),
         _ms(speed.ttft_ms),
         ranked.why_not or "",

@@ -5,7 +5,8 @@
 Each phase offers its best layout for each number of nodes. Where some `units` are `auto`, the pair and the counts that
 serve most are taken: units of one phase are added until the other binds, so that the ratio of prefill to
 decode follows from both speeds and from the traffic's tokens. Where all counts are written, each phase takes its
-fastest layout per GPU, as far as the nodes go. Of equals, the one with fewer nodes is taken.
+fastest layout per node, as far as the nodes go. Of pairs that serve as much, the one on fewer nodes is taken. Nodes that
+only one phase can use are filled with its units.
 
 Where nodes are not given, a demand is: then each phase takes the fewest nodes that serve it.
 """
@@ -28,7 +29,7 @@ class Offer:
     phase: Phase
     nodes: int  # of a unit
     tokens_per_s: float  # of a unit
-    share_of_best: float  # tokens/s a GPU, over the phase's best
+    share_of_best: float  # tokens/s a node, over the phase's best
     candidate: int  # its number among the phase's candidates
 
 

@@ -55,7 +55,7 @@ class PhaseSearch:
     phase: Phase
     tried: int
     chosen: Candidate
-    ranked: tuple[Ranked, ...]  # each size's best from the fastest a GPU, the chosen one among them
+    ranked: tuple[Ranked, ...]  # each size's best from the fastest a node, the chosen one among them
     lost: Mapping[Why, tuple[int, Lost]]  # how many, and the nearest of them
     front: tuple[FrontPoint, ...]
 

@@ -77,11 +77,16 @@ class ReplicaBalance:
 
     @cached_property
     def _shares(self) -> "Floats":
-        """Each expert's share of its layer's load `[num_moe_layers, num_experts]`, the largest first."""
+        """Each expert's share of its layer's load `[num_moe_layers, num_experts]`, the largest first.
+
+        Shares are equal in a layer of which no load was counted.
+        """
         import numpy as np  # who decides nothing by speed should not wait for it
 
         loads_LE = np.array(self.loads, dtype=np.float64)
-        shares_LE: Floats = loads_LE / np.maximum(loads_LE.sum(axis=1, keepdims=True), 1e-12)
+        total_L = loads_LE.sum(axis=1, keepdims=True)
+        even_LE = np.full_like(loads_LE, 1 / loads_LE.shape[1])
+        shares_LE: Floats = np.divide(loads_LE, total_L, out=even_LE, where=total_L > 0)
         return -np.sort(-shares_LE, axis=1)
 
     @cached_property

@@ -127,7 +127,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     assert [each.candidate for each in searched.ranked if each.why_not is None] == [searched.chosen]
     assert json.dumps(plan.as_json()["search"])
     text = " ".join(plan_text(plan).split())
-    assert "decode EP x TP slots max requests tokens/s GPU" in text
+    assert "decode EP x TP slots max requests tokens/s node" in text
     assert "1 layout was tried" in text  # of prefill or decode, of which one number alone is free
 
 
@@ -299,6 +299,14 @@ def test_the_balance_is_known_before_the_map(ep_size, num_slots):
     reached = balance(loads, num_slots, ep_size).max_over_mean
 
     assert ReplicaBalance(loads).bound(num_slots, ep_size) == pytest.approx(sum(reached) / len(reached), rel=0.06)
+
+
+def test_a_layer_without_counted_loads_is_taken_as_even():
+    """As its map is, and as the plan predicts it: the search has a number for it, whatever the other layers are."""
+    counted, even = draw_loads(1.01, 0, 1, 256, 8)[0], [1.0] * 256
+    balances = [ReplicaBalance([counted, layer]).of(288, 32, 4, 400) for layer in ([0.0] * 256, even)]
+
+    assert balances[0] == balances[1]
 
 
 @pytest.mark.parametrize("split", ["equal", "first_on_node", "local_first"])
