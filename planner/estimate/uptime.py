@@ -17,7 +17,7 @@ Sources of the times: `spec/uptime.py`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, lgamma, log
 
 from planner.facts.day import DAY_MINUTES
 from planner.facts.terms import Phase
@@ -78,12 +78,16 @@ def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptim
 
 def fewest_spares(nodes_in_repair: float, availability: float) -> int:
     """Return the fewest spares with which no more nodes are being repaired in that share of the time."""
-    term, below, spares = exp(-nodes_in_repair), 0.0, 0
-    while below + term < availability and spares < MAX_SPARES:
-        below += term
+    enough, spares = _share_of_time(nodes_in_repair, 0), 0
+    while enough < availability and spares < MAX_SPARES:
         spares += 1
-        term *= nodes_in_repair / spares
+        enough += _share_of_time(nodes_in_repair, spares)
     return spares
+
+
+def _share_of_time(mean: float, number: int) -> float:
+    """Return the share of the time in which so many nodes are being repaired: S. D. Poisson's distribution."""
+    return exp(number * log(mean) - mean - lgamma(number + 1)) if mean else float(number == 0)
 
 
 def _of_phase(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> PhaseUptime:

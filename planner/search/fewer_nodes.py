@@ -4,6 +4,7 @@ Candidates only: `repair.py` tries each before it is printed.
 """
 
 from collections.abc import Iterator, Sequence
+from math import ceil, floor
 from typing import Any
 
 from planner.cluster.inventory import nodes_for
@@ -31,16 +32,21 @@ def smaller_units(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator
 
 
 def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Units of a whole node, on as many GPUs, in place of several that would share it."""
+    """Units of a whole node, on as many GPUs or more, in place of several that would share it; then on fewer."""
     per_node = spec.cluster.gpus_per_node
-    change: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
+    fewer: dict[str, Any] = {}
     for phase in spec.phases if spec.written.schedule is None else ():
         section = spec.phase(phase)
         if section.ep_size < per_node and section.units > 1:
-            units = max(1, section.units * section.ep_size // per_node)
-            change |= {**_of_nodes(spec, phase, 1), f"{phase}.units": units}
-    if change:
-        yield change
+            nodes = section.units * section.ep_size / per_node
+            of_node, units = _of_nodes(spec, phase, 1), f"{phase}.units"
+            whole |= {**of_node, units: ceil(nodes)}
+            fewer |= {**of_node, units: max(floor(nodes), 1)}
+    if whole:
+        yield whole
+    if fewer != whole:
+        yield fewer
 
 
 def num_usable(spec: ResolvedSpec) -> int:

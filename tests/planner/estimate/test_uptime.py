@@ -71,6 +71,12 @@ def test_a_spec_that_does_not_ask_gets_no_estimate(uptime_of):
     assert uptime_of(SPEC.replace("uptime: {}\n", "")) is None
 
 
+@pytest.mark.parametrize("nodes", [740, 746, 2000])
+def test_spares_of_a_very_large_cluster_are_near_the_mean(nodes):
+    """exp(-746) is 0 in floating point; 2.33 standard deviations are 99 % of a normal distribution."""
+    assert fewest_spares(nodes, 0.99) == pytest.approx(nodes + 2.33 * nodes**0.5, abs=2)
+
+
 @given(st.floats(0, 40), st.floats(0.5, 0.9999))
 def test_spares_are_the_fewest_that_are_enough(nodes, availability):
     """Beside the sum of Poisson's probabilities."""

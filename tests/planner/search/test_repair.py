@@ -7,7 +7,8 @@ import pytest
 
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
-from planner.search.fewer_nodes import _splits
+from planner.search.fewer_nodes import _splits, merged_units
+from planner.spec.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
 
@@ -20,6 +21,17 @@ def test_every_split_of_the_nodes_is_tried_once(most):
 
         assert (len(splits), set(splits)) == (len(expected), expected)
         assert [sum(each) for each in splits] == sorted(map(sum, splits), reverse=True)
+
+
+@pytest.mark.parametrize(("units", "merged"), [(2, [1]), (3, [2, 1]), (4, [2])])
+def test_units_that_share_nodes_become_whole_ones(units, merged, tmp_path):
+    """On as many GPUs or more first, and on fewer only where the number is not whole: EP4 on nodes of eight."""
+    mixed = {"ep_size": 4, "units": units, "redundant_experts": 0, "precision": "fp8"}
+    spec = {key: PAIR[key] for key in ("version", "name", "model", "cluster")} | {"mixed": mixed}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    changes = list(merged_units(check_spec(tmp_path / "spec.yaml")))
+
+    assert [(each["mixed.ep_size"], each["mixed.units"]) for each in changes] == [(8, number) for number in merged]
 
 
 def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(plan_of):
