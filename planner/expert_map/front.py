@@ -67,8 +67,9 @@ def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
     groups_LMN = slots_LMN // (num_experts // sizes.num_groups)
     shape = num_layers, sizes.num_groups, sizes.num_nodes
     places_LMN = np.ravel_multi_index((layers[..., None], groups_LMN, nodes[..., None]), shape)
-    served = np.bincount(places_LMN.ravel(), weights_LE[layers[..., None], slots_LMN].ravel(), prod(shape))
-    served_LPM = served.reshape(shape)
+    weights_LMN = weights_LE[layers[..., None], slots_LMN]
+    served = np.bincount(places_LMN.ravel(), weights_LMN.ravel(), minlength=prod(shape))
+    served_LPM = served.astype(np.float64, copy=False).reshape(shape)  # which it is: its annotation says integers
     crossings_L: Floats = reached(served_LPM, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings_L
 
