@@ -20,15 +20,13 @@ conversation trace, kvcache-ai/Mooncake FAST25-release/traces @3b5a594, Apache-2
 288,500 blocks of 512 tokens, 36.6 % of them seen before. `python -m tests.benchmarks.kv_reuse` reads it again.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from planner.facts.day import DAY_S
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["CONVERSATION", "CacheSize", "KvCache", "Reuse", "kv_cache", "reuse_of"]
+__all__ = ["CONVERSATION", "CacheSize", "KvCache", "Reuse", "kv_cache"]
 
 
 @dataclass(frozen=True)
@@ -96,28 +94,4 @@ def kv_cache(
             )
             for each in curve
         ),
-    )
-
-
-def reuse_of(uses: Iterable[tuple[float, Sequence[int]]], keeps_s: Sequence[float]) -> tuple[Reuse, ...]:
-    """Return what each of `keeps_s` gives in a trace: the second of each prompt, in order, and its blocks' ids.
-
-    A block's id stands for all that comes before it too, so that a hit never follows a miss. What happens after the
-    last prompt is not counted.
-    """
-    times: dict[int, list[float]] = defaultdict(list)
-    last = 0.0
-    for last, blocks in uses:
-        for block in blocks:
-            times[block].append(last)
-    ages = [after - before for each in times.values() for before, after in pairwise(each)]
-    unused = [last - each[-1] for each in times.values()]
-    num_uses = len(ages) + len(unused)
-    return tuple(
-        Reuse(
-            keep_s=keep_s,
-            hit_rate=sum(age <= keep_s for age in ages) / num_uses,
-            kept_s=sum(min(age, keep_s) for age in (*ages, *unused)) / num_uses,
-        )
-        for keep_s in keeps_s
     )

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimate.kv_cache import CONVERSATION, kv_cache, reuse_of
+from planner.estimate.kv_cache import CONVERSATION, kv_cache
 from planner.spec.traffic import TrafficSpec
+from tests.benchmarks.kv_reuse import reuse_of
 
 DEEPSEEK = {"input_tokens": 608e9, "output_tokens": 168e9, "cache_hit_rate": 342 / 608}
 prompts = st.lists(

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.schedule.check import breaches
 from planner.schedule.demand import units_of_busiest
 from planner.schedule.derived import derived_days
 from planner.schedule.schedule import DaySchedule, Step
 from planner.schedule.transitions import State, nodes_taken, transitions_of
 from planner.spec.schedule import ScheduleSpec
+from tests.planner.schedule.breaches import breaches
 from tests.planner.schedule.test_optimum import DEEPSEEK
 
 NODES = {"prefill": 4, "decode": 18}

@@ -3,8 +3,7 @@
 Between two events nothing changes. An event is a unit that takes its nodes, begins to serve, ends serving or gives its
 nodes back, or a change of the demand. So the time between two events is checked once, and the check misses no instant.
 
-It reads a finished plan's day and knows nothing of how it was found: the planner, the simulation and the controller can
-all be held against it.
+It reads a finished plan's day and knows nothing of how it was found: planned days are held against it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
