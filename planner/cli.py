@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planner.expert_map import ExpertMap
     from planner.experts.experts import ExpertsJob
     from planner.facts.map_files import Engine
+    from planner.plan.deployable import Deployable
     from planner.plan.plan import Plan
 
 __all__ = ["add_experts", "add_plan", "add_render", "add_schema", "add_validate", "main"]
@@ -187,8 +188,17 @@ def _plan(arguments: argparse.Namespace) -> None:
         print_json(plan.as_json())
     else:
         print(plan_text(plan), end="")
+        if previous is not None and (changes := _changes(previous.deployable, plan.deployable)):
+            print(f"\n{changes}")
         if arguments.explain:
             print(f"\n{explained(plan)}")
+
+
+def _changes(before: "Deployable", after: "Deployable") -> str:
+    """Return what becomes of the pods of the previous plan, in words."""
+    from planner.manifests.changes import changes_text, pod_changes
+
+    return changes_text(pod_changes(before, after), before)
 
 
 def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:

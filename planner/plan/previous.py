@@ -1,4 +1,4 @@
-"""A plan of before, as far as a new one looks at it: where its units are, and its expert maps.
+"""A plan of before, as far as a new one looks at it: what it deploys, and its expert maps.
 
 A map of other sizes than the new plan's is no start for its maps.
 """
@@ -12,6 +12,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 
 if TYPE_CHECKING:
+    from planner.plan.deployable import Deployable
     from planner.plan.shapes import Rows
 
 __all__ = ["PreviousPlan", "read_previous"]
@@ -19,10 +20,15 @@ __all__ = ["PreviousPlan", "read_previous"]
 
 @dataclass(frozen=True)
 class PreviousPlan:
-    """The nodes of earlier units, by name, and the phases' maps."""
+    """What it deploys, and the phases' maps."""
 
-    nodes: Mapping[str, Sequence[str]]
+    deployable: "Deployable"
     maps: "Mapping[Phase, Rows]"
+
+    @property
+    def nodes(self) -> Mapping[str, Sequence[str]]:
+        """The nodes of its units, by name."""
+        return {unit.name: unit.nodes for unit in self.deployable.units}
 
     def map_for(self, layout: PhaseLayout, num_layers: int) -> "Rows | None":
         """The phase's map, where it has as many layers and slots and holds the same experts; else None."""
@@ -39,4 +45,4 @@ def read_previous(path: Path) -> PreviousPlan:
     from planner.plan.loaded import read_plan  # who plans afresh should not wait for a plan's checks
 
     plan = read_plan(path)
-    return PreviousPlan({unit.name: unit.nodes for unit in plan.deployable.units}, plan.maps)
+    return PreviousPlan(plan.deployable, plan.maps)

@@ -317,7 +317,7 @@ def test_a_node_that_is_gone_moves_one_node(with_line, spec_file):
         for i in range(6)
     )
     path = spec_file(with_line(8, f"  nodes:{listed}"), "cordoned.yaml")
-    after = compile_plan(check_spec(path), PreviousPlan({unit.name: unit.nodes for unit in plan.units}, {}))
+    after = compile_plan(check_spec(path), PreviousPlan(plan.deployable, {}))
 
     assert after.units[0].nodes == plan.units[0].nodes
     assert after.units[1].nodes[1] == decode.nodes[1] != after.units[1].nodes[0]
