@@ -1,6 +1,9 @@
 """What a README's recipe says will be noticed is noticed."""
 
+import re
 from typing import get_args
+
+import pytest
 
 from planner.facts.map_files import FILE_TYPES, Engine
 from tests.docs.rooms_table import ROOT
@@ -13,6 +16,16 @@ def test_every_engine_is_exported_in_a_test():
     assert FILE_TYPES.keys() == set(get_args(Engine))
 
     assert [engine for engine in get_args(Engine) if f'export_map("{engine}", ' not in tests] == []
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.gpu"])
+def test_an_image_is_built_with_the_files_that_it_names(name):
+    """The files of the checkout that a Containerfile names are among those that `.dockerignore` lets in."""
+    named = set(re.findall(r"/src/([\w.-]+)", (ROOT / name).read_text()))
+    let_in = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+
+    assert named
+    assert named <= let_in
 
 
 def test_every_template_has_a_row():
