@@ -1,4 +1,4 @@
-"""Days that are named: `saturday` for all Saturdays, `2026-12-24` for one day. A date says more than its weekday."""
+"""Days that are named: `saturday` for all Saturdays, `2026-12-24` for one day. Dates take precedence over weekdays."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -190,7 +190,7 @@ class KubernetesSpec(Section):
     )
     gateway: GatewayPodSpec = Field(
         default=GatewayPodSpec(),
-        description="The pods that need no GPU, where they are to be otherwise than the units'.",
+        description="Settings of the gateway's and the controller's pods, where they differ from the units'.",
         examples=[{"image": "registry.example.com/tidemill-runtime:0.1.0", "node_selector": {"pool": "cpu"}}],
     )
     resources: ResourcesSpec = Field(

@@ -85,8 +85,8 @@ class ScheduleSpec(Section):
     other_days: list[OtherWindowsSpec] = Field(
         default=[],
         max_length=MAX_OTHER_DAYS,
-        description="Windows of weekdays and dates that are not like the others; a date says more than its weekday."
-        " Where windows are auto, they follow traffic.other_days.",
+        description="Windows of weekdays and dates that are not like the others; a date takes precedence over "
+        "its weekday. Where windows are auto, they follow traffic.other_days.",
         examples=[
             [{"days": ["saturday", "sunday"], "windows": [{"at": "00:00", "prefill_units": 8, "decode_units": 2}]}]
         ],

@@ -68,7 +68,8 @@ class TrafficSpec(Section):
     other_days: list[OtherDemandSpec] = Field(
         default=[],
         max_length=MAX_OTHER_DAYS,
-        description="Demand of weekdays and dates that are not like the others; a date says more than its weekday.",
+        description="Demand of weekdays and dates that are not like the others; a date takes precedence over "
+        "its weekday.",
         examples=[[{"days": ["saturday", "sunday"], "profile": [1] * HOURS}]],
     )
     history: str | None = Field(

@@ -42,9 +42,9 @@ HEAD = """# A day on a real cluster
 clocks. Pods start, load, drain and end in their own time, so a warm-up of 30 minutes is 12.5 s here, and units come
 late. Four callers streamed one answer after another.
 
-There is a row for each change. What is ready stands there as the controller saw it at its last look, up to 5 s before;
-which units have pods is asked at the moment itself. The last column counts the answers from one row to the next: with
-the first one those before it, with the last one those after it.
+Each row is one change. "Ready" is what the controller saw at its last look, up to 5 s earlier. "Units with pods" is
+read at the moment of the row. "Answers since" counts the answers until the next row. The first row also has those
+before it, and the last one all that came after it.
 
 ![Units wanted and ready, and answers a second, over the day](cluster-day.png)
 

@@ -65,9 +65,11 @@ def _takes(field):
         return ", ".join(f"`{choice}`" for choice in field.get("enum", [field.get("const")]))
     if "pattern" in field:
         units = UNITS.search(field["pattern"])
-        return f"a number and {', '.join(units[1].split('|'))}" if units else "text of one form"
+        return f"a number and {', '.join(units[1].split('|'))}" if units else "text of a fixed form"
     if field["type"] == "array":
-        return f"a list of {_takes(field['items']).removeprefix('a ')}s"
+        item = _takes(field["items"])
+        plain = item.removeprefix("a ")
+        return f"a list of {plain}s" if plain.isalpha() else f"a list, each {item}"
     words = {
         "integer": "a whole number",
         "number": "a number",
