@@ -16,6 +16,10 @@ FOLDERS = ("planner", "templates", "stacks", "runtime", "tests", "docs")
 TEXTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+WRAPPED = [path for path in TEXTS if path.parent.name != "decisions"]
+MAX_COLUMNS = 120
+FENCED = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
+NO_PROSE = re.compile(r" *(\||<!--|(- )?!?\[[^\]]*\]\([^)]*\)[.,]?$)")  # a row, a mark, a link alone
 PART = re.compile(r"^## (.+)$", re.M)
 
 
@@ -38,6 +42,37 @@ def test_the_floors_are_as_imports_may_go(package):
 def test_a_readme_is_a_page(path):
     """The README of a package, and that of the tests, has at most 900 words, as `wc -w` counts them."""
     assert len((ROOT / path).read_text().split()) <= MAX_WORDS
+
+
+def test_prose_is_wrapped():
+    """Outside tables, code and links that stand alone, no line is longer than a line of code may be."""
+    found = {str(path.relative_to(ROOT)): long_lines(path.read_text()) for path in WRAPPED}
+
+    assert {path: lines for path, lines in found.items() if lines} == {}
+    assert len(found) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "is_long"),
+    [
+        ("word " * 25, True),
+        ("- " + "word " * 25, True),
+        (f"[a page]({'x' * 120}) and more", True),
+        (f"- [a page]({'x' * 120})", False),
+        ("| " + "word " * 25 + "|", False),
+        (f"   ```\n{'word ' * 25}\n   ```", False),
+        (f"```\ncode\n```\n{'word ' * 25}", True),
+    ],
+)
+def test_a_long_line_of_prose_is_found(text, is_long):
+    """A line counts unless it is a table's row, code, or a link that stands alone."""
+    assert bool(long_lines(text)) is is_long
+
+
+def long_lines(text):
+    """The lines of prose that are too long."""
+    lines = FENCED.sub("", text).splitlines()
+    return [line for line in lines if len(line) > MAX_COLUMNS and not NO_PROSE.match(line)]
 
 
 def test_links_lead_somewhere():
