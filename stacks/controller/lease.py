@@ -13,6 +13,7 @@ Source: kubernetes/client-go tools/leaderelection/leaderelection.go, `observedTi
 """
 
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
 from stacks.kube.api import Api
@@ -23,7 +24,6 @@ __all__ = ["LASTS_S", "Lease"]
 
 LASTS_S = 15  # Kubernetes' own controllers' default: --leader-elect-lease-duration of kube-controller-manager
 API_VERSION = "coordination.k8s.io/v1"
-CONFLICTS = (404, 409)  # it was deleted, or somebody else has written it first
 MOST_TRANSITIONS = 2**31 - 1  # what the field holds
 
 
@@ -77,8 +77,8 @@ class Lease:
                 version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
                 api.merge(self.reference, version | {"spec": spec}, manager=self.manager)
         except RefusedError as error:
-            if error.status in CONFLICTS:
-                return False
+            if error.status == HTTPStatus.CONFLICT or (error.status == HTTPStatus.NOT_FOUND and live is not None):
+                return False  # somebody else has written it first, or it was deleted
             raise
         return True
 

@@ -36,10 +36,12 @@ def follow(following: Following, is_over: Callable[[], bool], wait: Callable[[fl
 
     `health` hears how each round ends.
     """
-    said = ""
+    said, last = "", -math.inf
     while not is_over():
+        now = time.time()
         try:
-            news = one_round(following, time.time())
+            news = one_round(following, now, now - last if now > last else math.inf)
+            last = now
             health.ended(well=True)
         except ProviderError as error:
             news = str(error)
@@ -57,16 +59,16 @@ def once(following: Following, now: float) -> str:
 
     Raise ProviderError.
     """
-    news = one_round(following, now, period_s=math.inf)
+    news = one_round(following, now, math.inf)
     if following.lease is not None:
         _let_go(following, following.lease)
     return news
 
 
-def one_round(following: Following, now: float, period_s: float = PERIOD_S) -> str:
+def one_round(following: Following, now: float, since_s: float = PERIOD_S) -> str:
     """Do what is to be done at `now`. Return what a person should know. Raise ProviderError.
 
-    Of rounds that are `period_s` apart, few look at nodes; the only one does.
+    The last round that went well was `since_s` ago. Few rounds look at nodes, and the first one does.
     """
     api = following.api
     if following.lease is not None and not following.lease.is_taken(api, now):
@@ -88,8 +90,8 @@ def one_round(following: Following, now: float, period_s: float = PERIOD_S) -> s
     for reason, message, is_warning in _news(deployment, measured, decision):
         following.say(message)
         note(following, deployment, reason, message, now, is_warning=is_warning)
-    marks, unmarked = _lend(following, deployment, observed, now, period_s)
-    problems = mend(following, deployment, observed.situation, decision, now, period_s)
+    marks, unmarked = _lend(following, deployment, observed, now, since_s)
+    problems = mend(following, deployment, observed.situation, decision, now, since_s)
     if not following.is_dry_run:
         status = status_of(measured, decision, marks, problems, now, deployment)
         write_status(api, deployment, status)
@@ -112,12 +114,12 @@ def _news(deployment: Manifest, measured: Measured, decision: Decision) -> Itera
 
 
 def _lend(
-    following: Following, deployment: Manifest, observed: Observed, now: float, period_s: float
+    following: Following, deployment: Manifest, observed: Observed, now: float, since_s: float
 ) -> tuple[Marks, Sequence[str]]:
     """Mark nodes as free or to be left. Return the marks that all nodes have then, and what went wrong with some."""
     situation, before = observed.situation, marks_before(deployment)
     marks = marks_at(situation, observed.clock.of(now))
-    is_due = marks != before or now % LOOK_AT_NODES_S < period_s
+    is_due = marks != before or now % LOOK_AT_NODES_S < since_s
     if not situation.lends_nodes or not is_due:
         return marks, ()
     if following.is_dry_run:

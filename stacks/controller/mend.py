@@ -21,13 +21,13 @@ LOOK_S = 30.0  # assumed: to move a unit takes minutes
 
 
 def mend(
-    following: Following, deployment: Manifest, situation: Situation, decision: Decision, now: float, period_s: float
+    following: Following, deployment: Manifest, situation: Situation, decision: Decision, now: float, since_s: float
 ) -> Sequence[str] | None:
     """Have one unit leave faulty nodes. Return what keeps units there; None if nobody has looked.
 
-    Of rounds that are `period_s` apart, one in `LOOK_S` looks.
+    The first round in each `LOOK_S` looks; the round before this one was `since_s` ago.
     """
-    if "heal" not in deployment["spec"] or now % LOOK_S >= period_s:
+    if "heal" not in deployment["spec"] or now % LOOK_S >= since_s:
         return None
     own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
     try:

@@ -4,6 +4,7 @@ import pytest
 
 from stacks.controller.act import FIELD_MANAGER
 from stacks.controller.lease import LASTS_S, Lease
+from stacks.kube.errors import RefusedError
 from tests.stacks.controller.cluster import NAMESPACE, MemoryCluster
 from tests.stacks.controller.days import MIDNIGHT
 from tests.stacks.controller.test_observe import SPEC
@@ -32,6 +33,18 @@ def test_one_at_a_time_holds_it(cluster):
     assert not two.is_taken(cluster, MIDNIGHT + 6 + LASTS_S - 1)
     assert two.is_taken(cluster, MIDNIGHT + 6 + LASTS_S)
     assert not one.is_taken(cluster, MIDNIGHT + 6 + LASTS_S + 1)
+
+
+def test_a_namespace_that_is_not_there_is_no_other_holder(cluster, monkeypatch):
+    """The API server answers 404 to whoever creates something in it, and nobody follows the deployment."""
+
+    def create(*_, **__):
+        raise RefusedError("Lease", 404, {"message": 'namespaces "demo" not found'})
+
+    monkeypatch.setattr(cluster, "create", create)
+
+    with pytest.raises(RefusedError, match="namespace demo does not exist"):
+        lease("one").is_taken(cluster, MIDNIGHT)
 
 
 def test_it_is_taken_at_once_when_it_was_let_go(cluster):

@@ -2,15 +2,16 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from planner.facts import names
-from stacks.controller import measure
+from stacks.controller import loop, measure
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
 from stacks.controller.heal import STEADY_S
-from stacks.controller.loop import once, one_round
+from stacks.controller.loop import follow, once, one_round
 from stacks.controller.report import timestamp
 from tests.stacks.controller.cluster import PLAN, MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
@@ -181,6 +182,30 @@ def test_a_label_that_comes_and_goes_costs_one_move():
     one_round(following, NOON + STEADY_S)
     assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
     assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
+
+
+@pytest.mark.parametrize("round_s", [5, 6, 7, 15, 29, 31])
+def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
+    """By the first round of each half a minute, whenever it begins; and by the very first."""
+    cluster, begun, looks = healed(), [], []
+    health = SimpleNamespace(ended=lambda *, well: None)
+    listed = cluster.list_all
+
+    def clock():
+        begun.append(NOON + 1 + len(begun) * round_s)
+        return begun[-1]
+
+    def list_all(api_version, kind, *arguments, **options):
+        if kind == "Node":
+            looks.append(begun[-1])
+        return listed(api_version, kind, *arguments, **options)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(time=clock))
+    monkeypatch.setattr(cluster, "list_all", list_all)
+    follow(cluster.following(), lambda: len(begun) == 600 // round_s, lambda _: None, health)
+
+    assert looks[0] == begun[0]
+    assert {each // 30 for each in looks} == {each // 30 for each in begun[:-1]}  # the lease is let go at the last
 
 
 def test_a_fault_that_was_seen_once_moves_no_unit():
