@@ -25,6 +25,7 @@ __all__ = ["CONNECT_TIMEOUT_S", "Connection"]
 
 CONNECT_TIMEOUT_S = 10
 ANSWER_TIMEOUT_S = 40  # admission webhooks may take 30 s
+LONGEST_PAUSE_S = 5.0  # assumed: the API server asks for 1 s when it has too much to do
 CONNECTIONS = 64  # kept; more requests at once open more
 
 UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
@@ -33,8 +34,14 @@ UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 class Retries(urllib3.Retry):
     """Repeats a call after a dropped connection, and when an overloaded server says so. Any call may be repeated.
 
-    A server that hangs is not asked again: it would only hang for longer.
+    A server that hangs is not asked again: it would only hang for longer. One that asks for a long pause is asked again
+    sooner, since nobody who waits for an answer hears of the pause.
     """
+
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        """Return the seconds that the server asks for, as far as anybody waits."""
+        asked = super().get_retry_after(response)
+        return None if asked is None else min(asked, LONGEST_PAUSE_S)
 
     def increment(
         self,

@@ -1,7 +1,9 @@
 """What the API server refuses, as one sentence that says what to do."""
 
 import pytest
+import urllib3
 
+from stacks.kube.connection import RETRIES
 from stacks.kube.errors import NotServedError, RefusedError
 
 RBAC = (
@@ -76,6 +78,14 @@ def test_a_refusal_says_what_to_do(status, message, sentence):
     error = RefusedError("ConfigMap demo/a", status, {"kind": "Status", "message": message})
 
     assert str(error) == f"ConfigMap demo/a: {sentence}"
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [("1", 1), ("86400", 5), ("Fri, 31 Dec 9999 23:59:59 GMT", 5)])
+def test_an_overloaded_server_is_asked_again_soon(asked, seconds):
+    """Whoever waits for the answer does not hear that it takes a day."""
+    response = urllib3.HTTPResponse(headers={"Retry-After": asked}, status=429)
+
+    assert RETRIES.get_retry_after(response) == seconds
 
 
 @pytest.mark.parametrize(
