@@ -9,6 +9,7 @@ What a kubelet asks for probes is always allowed. A cluster whose network does n
 pods on the network of their node, or with interfaces of other networks, escape them.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from planner.facts import names
@@ -37,7 +38,7 @@ def edges_of_all() -> Edges:
 
 def gateway_edges(plan: Deployable) -> Edges:
     """Return whom the gateway talks to: ours is called by ranks, and another engine's router calls them."""
-    ports = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]
+    ports = _gateway_ports(plan)
     units = {"podSelector": _of_units(plan)}
     from_callers = {"ports": [_port(ports["http"])]}  # anybody, from outside the cluster too
     scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(ports["metrics"])]}
@@ -84,9 +85,15 @@ def controller_edges(plan: Deployable) -> Edges:
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
     if plan.kubernetes.reads_metrics:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
-        metrics = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
-        egress.append({"to": [gateway], "ports": [_port(metrics)]})
+        egress.append({"to": [gateway], "ports": [_port(_gateway_ports(plan)["metrics"])]})
     return {"ingress": [], "egress": egress}
+
+
+def _gateway_ports(plan: Deployable) -> Mapping[str, int]:
+    """Return the ports at which the gateway listens, or another engine's router in its place."""
+    document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
+    ports: Mapping[str, int] = document["ports"] if plan.engine == OURS else engine_container(document).ports
+    return ports
 
 
 def _of_units(plan: Deployable) -> Edges:

@@ -6,8 +6,9 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
+from tests.planner.test_shipped_specs import SPECS
 from tests.templates.test_manifests import rendered_with
 from tests.templates.test_schemas import VERSION
 
@@ -50,6 +51,20 @@ def test_every_port_that_a_pod_serves_is_somebodys_to_reach(demo):
         served = {port["containerPort"] for one in template["spec"]["containers"] for port in one.get("ports", [])}
         reached = ports(demo[0][each["metadata"]["name"]]["ingress"])
         assert all(any(first <= port <= last for first, last in reached) for port in served)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_scrapers_reach_another_engines_router_where_it_tells_its_figures(engine):
+    """Its port is its own, and not the one that our gateway would have."""
+    changes = {"engine": engine, "kubernetes.image": "engine:1", "mixed.redundant_experts": 0}
+    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes)).deployable
+    files = {name: yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION}
+    pod = files["deployment-deepseek-r1-gateway.yaml"]["spec"]["template"]["spec"]
+    (served,) = (each["ports"] for each in pod["containers"])
+    (told,) = (each["containerPort"] for each in served if each["name"] == "metrics")
+    ingress = files["networkpolicy-deepseek-r1-gateway.yaml"]["spec"]["ingress"]
+
+    assert ports([each for each in ingress if {"namespaceSelector": {}} in each.get("from", [])]) == [(told, told)]
 
 
 def test_kv_goes_from_prefill_to_decode_and_to_nobody_else(demo):
