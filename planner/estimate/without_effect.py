@@ -31,9 +31,8 @@ def without_effect(resolved: ResolvedSpec) -> Iterator[Violation]:
     controller = spec.kubernetes.controller
     if controller is not None and controller.heal is not None and not spec.cluster.spares:
         rule, reason = "W127 has no spares to heal with", "a unit leaves a faulty node for one of cluster.spares"
-        yield Violation(
-            "kubernetes.controller.heal", None, rule, reason, "name nodes in cluster.spares, or remove heal"
-        )
+        fix = "name nodes that no unit takes in cluster.spares, or remove heal"
+        yield Violation("kubernetes.controller.heal", None, rule, reason, fix)
     if controller is not None and controller.lend_nodes and spec.kubernetes.priority_class is None:
         rule = "W128 is set without kubernetes.priority_class"
         reason = "if a job does not leave a lent node in time, the unit's pods stay pending"
@@ -64,7 +63,7 @@ def _of_a_written_day(spec: ResolvedSpec) -> Iterator[Violation]:
         for field in (each for each in fields if each in written):
             rule = f"W139 has an effect only with schedule.{decided}: auto"
             reason = f"the planner leaves any other schedule.{decided} as it is"
-            counted = ", and units: auto in each phase" if decided == "windows" else ""
+            counted = ", units: auto in each phase, and no other_days" if decided == "windows" else ""
             fix = removal(words=f"remove it, or write schedule.{decided}: auto{counted}")
             yield Violation(f"schedule.{field}", written[field], rule, reason, fix)
 

@@ -31,6 +31,7 @@ __all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
 
 OPTION = "traffic.history"
 COLUMNS = ("time", "demand")
+COLUMN = re.compile(r"[\w .-]{1,40}")  # its name, as far as a message repeats it
 MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB
 MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so older days would say little
 MAX_DEMAND = 1e18
@@ -97,13 +98,20 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         names = [name.strip() for name in reader.fieldnames or ()]
         if any(names.count(column) != 1 for column in COLUMNS):
-            return f"its first line has {', '.join(names)[:80] or 'no columns'}"
+            return f"its first line has {_columns(names)}"
         reader.fieldnames = names
         return [((row["time"] or "").strip(), _with_rest(row).strip()) for row in reader]
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except csv.Error as error:
         return str(error)
+
+
+def _columns(names: list[str]) -> str:
+    """Return the names of columns, if they look like some: whatever file was meant, its text is nobody's business."""
+    if not all(COLUMN.fullmatch(each) for each in names):
+        return "other things than names of columns"
+    return ", ".join(names)[:80] or "no columns"
 
 
 def _with_rest(row: dict[str | Any, Any]) -> str:

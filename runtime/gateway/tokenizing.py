@@ -28,6 +28,8 @@ def detokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
     """Return the answer to POST /detokenize. Raise ApiError."""
     body = parse_body(raw, DetokenizeBody)
     check_model(body.model, model)
+    if len(body.tokens) > model.max_request_tokens:
+        raise invalid(f"give at most {model.max_request_tokens} tokens, which is a whole request", "tokens")
     ids = checked_ids(body.tokens, model.tokenizer, "tokens") if body.tokens else []
     return {"prompt": model.tokenizer.decode(ids)}
 

@@ -183,6 +183,8 @@ def test_times_of_utc_are_no_times_of_another_zone(tmp_path):
         (None, "S617", "No such file or directory"),
         ("a,b\n1,2\n", "S618", "its first line has a, b"),
         ("", "S618", "its first line has no columns"),
+        ("root:x:0:0:root:/root:/bin/bash\n", "S618", "its first line has other things than names of columns"),
+        ("PATH=/usr/bin\0TOKEN=abc\n", "S618", "its first line has other things than names of columns"),
         ("time,demand,demand\n", "S618", "its first line has time, demand, demand"),
         ("time,demand\n", "S619", "it has no rows"),
         (rows() + "2026-11-31T00:00,1\n", "S619", "line 26 has the time '2026-11-31T00:00'"),

@@ -87,6 +87,7 @@ def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
         ("/tokenize", {"add_special_tokens": True} | CHAT, 400),
         ("/detokenize", {"tokens": [2**40]}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": [5] * 100_000}, 400),
     ],
 )
 def test_what_is_no_text_or_no_token_is_refused(gateway, path, body, status):
