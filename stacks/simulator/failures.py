@@ -1,7 +1,8 @@
 """`--fail NODE@HH:MM`: the nodes that fail on a simulated day, and the units that this stops.
 
-A unit is out until a spare of `cluster.spares` has its place and has warmed up; spares are taken in their order, by the
-units that fail first. Where none is left, it is out until the day ends: nobody mends nodes here.
+A unit is out until a spare of `cluster.spares` has its place and serves: for `uptime.recovery`, as the plan's own
+uptime has it, or for a warm-up where the spec says no uptime. Spares are taken in their order, by the units that fail
+first. Where none is left, a unit is out until the day ends: nobody mends nodes here.
 """
 
 import re
@@ -50,7 +51,8 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
     spares = list(plan.spec.cluster.spares)
     hosts = {node: [each for each in plan.units if node in each.nodes] for unit in plan.units for node in unit.nodes}
     _require_nodes(failures, [*hosts, *spares])
-    warm_up = switching_of(plan).warm_up
+    uptime = plan.spec.uptime
+    recovery = switching_of(plan).warm_up if uptime is None else uptime.recovery
     found: list[Outage] = []
     for failure in failures:
         if failure.node in spares:
@@ -59,7 +61,7 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
             if any(each.unit == unit.name and each.covers(failure.minute) for each in found):
                 continue
             spare = spares.pop(0) if spares and plan.spec.gpu_name(unit.phase) == plan.spec.cluster.gpu_name else None
-            until = None if spare is None else failure.minute + ceil(warm_up / MINUTE_S)
+            until = None if spare is None else failure.minute + ceil(recovery / MINUTE_S)
             found.append(Outage(unit.name, failure.node, failure.minute, until, spare))
     return tuple(found)
 
