@@ -47,7 +47,7 @@ def compile_plan(
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
-    from planner.plan.estimated import with_estimates  # who only deploys should not wait for its imports
+    from planner.plan.estimated import with_estimates  # imported late: `render` and `up` need none of it
 
     choice = decide(spec, memory_of, layout_of)
     decided, grounds = _decided(choice.spec, previous)

@@ -1,1 +1,1 @@
-"""What a plan will do: bytes on links, what a failure stops, which experts survive it, and what is hardly meant."""
+"""What a plan will do: bytes on links, what a failure stops, which experts survive it, what is likely a mistake."""

@@ -123,7 +123,7 @@ def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: 
 
     The second value is that layer.
     """
-    import numpy as np  # who only validates should not wait for it
+    import numpy as np  # `validate` must not wait for it
 
     worst = max(range(len(loads)), key=lambda layer: expert_map.max_over_mean[layer])
     slots, layer_loads = np.array(expert_map.physical_to_logical[worst]), np.array(loads[worst], dtype=np.float64)

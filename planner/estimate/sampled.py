@@ -33,7 +33,7 @@ def max_over_mean_sampled(
     expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes, num_pairs: int
 ) -> tuple[float, ...]:
     """Return the expected max over mean of each MoE layer, within a single step of `num_pairs` token-expert pairs."""
-    import numpy as np  # who only asks what is wrong waits not
+    import numpy as np  # `validate` must not wait for it
 
     from planner.expert_map.native import carried
     from planner.expert_map.weigh import as_slots, scale

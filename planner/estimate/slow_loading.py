@@ -20,7 +20,7 @@ from planner.spec.kubernetes import KubernetesSpec
 __all__ = ["slow_loading"]
 
 BYTES_PER_GBIT = 1e9 / 8
-TIMES_READING = 2
+TIMES_READING = 2  # that are offered: other nodes read too, and pods start first; assumed
 
 
 def slow_loading(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Violation]:

@@ -91,7 +91,7 @@ def _why_no_capacity(spec: ResolvedSpec) -> str | None:
         return "no window is left to the planner"
     if any(f"{phase}.units" not in spec.document.autos for phase in spec.phases):
         return None
-    from planner.estimate.case import is_predictable  # who writes no such field should not wait for its imports
+    from planner.estimate.case import is_predictable  # imported late: few specs have the field
 
     if all(is_predictable(spec, phase) for phase in spec.phases):
         return "units that are auto are counted from the tokens/s that they are predicted to make"

@@ -59,7 +59,7 @@ class Forecast:
 
 def forecast(history: History, quantile: float) -> Forecast:
     """Return the demand of the day after the last of `history`: the median, and the quantile that is asked for."""
-    import numpy as np  # who only validates a spec without history should not wait for it
+    import numpy as np  # `validate` must not wait for it
 
     days = np.array([[np.nan if each is None else each for each in day.demand] for day in history.days])
     largest = np.nanmax(days)

@@ -50,7 +50,7 @@ def reached(served_LGP: "Floats", gate: Gate) -> "Floats":
     `served_LGP` is what each place serves of each group, `[L, groups, P]`. Over all places it adds up to the group's
     load.
     """
-    import numpy as np  # who only asks what is wrong waits not
+    import numpy as np  # `validate` must not wait for it
 
     num_groups = served_LGP.shape[1]
     num_picked = gate.groups_of_a_token(num_groups)

@@ -76,7 +76,7 @@ def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
 
 def with_fixes(error: InfeasibleError, spec: ResolvedSpec) -> InfeasibleError:
     """Return `error` with changes of `spec` that would do."""
-    from planner.search.repair import with_changes  # which a spec that fits needs not
+    from planner.search.repair import with_changes  # imported late: most specs need no fix
 
     return with_changes(error, spec, _is_feasible, memory_of)
 

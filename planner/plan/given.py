@@ -24,7 +24,7 @@ def read_given(path: Path) -> "ResolvedSpec | LoadedPlan":
     content = read_content(path)
     if not is_plan(content):
         return check_document(decode_document(content, path))
-    from planner.plan.loaded import load_plan  # who gives a spec should not wait for a plan's checks
+    from planner.plan.loaded import load_plan  # imported late: a spec needs none of it
 
     return load_plan(content, path)
 

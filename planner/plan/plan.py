@@ -150,7 +150,7 @@ class Plan(DecidedPlan):
 
     @property
     def fullest(self) -> tuple[PhaseLoad, ...]:
-        """Return how full it makes each of them on the day, of all that are unlike, on which the phase is fullest.
+        """Return how full it makes each of them on the kind of day on which the phase is fullest.
 
         Prefill is as full as its prompts may wait, where `slo` promises a TTFT.
         """

@@ -42,7 +42,7 @@ class PreviousPlan:
 
 def read_previous(path: Path) -> PreviousPlan:
     """The plan in the file at `path`. Raises CallError when it is none."""
-    from planner.plan.loaded import read_plan  # who plans afresh should not wait for a plan's checks
+    from planner.plan.loaded import read_plan  # imported late: a fresh plan needs none of it
 
     plan = read_plan(path)
     return PreviousPlan(plan.deployable, plan.maps)

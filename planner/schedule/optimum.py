@@ -91,7 +91,7 @@ def _from_midnight(needed: Sequence[int], first: int, switching: Switching) -> l
 
     `first` are enough for the first stay.
     """
-    import numpy as np  # who only validates should not wait for it
+    import numpy as np  # `validate` must not wait for it
 
     stay = min(switching.stay, len(needed))
     top = max(first, *needed)

@@ -1,6 +1,6 @@
 """What a spec leaves to the planner, and whether speed should decide it.
 
-It stands apart from the search by speed, whose imports only those wait for who ask for it.
+It stands apart from the search by speed, so that only a search waits for the search's imports.
 """
 
 from collections.abc import Callable

@@ -37,7 +37,7 @@ __all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_
 MAX_RANKED = 8  # candidates of a phase that a plan tells
 MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
 ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
-BINDS = 1.03  # times as full as the chosen layout's fullest GPU
+BINDS = 1.03  # times as full as the chosen layout's fullest GPU, to be told as the reason: assumed
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _found(
     room: Mapping[frozenset[Phase], int],
     trials: Trials,
 ) -> list[Candidate | Lost]:
-    """Every layout of a phase that leaves a node to each other one."""
+    """Return every layout of a phase that leaves at least one node for each other phase."""
     most = min(nodes - (len(phases) - 1) for phases, nodes in room.items() if phase in phases)
     return list(candidates_of(spec, phase, most, trials))
 

@@ -42,7 +42,7 @@ from planner.spec.undecided import AUTO
 __all__ = ["with_changes"]
 
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
-LEAST_OF_TOKENS = 8  # requests and steps of less than an eighth of their tokens are no way out
+LEAST_OF_TOKENS = 8  # assumed: requests and steps of less than an eighth of their tokens are no way out
 STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer ones
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with

@@ -81,7 +81,7 @@ class ReplicaBalance:
 
         Shares are equal in a layer of which no load was counted.
         """
-        import numpy as np  # who decides nothing by speed should not wait for it
+        import numpy as np  # a plan without a search must not wait for it
 
         loads_LE = np.array(self.loads, dtype=np.float64)
         total_L = loads_LE.sum(axis=1, keepdims=True)

@@ -25,7 +25,7 @@ from planner.spec.undecided import AUTO
 
 __all__ = ["LONGEST_S", "as_text", "require_ready", "settled_warm_up", "warm_up_decision"]
 
-MAX_GBIT_PER_S = 10**8
+MAX_GBIT_PER_S = 10**8  # assumed: no storage is so fast
 LONGEST_S = 6 * 3600.0  # as the field takes it
 MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
 

@@ -47,7 +47,7 @@ def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
     """Return `details` in our words, and the paths of fields that are there under another key."""
     if not details:
         return [], frozenset()
-    from planner.spec.wrong_fields import in_our_words  # which a right spec should not wait for
+    from planner.spec.wrong_fields import in_our_words  # imported late: most specs are right
 
     return in_our_words(details, data)
 

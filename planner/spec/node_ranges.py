@@ -14,7 +14,7 @@ RANGE = re.compile(
     r"(?P<before>[^\[\]{}]*)(?:\[(?P<slurm>[0-9,-]+)\]|\{(?P<shell>[0-9]+\.\.[0-9]+)\})(?P<after>[^\[\]{}]*)"
 )
 PART = re.compile(r"(?P<first>[0-9]{1,6})(?:-(?P<last>[0-9]{1,6}))?")
-MAX_NODES = 4096  # of one range; more of them are hardly meant
+MAX_NODES = 4096  # of one range; more are a mistake
 
 
 def node_range(written: Any) -> list[str]:

@@ -46,7 +46,7 @@ def away_share(expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_plac
     """
     if expert_map.split != "local_first":
         return 1 - 1 / num_places
-    import numpy as np  # who only validates should not wait for it
+    import numpy as np  # `validate` must not wait for it
 
     loads_LE: Floats = np.array(loads, dtype=np.float64)
     has_LE = (replicas_on_nodes(np.array(expert_map.physical_to_logical), num_places) > 0).mean(axis=2)

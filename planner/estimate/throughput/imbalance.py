@@ -73,7 +73,7 @@ def imbalance_of(
     `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
     NICs are between `num_domains` domains. `lasting` is the share of drawn.py's drift that there is.
     """
-    import numpy as np  # who only validates should not wait for it
+    import numpy as np  # `validate` must not wait for it
 
     loads_LE = np.array(loads, dtype=np.float64)
     shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes, lasting)

@@ -36,7 +36,7 @@ STAGES: Mapping[Overlap, tuple[tuple[tuple[SpanName, ...], ...], int]] = {
     "dual_batch": (((*SPANS[8:], *SPANS[:5]), SPANS[5:8]), 0),  # the sum goes on into the next layer
     "five_stage": ((SPANS[:1], SPANS[1:3], SPANS[3:5], SPANS[5:8], SPANS[8:]), 2),
 }
-WARM, MEASURED = 3, 3  # layers: the first ones fill the pipeline
+WARM, MEASURED = 3, 3  # layers: the first ones fill the pipeline, and then all take equally long
 
 
 @dataclass(frozen=True)
