@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from planner.cost.demand import PhaseLoad
 from planner.estimate.throughput.predict import Prediction
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.spec.check import ResolvedSpec
@@ -20,7 +21,6 @@ Fuller = Callable[[PhaseLoad], Prediction | None]  # of units that serve all of 
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
-MS_PER_S = 1e3
 
 
 def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -> tuple[Problem, ...]:

@@ -18,6 +18,7 @@ from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Change, Fix, removal
@@ -27,7 +28,6 @@ __all__ = ["missed_promises"]
 
 Predicted = Callable[[Phase, Change], Prediction | None]  # of a phase, if the spec were changed so
 
-MS_PER_S = 1e3
 CHOSEN = "auto chose its layout before its expert map was known"
 GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",

@@ -7,6 +7,7 @@ from planner.cost.demand import PhaseLoad
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
+from planner.facts.seconds import MS_PER_S, US_PER_S
 from planner.spec.operating_point import SloSpec
 
 __all__ = ["demand_json", "performance_json"]
@@ -16,7 +17,6 @@ POINTS = {
     "decode": ("requests", "kv_tokens"),
     "mixed": ("requests", "kv_tokens", "step_tokens", "prompt_tokens", "output_tokens"),
 }
-MILLI, MICRO = 1e3, 1e6
 DIGITS = 5  # figures are estimates
 
 
@@ -33,13 +33,13 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
         "tokens_per_s_per_node": _estimate(rate.times(outlook.gpus_per_node)),
         "tokens_per_s_per_unit": _estimate(rate.times(found.num_gpus)),
         **_latencies(found),
-        "step_ms": _round(found.step.seconds * MILLI),
+        "step_ms": _round(found.step.seconds * MS_PER_S),
         "kv_tokens_in_use": outlook.kv_tokens_in_use,
         "imbalance": _round(found.imbalance.gpus),
         "binding": found.binding.resource,
         "with_10_percent_more": _round(found.binding.tokens_per_s_per_gpu),
-        "stages_us": {name: _round(seconds * MICRO) for name, seconds in (usual.spans[0] if usual else {}).items()},
-        "exposed_us": _round(usual.timeline.exposed * MICRO) if usual else 0.0,
+        "stages_us": {name: _round(seconds * US_PER_S) for name, seconds in (usual.spans[0] if usual else {}).items()},
+        "exposed_us": _round(usual.timeline.exposed * US_PER_S) if usual else 0.0,
         "evidence": {
             "family": found.evidence.family,
             "why": found.evidence.why,
@@ -49,7 +49,7 @@ def performance_json(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
     if found.cache_read_bytes_per_s:
         document["cache_reads"] = {
             "bytes_per_s_per_node": _round(found.cache_read_bytes_per_s),
-            "ms_per_prompt": _round(found.cache_read_seconds * MILLI),
+            "ms_per_prompt": _round(found.cache_read_seconds * MS_PER_S),
         }
     if found.point.draft_tokens:
         document["drafts"] = _drafts(found)
@@ -79,7 +79,7 @@ def _point(found: Prediction) -> dict[str, Any]:
 def _drafts(found: Prediction) -> dict[str, Any]:
     """Return what an MTP module takes of a step and, where it drafts, what it brings."""
     point = found.point
-    document: dict[str, Any] = {"draft_tokens": point.draft_tokens, "ms": _round(found.step.drafts * MILLI)}
+    document: dict[str, Any] = {"draft_tokens": point.draft_tokens, "ms": _round(found.step.drafts * MS_PER_S)}
     if found.phase == "prefill":
         return document
     return document | {
@@ -96,12 +96,12 @@ def _latencies(found: Prediction) -> dict[str, Any]:
         "ttft_ms": found.ttft_seconds,
         "ttft_p99_ms": found.ttft_99_seconds,
     }
-    known = {name: _estimate(each.times(MILLI)) for name, each in named.items() if each is not None}
+    known = {name: _estimate(each.times(MS_PER_S)) for name, each in named.items() if each is not None}
     more: dict[str, Any] = {"latency_ms": next(iter(known.values()))}
     if found.tpot_seconds is not None:
         more["tokens_per_s_per_user"] = _estimate(found.tpot_seconds.inverse(1.0))
     if found.kv_transfer_seconds is not None:
-        more["kv_transfer_ms"] = _round(found.kv_transfer_seconds * MILLI)
+        more["kv_transfer_ms"] = _round(found.kv_transfer_seconds * MS_PER_S)
     return more | known
 
 
@@ -111,7 +111,7 @@ def _slo(found: Prediction, slo: SloSpec) -> dict[str, Any]:
     return {
         name: {
             "promised": promised,
-            "predicted": _round(each.mid * MILLI),
+            "predicted": _round(each.mid * MS_PER_S),
             "met": found.keeps(each, promised),
         }
         for name, each in parts.items()

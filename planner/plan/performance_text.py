@@ -14,12 +14,13 @@ from planner.estimate.throughput.predict import Prediction
 from planner.estimate.throughput.step import MoeLayers
 from planner.estimate.utilisation import follows_from_promise
 from planner.facts.counted import counted
+from planner.facts.seconds import MS_PER_S, US_PER_S
 from planner.plan.columns import WIDTH, filled, table
 from planner.plan.plan import Plan
 
 __all__ = ["explained", "performance_text"]
 
-MICRO, GIGA, BITS_PER_BYTE = 1e6, 1e9, 8
+GIGA, BITS_PER_BYTE = 1e9, 8
 NAME_WIDTH = 16
 MARKS = {"attention 1": "a", "attention 2": "A", "gate": "g", "shared expert": "s", "experts": "E", "sum": "+"}
 LINK_MARKS = {"dispatch": "D", "combine": "C"}
@@ -65,7 +66,7 @@ def _rows(outlook: PhaseOutlook, found: Prediction) -> Iterator[tuple[str, ...]]
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:,.1f}"
+    return f"{seconds * MS_PER_S:,.0f}" if seconds >= 1 else f"{seconds * MS_PER_S:,.1f}"
 
 
 def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
@@ -120,8 +121,8 @@ def _drafted(found: Prediction) -> Iterator[str]:
         return
     drafts = counted(point.draft_tokens, "draft")
     yield from filled(
-        f"A step of {found.step.seconds * 1e3:,.1f} ms verifies {drafts} per request. A draft whose predecessors are "
-        f"right is right {point.acceptance_rate * 100:g} % of the time, so a step yields "
+        f"A step of {found.step.seconds * MS_PER_S:,.1f} ms verifies {drafts} per request. A draft whose predecessors "
+        f"are right is right {point.acceptance_rate * 100:g} % of the time, so a step yields "
         f"{point.accepted_tokens:.2f} tokens."
     )
 
@@ -189,16 +190,16 @@ def _explained(found: Prediction, usual: MoeLayers) -> Iterator[str]:
     step, timeline = found.step, usual.timeline
     rows = [(f"{found.phase}, us", *(f"micro-batch {index}" for index in range(len(usual.spans))))]
     names = dict.fromkeys(name for spans in usual.spans for name in spans)
-    rows += [(name, *(f"{spans.get(name, 0.0) * MICRO:,.1f}" for spans in usual.spans)) for name in names]
+    rows += [(name, *(f"{spans.get(name, 0.0) * US_PER_S:,.1f}" for spans in usual.spans)) for name in names]
     yield table(rows)
     of_kind = usual.count * timeline.seconds
-    others = f"other MoE layers {(step.moe_layers - of_kind) * 1e3:,.2f}, " if len(step.moe_kinds) > 1 else ""
-    drafts = f"drafts {step.drafts * 1e3:,.2f}, " if step.drafts else ""
-    whole, exposed = timeline.seconds * MICRO, timeline.exposed * MICRO
+    others = f"other MoE layers {(step.moe_layers - of_kind) * MS_PER_S:,.2f}, " if len(step.moe_kinds) > 1 else ""
+    drafts = f"drafts {step.drafts * MS_PER_S:,.2f}, " if step.drafts else ""
+    whole, exposed = timeline.seconds * US_PER_S, timeline.exposed * US_PER_S
     yield from filled(
         f"A layer takes {whole:,.1f} us, {exposed:,.1f} of them waiting for exchanges. In ms, {usual.count} such "
-        f"layers take {of_kind * 1e3:,.2f}, {others}dense layers {step.dense_layers * 1e3:,.2f}, head "
-        f"{step.head * 1e3:,.2f}, {drafts}host {step.host * 1e3:,.2f}: {step.seconds * 1e3:,.2f} a step."
+        f"layers take {of_kind * MS_PER_S:,.2f}, {others}dense layers {step.dense_layers * MS_PER_S:,.2f}, head "
+        f"{step.head * MS_PER_S:,.2f}, {drafts}host {step.host * MS_PER_S:,.2f}: {step.seconds * MS_PER_S:,.2f} a step."
     )
     yield from _drawn(timeline, len(usual.spans))
 

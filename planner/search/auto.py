@@ -34,7 +34,7 @@ from planner.estimate.points import operating_point
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.search.asked import LayoutOf, MemoryOf, is_auto, wants_speed
+from planner.search.asked import MAX_REQUESTS, LayoutOf, MemoryOf, is_auto, wants_speed
 from planner.search.decision import DEFAULT, Decision
 from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
 from planner.search.windows import with_windows
@@ -51,7 +51,6 @@ __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
 NO_SPEED = "what it is by default, as speeds decide it and are not known"
 
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
-MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 
 Numbers = dict[str, int]
 

@@ -28,7 +28,7 @@ from planner.estimate.utilisation import KEPT
 from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
-from planner.search.asked import is_auto
+from planner.search.asked import MAX_REQUESTS, is_auto
 from planner.search.replicas import Balance, BestBalance
 from planner.search.speed import Numbers, Speed, Trial, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
@@ -38,7 +38,6 @@ from planner.spec.undecided import AUTO
 
 __all__ = ["Candidate", "Lost", "Why", "candidates_of"]
 
-MAX_REQUESTS = 4096  # beyond it a step of decode is longer than any reader waits
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 
 TrialAt = Callable[[int, int], Trial]  # of one size: redundant experts, requests

@@ -2,6 +2,7 @@
 
 from math import ceil
 
+from planner.facts.seconds import MS_PER_S
 from planner.problems.errors import SpecError, Violation
 from planner.schedule.drain import drain_s
 from planner.search.decision import Decision
@@ -10,8 +11,6 @@ from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.undecided import AUTO, is_undecided
 
 __all__ = ["with_drain"]
-
-MS_PER_S = 1e3
 
 
 def with_drain(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:

@@ -14,6 +14,7 @@ from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.predict import Case, prompt_reading, rate_of_turns, saturated_rate, turns_at
 from planner.estimate.throughput.turns import SteadyTurns
 from planner.estimate.utilisation import as_full_as_promised
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout
@@ -24,7 +25,6 @@ from planner.spec.check import ResolvedSpec
 
 __all__ = ["Numbers", "Speed", "Trial", "Trials", "speed_of"]
 
-MS_PER_S = 1e3
 
 Numbers = Mapping[str, int]
 

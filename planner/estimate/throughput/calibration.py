@@ -27,6 +27,7 @@ from planner.estimate.throughput.predict import Case, saturated_rate, unhindered
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.json_keys import repeated_key
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError, Violation
 
@@ -43,7 +44,6 @@ POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - OF_THE_
 MOST_AHEAD = (
     10.0  # assumed: times as fast as measured kernels with nothing between them; seconds for ms are 1,000 times
 )
-MILLI = 1e-3
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _measured(row: Measurement, case: Case) -> float:
     if row.tokens_per_s_per_gpu is not None:
         return row.tokens_per_s_per_gpu
     assert row.tpot_ms is not None
-    return _at(row, case).point.requests / case.unit.attention_tp / (row.tpot_ms * MILLI)
+    return _at(row, case).point.requests / case.unit.attention_tp / (row.tpot_ms / MS_PER_S)
 
 
 def _mean_error(ratios: Sequence[float], factor: float) -> float:

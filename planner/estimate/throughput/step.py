@@ -22,11 +22,10 @@ from planner.estimate.throughput.stages import (
     prompt_spans,
 )
 from planner.estimate.throughput.work import LayerWork, ModelWork
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Overlap
 
 __all__ = ["MoeLayers", "StepTime", "decode_step", "prompt_step"]
-
-MILLI = 1e-3
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def _step(
         dense_layers=dense,
         head=head,
         drafts=drafts,
-        host=Seconds(overheads.host_ms * MILLI),
+        host=Seconds(overheads.host_ms / MS_PER_S),
         exposed=Seconds(sum(each.count * each.timeline.exposed for each in kinds)),
         moe_kinds=kinds,
     )
