@@ -4,7 +4,7 @@ No estimate changes what is carried out, and none refuses it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ def with_estimates(
     missed = missed_promises(spec, outlooks, searched, predicted)
     decided = replace(decided, warnings=(*decided.warnings, *missed, *idle_overlaps(spec, outlooks)))
     plan = Plan(
-        **vars(decided),
+        **{each.name: getattr(decided, each.name) for each in fields(decided)},
         written=_with_defaults(spec, choice.decisions),
         inputs=spec.inputs,
         model=spec.model,
