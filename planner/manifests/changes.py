@@ -78,7 +78,7 @@ def _runs(workloads: Sequence[str]) -> str:
 
 
 def _templates(plan: Deployable) -> dict[str, Any]:
-    """Return the pod template of each workload, by the workload's kind and name."""
+    """Return the pod template of each workload, by the workload's name."""
     found = {}
     for text in render_files(plan).values():
         for each in yaml.load_all(text, Loader=yaml.CSafeLoader):
