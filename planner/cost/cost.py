@@ -7,7 +7,7 @@
     hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
             tokens, so that hits save hit rate / (1 - hit rate) times what prefill costs. What keeps KV on disks costs
             is not counted.
-    freed   nodes of the peak that no unit takes, nor warms up or drains on, are worth what other work pays for them
+    freed   nodes of the peak that are off are worth what other work pays for their hours
 
 Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975: a margin of 545 %.
@@ -33,7 +33,7 @@ from planner.cost.day import (
     stretches_between,
 )
 from planner.cost.income import MILLION, sales_of
-from planner.facts.day import DAY_S, HOUR_MINUTES, HOUR_S, MINUTE_S, second_of
+from planner.facts.day import HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import DaySchedule
@@ -134,6 +134,7 @@ class _Priced(NamedTuple):
     demand: float  # share of the day's tokens
     revenue_usd: float
     given_up_usd: float
+    free_rate: float  # $ per GPU-hour of other work
 
 
 def plan_cost(spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit]) -> DayCost | None:
@@ -142,16 +143,20 @@ def plan_cost(spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit]) -
         return None
     per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
     priced = _priced(spec, spec.cost, nodes_on(schedule, per_unit))
+    peak = max(sum(each.nodes.values()) for each in priced)
     revenue = fsum(each.revenue_usd for each in priced) if spec.cost.prices is not None else None
     phases = tuple(_phase_cost(spec, phase, priced) for phase in spec.phases)
+    freed = [(peak - sum(each.nodes.values())) * each.stretch.hours for each in priced]
     return DayCost(
         usd=fsum(each.bill.usd for each in priced),
         idle_usd=fsum(each.bill.idle for each in priced),
         spares_usd=fsum(each.spares_usd for each in priced),
         phases=phases,
         states=_states(spec, schedule, priced),
-        freed_node_hours=schedule.released_node_hours if schedule else 0.0,
-        freed_usd=_freed_usd(schedule, _rates_of_freed(spec.cost)) if schedule else 0.0,
+        freed_node_hours=fsum(freed),
+        freed_usd=fsum(
+            hours * spec.cluster.gpus_per_node * each.free_rate for hours, each in zip(freed, priced, strict=True)
+        ),
         tokens=_tokens(spec, revenue),
         hits=_hits(spec, phases, priced),
         currency=spec.cost.currency,
@@ -161,8 +166,11 @@ def plan_cost(spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit]) -
 def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> tuple[_Priced, ...]:
     """Return the day's stretches, each with its bill, demand and income."""
     supplies, sales = supplies_of(cost, _gpus(spec), spec.cluster.gpu_name), sales_of(cost)
+    free = rates_of(cost)
+    if cost.freed_usd_per_gpu_hour is not None:
+        free = TimesOfDay.always(cost.freed_usd_per_gpu_hour)
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
-    rates = chain((each.usd_per_gpu_hour for each in supplies), (each.factor for each in sales))
+    rates = chain([free], (each.usd_per_gpu_hour for each in supplies), (each.factor for each in sales))
     stretches = stretches_between([*entries, *on.starts, *(start for line in rates for start in line.starts)])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
     priced = []
@@ -180,36 +188,10 @@ def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> 
                 demand=share,
                 revenue_usd=fsum(each.usd(stretch, *tokens) for each in sales),
                 given_up_usd=fsum(each.given_up(stretch, tokens[0]) for each in sales),
+                free_rate=free.at(stretch.start),
             )
         )
     return tuple(priced)
-
-
-def _rates_of_freed(cost: CostSpec) -> TimesOfDay[float]:
-    """Return what other work pays for a GPU-hour."""
-    return rates_of(cost) if cost.freed_usd_per_gpu_hour is None else TimesOfDay.always(cost.freed_usd_per_gpu_hour)
-
-
-def _freed_usd(schedule: DaySchedule, rates: TimesOfDay[float]) -> float:
-    """Return what the nodes that are free at some time of the day are worth then."""
-    freed = [each for transition in schedule.transitions for each in transition.freed]
-    never_taken = schedule.released_node_hours - fsum(each.node_hours for each in freed)
-    usd = never_taken * _mean_rate(rates, 0, DAY_S)
-    usd += fsum(
-        each.node_hours * _mean_rate(rates, second_of(each.begins), each.node_hours / each.num_nodes * HOUR_S)
-        for each in freed
-    )
-    return usd * schedule.gpus_per_node
-
-
-def _mean_rate(rates: TimesOfDay[float], begin: float, seconds: float) -> float:
-    """Return the mean rate over `seconds` from a second of the day on, past midnight too."""
-    total = 0.0
-    for stretch in stretches_between(rates.starts):
-        first, last = stretch.start * MINUTE_S, (stretch.start + stretch.minutes) * MINUTE_S
-        for day in (0, DAY_S):
-            total += max(min(last + day, begin + seconds) - max(first + day, begin), 0.0) * rates.at(stretch.start)
-    return total / seconds
 
 
 def _by_gpu(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:

@@ -74,7 +74,7 @@ def kv_cache(
 ) -> KvCache:
     """Return what the cache does and takes; nodes are those that compute prompts."""
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S
-    busiest = traffic.peak_over_mean
+    busiest = traffic.peak_per_s("decode") / (traffic.output_tokens / DAY_S)
     hits, computed = traffic.input_tokens * traffic.cache_hit_rate, traffic.tokens_of("prefill")
     without_hits = mean_nodes / (1 - traffic.cache_hit_rate)
     written = computed + traffic.output_tokens

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, lgamma, log
 
-from planner.facts.day import DAY_MINUTES, HOUR_S
+from planner.facts.day import DAY_MINUTES
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.spec.check import ResolvedSpec
@@ -28,6 +28,7 @@ from planner.spec.uptime import UptimeSpec
 
 __all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares"]
 
+HOUR_S = 3600
 HOURS = 24
 MAX_SPARES = 10_000
 

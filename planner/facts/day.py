@@ -1,9 +1,8 @@
 """The minutes and seconds of a day, and how clocks write them."""
 
-__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "HOUR_S", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "second_of"]
+__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "second_of"]
 
 MINUTE_S = 60
-HOUR_S = 3600
 HOUR_MINUTES = 60
 DAY_MINUTES = 24 * HOUR_MINUTES
 DAY_S = DAY_MINUTES * MINUTE_S

@@ -18,7 +18,8 @@ def day_text(plan: Plan) -> str:
     schedule = plan.schedule
     if schedule is None:
         return ""
-    note = f"Times are in {schedule.timezone}. {_mean(schedule)}."
+    taken = f"With warm-up and drain, {schedule.mean_nodes_taken:.2f} are taken." if schedule.transitions else ""
+    note = f"Times are in {schedule.timezone}. {_mean(schedule)}. {taken}".rstrip()
     parts = [_states(plan, schedule.steps), *filled(note)]
     if schedule.transitions:
         parts += ["", *_transitions(plan, schedule)]
@@ -59,8 +60,7 @@ def _mean(schedule: DaySchedule) -> str:
     hours = f"{schedule.released_node_hours:,.1f} node-hours ({schedule.released_gpu_hours:,.0f} GPU-hours)"
     whom = f"the queue {schedule.batch_queue}" if schedule.batch_queue else "other work"
     mean = f"On average {schedule.mean_nodes:.2f} nodes are on, {schedule.peak_nodes} at the peak"
-    taken = f". With warm-up and drain {schedule.mean_nodes_taken:.2f} are taken" if schedule.transitions else ""
-    return f"{mean}{taken}, which leaves {hours} a day for {whom}"
+    return f"{mean}, which leaves {hours} a day for {whom}"
 
 
 def _transitions(plan: Plan, schedule: DaySchedule) -> Iterator[str]:

@@ -192,14 +192,14 @@ class Plan(DecidedPlan):
         memory = next((each for each in self.memory if each.phase == phase), None)
         if memory is None or self.spec.traffic is None or not self.spec.traffic.cache_hit_rate:
             return None
-        layout, mean_units = self.layouts[0], float(self.layouts[0].num_units)
-        most_units = layout.num_units
+        layout = self.layouts[0]
+        on = [(layout.num_units, DAY_MINUTES)]
         if self.schedule is not None:
-            mean_units = sum(step.num_units[phase] * step.minutes for step in self.schedule.steps) / DAY_MINUTES
-            busiest = self.schedule.steps_on(self.spec.traffic.busiest_day)
-            most_units = max(step.num_units[phase] for step in busiest)
-        mean, most = (layout.nodes_per_unit * each for each in (mean_units, most_units))
-        return kv_cache(self.spec.traffic, memory.kv_bytes_per_token, mean, round(most), CONVERSATION)
+            on = [(step.num_units[phase], step.minutes) for step in self.schedule.steps]
+        mean_units = sum(units * minutes for units, minutes in on) / DAY_MINUTES
+        most = layout.nodes_per_unit * max(units for units, _ in on)
+        mean = layout.nodes_per_unit * mean_units
+        return kv_cache(self.spec.traffic, memory.kv_bytes_per_token, mean, most, CONVERSATION)
 
     def _coverage_json(self, sha256: str) -> dict[str, Any]:
         """Return the worst coverage among the phases that have this map."""

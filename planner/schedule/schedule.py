@@ -119,8 +119,8 @@ class DaySchedule:
 
     @property
     def released_node_hours(self) -> float:
-        """The node-hours of a day, out of the peak's, that are free for other work: after drain, until warm-up."""
-        return (self.peak_nodes - self.mean_nodes_taken) * 24
+        """The node-hours of a day, out of the peak's nodes, that are free for other work."""
+        return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
 
     @property
     def released_gpu_hours(self) -> float:

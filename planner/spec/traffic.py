@@ -110,19 +110,8 @@ class TrafficSpec(Section):
 
     def peak_per_s(self, phase: Phase) -> float:
         """Return the tokens/s that `phase` is asked for in the entry that has most, of any day."""
-        return self.tokens_of(phase) * self.peak_over_mean / DAY_S
-
-    @property
-    def peak_over_mean(self) -> float:
-        """Return the demand of the entry that has most, of any day, over the mean of a usual day."""
-        profile = self.profile or [1.0]
-        return self.busiest / (fsum(profile) / len(profile))
-
-    @property
-    def busiest_day(self) -> str | None:
-        """Return a date or a weekday that has the busiest entry; None where a usual day has it."""
-        is_usual = self.busiest == max(self.profile or [1.0])
-        return None if is_usual else next(each.days[0] for each in self.other_days if max(each.profile) == self.busiest)
+        profile = self.profile or [1.0] * HOURS
+        return self.tokens_of(phase) * self.busiest / fsum(profile) / (DAY_S / len(profile))
 
     @property
     def busiest(self) -> float:

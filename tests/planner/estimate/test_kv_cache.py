@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
 from planner.estimate.kv_cache import CONVERSATION, kv_cache
-from planner.spec.check import check_spec, with_values
 from planner.spec.traffic import TrafficSpec
 from tests.benchmarks.kv_reuse import reuse_of
-from tests.planner.test_shipped_specs import SPECS
 
 DEEPSEEK = {"input_tokens": 608e9, "output_tokens": 168e9, "cache_hit_rate": 342 / 608}
 prompts = st.lists(
@@ -71,16 +68,3 @@ def test_longer_keeping_never_loses_hits():
     for before, after in pairwise(CONVERSATION):
         assert (before.keep_s, before.hit_rate, before.kept_s) < (after.keep_s, after.hit_rate, after.kept_s)
         assert after.kept_s <= after.keep_s
-
-
-def test_the_busiest_entry_is_read_by_the_units_of_its_own_day():
-    """A Saturday of twice the traffic has 33 prefill units on, where a usual day has 29 at most."""
-    published = check_spec(SPECS / "deepseek-h800.yaml")
-    saturday = {"days": ["saturday"], "profile": [2 * each for each in published.written.traffic.profile]}
-    windows = {"days": ["saturday"], "windows": [{"at": "00:00", "prefill_units": 33, "decode_units": 8}]}
-    changes = {"cluster.nodes": 294, "traffic.other_days": [saturday], "schedule.other_days": [windows]}
-    usual, busy = (compile_plan(each).kv_cache for each in (published, with_values(published, changes)))
-
-    assert (usual.nodes, busy.nodes) == (116, 132)
-    assert busy.reads == pytest.approx(2 * usual.reads)
-    assert busy.mean_reads == usual.mean_reads
