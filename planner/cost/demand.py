@@ -35,7 +35,9 @@ class PhaseLoad:
 
     @property
     def load(self) -> float:
-        """Return demand over what is served at the operating point."""
+        """Return demand over what is served at the operating point; 0 where nothing is asked for."""
+        if not self.asked_per_s:
+            return 0.0
         return self.asked_per_s / self.served_per_s if self.served_per_s else float("inf")
 
     @property

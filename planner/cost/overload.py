@@ -58,7 +58,7 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
 
 
 def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Violation]:
-    """Yield a warning for each promise that units break which serve all of a load, with more requests at a time."""
+    """Yield a warning for each promise that units break which serve all of a load, and are fuller for it."""
     means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
     over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
     for path, promised in _promises(spec, load.phase).items():

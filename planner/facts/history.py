@@ -31,7 +31,7 @@ __all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
 
 OPTION = "traffic.history"
 COLUMNS = ("time", "demand")
-COLUMN = re.compile(r"[\w .-]{1,40}")  # its name, as far as a message repeats it
+COLUMN = re.compile(r"[\w .;()\[\]/-]{0,40}")  # its name, as far as a message repeats it
 MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB
 MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so older days would say little
 MAX_DEMAND = 1e18

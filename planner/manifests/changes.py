@@ -22,6 +22,7 @@ from planner.plan.deployable import Deployable
 __all__ = ["PodChange", "changes_text", "pod_changes"]
 
 Fate = Literal["restarted", "new", "removed", "kept"]
+Workload = tuple[str, str, str]  # name, kind, namespace
 
 TEMPLATES = {
     "LeaderWorkerSet": "leaderWorkerTemplate",
@@ -46,7 +47,7 @@ def pod_changes(before: Deployable, after: Deployable) -> tuple[PodChange, ...]:
     if before.refusals or after.refusals:
         return ()
     old, new = _templates(before), _templates(after)
-    return tuple(_change(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
+    return tuple(_change(each, old.get(each), new.get(each), before, after) for each in {**new, **old})
 
 
 def changes_text(changes: Sequence[PodChange], before: Deployable) -> str:
@@ -77,24 +78,28 @@ def _runs(workloads: Sequence[str]) -> str:
     )
 
 
-def _templates(plan: Deployable) -> dict[str, Any]:
-    """Return the pod template of each workload, by the workload's name."""
+def _templates(plan: Deployable) -> dict[Workload, Any]:
+    """Return the pod template of each workload."""
     found = {}
     for text in render_files(plan).values():
         for each in yaml.load_all(text, Loader=yaml.CSafeLoader):
             if each["kind"] in TEMPLATES:
-                found[each["metadata"]["name"]] = each["spec"][TEMPLATES[each["kind"]]]
+                workload = each["metadata"]["name"], each["kind"], each["metadata"]["namespace"]
+                found[workload] = each["spec"][TEMPLATES[each["kind"]]]
     return found
 
 
-def _change(name: str, old: Any, new: Any, before: Deployable, after: Deployable) -> PodChange:
+def _change(workload: Workload, old: Any, new: Any, before: Deployable, after: Deployable) -> PodChange:
+    name, *_ = workload
     if old is None or new is None:
         return PodChange(name, "new" if old is None else "removed")
-    why = list(dict.fromkeys(_in_words(path) for path in _differences(old, new)))
-    launch = _launch_differences(name, before, after) if after.engine == OURS and why else []
+    if old == new:
+        return PodChange(name, "kept")
+    why = list(dict.fromkeys(_in_words(path) for path in _differences(old, new))) or ["an order"]
+    launch = _launch_differences(name, before, after) if after.engine == OURS else []
     if launch:  # its file is a volume of another name, by its content
         why = [f"launch file ({', '.join(launch)})", *(each for each in why if each != "volumes")]
-    return PodChange(name, "restarted" if why else "kept", tuple(why))
+    return PodChange(name, "restarted", tuple(why))
 
 
 def _launch_differences(name: str, before: Deployable, after: Deployable) -> list[str]:
@@ -129,15 +134,14 @@ def _fields(path: tuple[str, ...], value: Any) -> Mapping[str, Any] | None:
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return a command line's options with what follows each."""
+    """Return a command line's options with all that follows each, wherever it is given."""
     found: dict[str, str] = {}
-    option = ""
+    option = "arguments"  # what comes before any option
     for each in arguments:
+        value = each
         if each.startswith("-"):
             option, _, value = each.partition("=")
-            found[option] = value
-        else:
-            found[option] = f"{found.get(option, '')} {each}"
+        found[option] = f"{found.get(option, '')} {value}"
     return found
 
 

@@ -147,7 +147,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
     with UpProgress(Console(stderr=True)) as progress:
         for record in follow(folder):
             progress.show(record)
-            if record.is_ready:
+            if record.is_ready or "ready" in record.stages:  # once all was ready, whatever a unit does now
                 return record
     raise LocalError(
         f"R108 {folder.name} was stopped before it was ready", "another process stopped it", "start it again"

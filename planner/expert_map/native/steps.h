@@ -226,7 +226,7 @@ static void find_swap(const Layer *layer, const Rules *rules, Best *best)
             for (int replica = 0; replica < layer->counts[coming]; replica++) {
                 int gpu = *home_of(layer, coming, replica), other = 0;
                 double fuller = larger(best->top - moved, carried[gpu] + moved);
-                if (is_equal && fuller >= limit) continue;
+                if (is_equal ? fuller >= limit : carried[gpu] >= best->top) continue;
                 while (at(layer, gpu, other) != coming) other++;
                 consider(layer, rules, slot, gpu, other, fuller, best);
                 limit = limit_of(rules, best);

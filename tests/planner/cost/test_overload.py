@@ -105,6 +105,7 @@ def test_a_day_that_asks_for_nothing_is_planned():
 
     assert [each.load for each in plan.demand_on("sunday")] == [0, 0]
     assert {each.day for each in plan.fullest} == {None}
+    assert PhaseLoad("decode", "00:00", 0.0, 0.0, 0.0).load == 0, "with all units off, too"
 
 
 @pytest.mark.parametrize(("tpot_ms", "broken"), [(60, ["slo.tpot_ms"]), (95, [])])

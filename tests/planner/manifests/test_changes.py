@@ -54,6 +54,20 @@ def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     assert {each.name for each in found if each.fate == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
 
 
+def test_pods_restart_for_an_order_and_in_another_place(spec, before):
+    """Variables in another order are another template; in another namespace, or as another kind, all are new."""
+    ordered, turned = (
+        compile_plan(with_values(spec, {"kubernetes.env": dict(each)})).deployable
+        for each in ((("A", "1"), ("B", "2")), (("B", "2"), ("A", "1")))
+    )
+    moved = compile_plan(with_values(spec, {"kubernetes.namespace": "another"})).deployable
+
+    assert {each.name: each.why for each in pod_changes(ordered, turned) if each.why} == dict.fromkeys(
+        UNITS, ("an order",)
+    )
+    assert sorted({each.fate for each in pod_changes(before, moved)}) == ["new", "removed"]
+
+
 def test_units_come_and_go(spec, before):
     """One more unit is new, and gone again on the way back; who has its nodes still keeps its pods."""
     more = compile_plan(with_values(spec, {"prefill.units": 2})).deployable

@@ -13,7 +13,7 @@ from stacks.cli import main
 from stacks.local import deployment, record
 from stacks.local.errors import LocalError
 from stacks.local.processes import began_at
-from stacks.local.record import RunFolder
+from stacks.local.record import RunFolder, UnitRecord
 from tests.stacks.deployments import DEMO_SPEC, HOSTS
 from tests.stacks.messages import DEMO
 
@@ -80,6 +80,25 @@ def test_an_up_follows_and_stops_its_own_supervisor_alone(folder, monkeypatch):
 
         assert (list(deployment.follow(ours)), ours.read()) == ([], None)
         assert folder.is_running()
+
+
+def test_a_second_up_waits_for_no_unit_that_comes_and_goes(plan, folder, monkeypatch, capsys):
+    """Once all was ready, the endpoint is told, whatever has failed or been turned off since."""
+    monkeypatch.setattr(deployment.time, "sleep", lambda _: pytest.fail("it waits"))
+    folder.write(
+        replace(
+            DEMO,
+            supervisor=os.getpid(),
+            supervisor_began=began_at(os.getpid()),
+            plan_digest=plan.digest,
+            stages={"gateway": 1.0, "ready": 2.0},
+            units=(UnitRecord("demo-decode-0", "decode", "failed", 4),),
+        )
+    )
+    with folder.locked():
+        assert main(["up"]) == 0
+
+    assert f"endpoint: {DEMO.endpoint}" in capsys.readouterr().out
 
 
 def test_a_second_up_says_where_once_what_starts_answers(plan, folder, monkeypatch, capsys):
