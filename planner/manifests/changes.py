@@ -16,7 +16,7 @@ from planner.facts import names
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.manifests.render import render_files
-from planner.plan.columns import filled, wrapped
+from planner.plan.columns import filled, runs_of, wrapped
 from planner.plan.deployable import Deployable
 
 __all__ = ["PodChange", "changes_text", "pod_changes"]
@@ -64,18 +64,8 @@ def changes_text(changes: Sequence[PodChange], before: Deployable) -> str:
 
 def _runs(workloads: Sequence[str]) -> str:
     """Return workloads in words, units of a phase whose numbers follow each other as one: `prefill-0 to 4, gateway`."""
-    runs: list[tuple[str, list[str]]] = []
-    for each in workloads:
-        stem, _, number = each.rpartition("-")
-        last = runs[-1][1][-1] if runs and runs[-1][0] == stem else None
-        if last is not None and number.isdecimal() and last.isdecimal() and int(number) == int(last) + 1:
-            runs[-1][1].append(number)
-        else:
-            runs.append((stem, [number]))
-    return ", ".join(
-        f"{stem}-{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{stem}-{numbers[0]}".lstrip("-")
-        for stem, numbers in runs
-    )
+    runs = runs_of(workloads)
+    return ", ".join(f"{each[0]} to {each[-1].rpartition('-')[2]}" if len(each) > 1 else each[0] for each in runs)
 
 
 def _templates(plan: Deployable) -> dict[Workload, Any]:

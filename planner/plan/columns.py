@@ -2,8 +2,9 @@
 
 import textwrap
 from collections.abc import Sequence
+from string import digits as DIGITS
 
-__all__ = ["WIDTH", "filled", "table", "wrapped"]
+__all__ = ["WIDTH", "filled", "runs_of", "table", "wrapped"]
 
 WIDTH = 80
 MIN_WIDTH = 24  # of a column that is wrapped, beside names of any length
@@ -29,3 +30,26 @@ def wrapped(rows: Sequence[tuple[str, ...]]) -> str:
 def filled(note: str) -> list[str]:
     """Return the lines of a sentence below a table."""
     return textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def runs_of(names: Sequence[str]) -> list[list[str]]:
+    """Return `names` in their order, those together whose numbers follow one another: node-0 and node-1, but node-3."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return runs
+
+
+def _follows(name: str, other: str) -> bool:
+    """Whether `other` is called like `name`, with the next number, written at least as wide."""
+    (start, number), (other_start, other_number) = _numbered(name), _numbered(other)
+    return start == other_start and bool(number) and other_number == f"{int(number) + 1:0{len(number)}d}"
+
+
+def _numbered(name: str) -> tuple[str, str]:
+    """What stands before the number at the end of `name`, and that number."""
+    start = name.rstrip(DIGITS)
+    return start, name[len(start) :]

@@ -7,7 +7,6 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from string import digits as DIGITS
 from typing import Any
 
 from planner.cluster.domains import domain_size
@@ -17,7 +16,7 @@ from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
-from planner.plan.columns import WIDTH, filled, table, wrapped
+from planner.plan.columns import WIDTH, filled, runs_of, table, wrapped
 from planner.plan.cost_text import cost_text
 from planner.plan.day_text import day_text
 from planner.plan.kv_cache_text import kv_cache_text
@@ -252,27 +251,10 @@ def _units(plan: Plan) -> str:
 
 def _node_list(names: Sequence[str]) -> str:
     """`node-0 to node-15, node-18`: nodes whose numbers follow one another are named by the first and the last."""
-    runs: list[list[str]] = []
-    for name in names:
-        if runs and _follows(runs[-1][-1], name):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
+    runs = runs_of(names)
     written = [run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs]
     hidden = sum(map(len, runs[MAX_RUNS:]))
     return ", ".join(written[:MAX_RUNS]) + (f" and {hidden} more" if hidden else "")
-
-
-def _follows(name: str, other: str) -> bool:
-    """Whether `other` is called like `name`, with the next number, written at least as wide."""
-    (start, number), (other_start, other_number) = _numbered(name), _numbered(other)
-    return start == other_start and bool(number) and other_number == f"{int(number) + 1:0{len(number)}d}"
-
-
-def _numbered(name: str) -> tuple[str, str]:
-    """What stands before the number at the end of `name`, and that number."""
-    start = name.rstrip(DIGITS)
-    return start, name[len(start) :]
 
 
 def _placement(plan: Plan) -> str:

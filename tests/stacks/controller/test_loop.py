@@ -186,7 +186,7 @@ def test_a_label_that_comes_and_goes_costs_one_move():
 
 @pytest.mark.parametrize("round_s", [5, 6, 7, 15, 29, 31])
 def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
-    """By the first round of each half a minute, whenever it begins; and by the very first."""
+    """The first round of each half a minute looks, whenever it begins, and so does the very first."""
     cluster, begun, looks = healed(), [], []
     health = SimpleNamespace(ended=lambda *, well: None)
     listed = cluster.list_all
