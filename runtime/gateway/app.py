@@ -1,7 +1,7 @@
 """The HTTP routes: OpenAI's, vLLM's for token ids, `/openapi.json`, `/health` and `/readyz`.
 
-Every error, a wrong path included, is OpenAI's JSON. A stream starts with the first token, so a request that fails
-before that still gets its status; one that fails later gets an error event and no [DONE].
+Every error, a wrong path included, is OpenAI's JSON. Nothing is redirected. A stream starts with the first token, so a
+request that fails before that still gets its status; one that fails later gets an error event and no [DONE].
 It does not read bodies' meaning (`calls.py`) or follow requests (`generation.py`).
 """
 
@@ -101,6 +101,7 @@ def create_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers=handlers,
     )
+    app.router.redirect_slashes = False  # to http:// behind a proxy that ends TLS: the prompt would be sent in clear
     app.add_middleware(Door, gateway=gateway)
     app.state.gateway = gateway
     return app

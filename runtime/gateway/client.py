@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from runtime.gateway.http_errors import too_large, too_many_bodies, too_slow
+from runtime.gateway.http_errors import encoded, too_large, too_many_bodies, too_slow
 from runtime.protocol.frames import FRAME_TIMEOUT_S
 
 __all__ = ["Bodies", "EventStream", "while_connected"]
@@ -36,8 +36,10 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """Give the whole body, which counts until the end of the block.
 
-        Raise ApiError when it is too large, too slow, or one too many, and ClientDisconnect when the client leaves.
+        Raise ApiError when it is compressed, too large, too slow, or one too many, and ClientDisconnect when the client
+        leaves.
         """
+        _check_encoding(request)
         body = bytearray()
         try:
             await self._fill(body, request)
@@ -57,6 +59,13 @@ class Bodies:
                         raise too_many_bodies()
         except TimeoutError:
             raise too_slow(BODY_TIMEOUT_S) from None
+
+
+def _check_encoding(request: Request) -> None:
+    """Raise ApiError for a compressed body: of a few bytes it may be gigabytes."""
+    encoding = ", ".join(request.headers.getlist("content-encoding"))
+    if encoding.strip().lower() not in ("", "identity"):
+        raise encoded(encoding)
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:

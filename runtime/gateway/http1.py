@@ -2,7 +2,8 @@
 
 A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed. So does a head that
 says its body's length in two ways: a proxy before us may believe the other, and take what follows for another client's
-request (RFC 9112, section 6.1). A head may have MAX_HEADERS fields and MAX_HEAD_BYTES.
+request (RFC 9112, section 6.1). A head that names its target by a whole URL, as proxies do, means the URL's path: we
+are whatever host a client calls us. A head may have MAX_HEADERS fields and MAX_HEAD_BYTES.
 A client that closes its sending half has left: there is no other sign of that.
 Input comes in pieces of PIECE_BYTES, and each is taken in by slices, in turn with other clients' (`input_turns.py`).
 """
@@ -22,6 +23,7 @@ from uvicorn.server import ServerState
 from runtime.gateway.connections import Connections, Wait, refusal
 from runtime.gateway.http_errors import ApiError, head_too_large, head_too_slow, invalid, two_lengths
 from runtime.gateway.input_turns import SLICE_BYTES, InputTurns
+from runtime.protocol.metrics_server import path_of
 
 __all__ = ["MAX_HEAD_BYTES", "Http1", "with_plain_heads"]
 
@@ -171,14 +173,17 @@ class _Flow(FlowControl):
 
 
 def with_plain_heads(app: ASGIApp) -> ASGIApp:
-    """Return `app`, with an answer before it for heads that have too many fields, or say two lengths."""
+    """Return `app`, with an answer before it for heads that have too many fields, or say two lengths.
+
+    It is told paths only.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         error = _what_is_wrong(scope["headers"])
         if error is not None:
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
         else:
-            await app(scope, receive, send)
+            await app({**scope, "path": path_of(scope["path"])}, receive, send)
 
     return answer
 

@@ -1,6 +1,6 @@
 """The gateway's errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-One exception with eighteen ways to make it; each message is a sentence that the caller can act on.
+One exception with nineteen ways to make it; each message is a sentence that the caller can act on.
 
     400 invalid(...)          the request is wrong
     400 two_lengths()         its head says the body's length in two ways
@@ -13,6 +13,7 @@ One exception with eighteen ways to make it; each message is a sentence that the
     408 head_too_slow()       the request's head did
     413 too_large(...)        the body is too large
     413 too_many_values(...)  it has too many parts
+    415 encoded(...)          the body is compressed
     422 other_body(...)       another call had this Idempotency-Key
     431 head_too_large(...)   the head is too large
     429 overloaded(...)       every rank has as many requests as it may have
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ApiError",
+    "encoded",
     "head_too_large",
     "head_too_slow",
     "invalid",
@@ -70,10 +72,11 @@ class ApiError(Exception):
         return {"error": {"message": _shown(self.message), "type": self.type, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that go with the status: when to ask again, how to give a key, a connection's end."""
+        """Return the headers that go with the status: when to ask again, what to send, a connection's end."""
         again = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
         who = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
-        return again | who | ({"Connection": "close"} if self.ends_connection else {})
+        plain = {"Accept-Encoding": "identity"} if self.status == 415 else {}  # RFC 9110, section 15.5.16
+        return again | who | plain | ({"Connection": "close"} if self.ends_connection else {})
 
 
 def _shown(text: str) -> str:
@@ -137,6 +140,12 @@ def too_large(max_bytes: int) -> ApiError:
     The connection stays: if it were closed while the client sends the rest, the client would not see the answer.
     """
     return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large")
+
+
+def encoded(encoding: str) -> ApiError:
+    """Return the error for a body that is compressed."""
+    message = f"Content-Encoding: {encoding} is not supported by this server; send the body as it is"
+    return ApiError(415, message, code="unsupported_content_encoding")
 
 
 def too_many_values(max_values: int, max_containers: int) -> ApiError:

@@ -40,6 +40,7 @@ MEANINGS = {
     404: "Another model, or no such path.",
     408: "The body was not here in time.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     422: "Another body came with this Idempotency-Key.",
     431: "The head is too large.",
     429: "Every rank has as many requests as it may have; ask again after Retry-After seconds.",
@@ -91,7 +92,7 @@ def _get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
 def _post(path: str, kind: type[Part], summary: str, errors: tuple[int, ...]) -> Json:
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     takes_key = path.startswith("/v1/")
-    responses = _responses((400, 401, 404, 408, 413, *((422,) if takes_key else ()), 431, *errors))
+    responses = _responses((400, 401, 404, 408, 413, 415, *((422,) if takes_key else ()), 431, *errors))
     if kind in STREAMED:
         responses["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
     key = {"name": HEADER, "in": "header", "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS}}

@@ -3,6 +3,8 @@
 A rank has no other HTTP port, so whether it is ready, and whether it still moves, is asked here. It decides neither:
 `is_ready` and `is_moving` do.
 
+Any other path is a 404: a probe with a wrong path must not be told that all is well.
+
 Whoever can reach the port costs the process little: a connection ends in time, there are few at once, and what goes
 wrong on the other side is not in the log.
 """
@@ -24,10 +26,11 @@ from prometheus_client.exposition import choose_encoder
 from runtime.errors import RuntimeFailure
 from runtime.protocol.sockets import check_address
 
-__all__ = ["MAX_CONNECTIONS", "serve_metrics"]
+__all__ = ["MAX_CONNECTIONS", "path_of", "serve_metrics"]
 
 LONGEST_S = 10.0  # assumed, of a connection: Prometheus gives up a scrape after as long, unless it is told otherwise
 MAX_CONNECTIONS = 16  # assumed: a few dashboards, and the kubelet; a process may have as few as 64 descriptors
+METRICS = "/metrics"
 BACKLOG = 128  # assumed: connections that came at once, before the first of them is taken
 
 
@@ -60,6 +63,13 @@ def serve_metrics(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def path_of(target: str) -> str:
+    """Return the path of a request's target, which is a whole URL where a proxy sent it (RFC 9112, section 3.2.2)."""
+    scheme, separator, rest = target.partition("://")
+    is_url = separator and scheme.lower() in ("http", "https")
+    return "/" + rest.partition("/")[2] if is_url else target
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -119,14 +129,18 @@ class _QuietHandler(WSGIRequestHandler):
 def _application(
     registry: CollectorRegistry, probes: Mapping[str, tuple[Callable[[], bool], str]]
 ) -> Callable[..., Any]:
-    """Answer `probes`, path -> question and word, and everything else with the metrics."""
+    """Answer `probes`, path -> question and word, and /metrics."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        if environ["PATH_INFO"] not in probes:
+        path = path_of(environ["PATH_INFO"])
+        if path == METRICS:
             return metrics(_with_a_readable_accept(environ), start_response)
-        is_so, word = probes[environ["PATH_INFO"]]
-        status, text = (HTTPStatus.OK, word) if is_so() else (HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}")
+        if path in probes:
+            is_so, word = probes[path]
+            status, text = (HTTPStatus.OK, word) if is_so() else (HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}")
+        else:
+            status, text = HTTPStatus.NOT_FOUND, f"not found; there are {', '.join((METRICS, *probes))}"
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain")])
         return [f"{text}\n".encode()]
 

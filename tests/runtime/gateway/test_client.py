@@ -21,7 +21,8 @@ def request_of(*messages, shared=None):
             await asyncio.Event().wait()
         return message
 
-    return Request({"type": "http", "app": SimpleNamespace(state=SimpleNamespace(gateway=shared))}, receive)
+    scope = {"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(gateway=shared))}
+    return Request(scope, receive)
 
 
 def part(body, *, more=True):

@@ -145,3 +145,45 @@ def test_what_is_no_http_gets_openais_error(gateway, said):
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
     assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def said_to(gateway, target, head="", body=b""):
+    """The answer to a POST of this target, as text."""
+    with socket.create_connection((ADDRESS, gateway.ports["http"]), timeout=PATIENCE_S) as connection:
+        told = f"POST {target} HTTP/1.1\r\nHost: evil\r\nConnection: close\r\n{head}Content-Length: {len(body)}\r\n\r\n"
+        connection.sendall(told.encode() + body)
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+
+
+@pytest.mark.parametrize(
+    "target", ["/tokenize/", "//tokenize", "/tokenize/?x=1", "/v1/models", "*", "ftp://x/tokenize"]
+)
+def test_nothing_is_redirected(gateway, target):
+    """To whom would it be? Host says what the client likes, and behind TLS nobody knows the scheme."""
+    answer = said_to(gateway, target)
+
+    assert answer.startswith(("HTTP/1.1 404", "HTTP/1.1 405"))
+    assert "location" not in answer.lower()
+    assert "evil" not in answer
+
+
+@pytest.mark.parametrize("host", ["http://mill", "HTTPS://mill:8000", "http://[::1]:80"])
+def test_a_proxys_whole_url_means_its_path(gateway, host):
+    """A target in absolute form is served as its path is, whatever host it names."""
+    body = json.dumps({"prompt": "mill"}).encode()
+
+    assert said_to(gateway, f"{host}/tokenize?x=1", body=body).startswith("HTTP/1.1 200")
+    assert "POST /: not found" in said_to(gateway, host)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x"])
+def test_a_compressed_body_is_refused_as_such(gateway, encoding):
+    """A 415 that says so, rather than a complaint about JSON; `identity` is no compression."""
+    body = json.dumps({"prompt": "mill"}).encode()
+    answer = said_to(gateway, "/tokenize", f"Content-Encoding: {encoding}\r\n", body)
+    head, _, said = answer.partition("\r\n\r\n")
+
+    assert head.startswith("HTTP/1.1 415")
+    assert "accept-encoding: identity" in head.lower()
+    assert f"Content-Encoding: {encoding} is not supported" in json.loads(said)["error"]["message"]
+    assert said_to(gateway, "/tokenize", "Content-Encoding: Identity\r\n", body).startswith("HTTP/1.1 200")

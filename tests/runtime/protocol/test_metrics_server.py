@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from runtime.errors import RuntimeFailure
 from runtime.protocol import metrics_server
-from runtime.protocol.metrics_server import serve_metrics
+from runtime.protocol.metrics_server import path_of, serve_metrics
 
 
 @pytest.fixture
@@ -60,6 +60,29 @@ def test_metrics_are_shown_whether_ready_or_not(port):
         status, text = get(port, "/metrics")
 
     assert (status, "steps_total 3.0" in text) == (200, True)
+
+
+def test_a_wrong_path_is_no_answer_to_a_probe(port):
+    """A probe that is misspelt must not find a process ready which is not."""
+    with serve_metrics(CollectorRegistry(), "127.0.0.1", port, lambda: False):
+        answers = [get(port, path) for path in ("/", "/readyz/", "/ready", "/metrics/")]
+
+    assert answers == [(404, "not found; there are /metrics, /readyz, /health\n")] * 4
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/readyz", "/readyz"),
+        ("http://a:1/readyz", "/readyz"),
+        ("HTTPS://a", "/"),
+        ("/x://y/z", "/x://y/z"),
+        ("*", "*"),
+    ],
+)
+def test_a_target_may_be_a_whole_url(target, path):
+    """As proxies send it."""
+    assert path_of(target) == path
 
 
 def test_a_taken_port_is_a_sentence():
