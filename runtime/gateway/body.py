@@ -1,9 +1,9 @@
 """The bodies of the POST routes: what they may say, and what is refused.
 
-A parameter has one of four fates, so that nothing a caller asks for is dropped in silence:
+A parameter has one of four fates, so that nothing that would change an answer is dropped in silence:
     a field below       taken and obeyed
-    a label             says who asks, and changes no answer: `user`, `metadata`, `prompt_cache_key`, ...
-    NEUTRAL             not done here; accepted only at the values that ask for nothing (`store: false`)
+    UNREAD              changes no token, whatever it holds: `user`, `metadata`, `chat_id`, ...
+    neutral             not done here; accepted only at the values that ask for nothing (`store: false`)
     anything else       refused by name
 
 `null` always means absent. The ranges of sampling are the ranks' own (`protocol/bounds.py`). It does not know limits or
@@ -11,21 +11,24 @@ tokens (`calls.py` does), and `conversation.py` has the messages and tools of a 
 Source: OpenAI API reference, "Create completion" and "Create chat completion"; DeepSeek API reference for 16 `stop`
 strings and `thinking`; vLLM's "OpenAI-compatible server" for `ignore_eos`, `min_tokens`, `stop_token_ids`, `top_k` (0
 or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs` and `continuous_usage_stats`. Completions'
-`logprobs` may be 20, as a chat's `top_logprobs` may; OpenAI's own limit is 5 there.
+`logprobs` may be 20, as a chat's `top_logprobs` may; OpenAI's own limit is 5 there. The names in UNREAD are what the
+clients and servers beside them send or take.
 """
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from runtime.gateway.conversation import Message, NamedTool, Part, Tool
 from runtime.gateway.http_errors import ApiError, invalid, too_many_values, unsupported
-from runtime.protocol.bounds import INT32_MAX, Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature, TopP
+from runtime.protocol.bounds import INT32_MAX, Bias, NumLogprobs, Penalty, RepetitionPenalty, Seed, Temperature
 from runtime.protocol.json_grammar import ANY_OBJECT
 
 __all__ = [
     "MAX_CHOICES",
+    "UNREAD",
+    "Body",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
@@ -34,8 +37,9 @@ __all__ = [
     "StreamOptions",
     "Thinking",
     "TokenizeBody",
-    "neutral_values",
+    "as_body",
     "parse_body",
+    "read_object",
 ]
 
 # Both are counted as the characters that begin or part them, in texts too: a text of a million commas is no prompt.
@@ -43,41 +47,52 @@ MAX_VALUES = 2**20  # assumed: eight times the ids of the longest prompt
 MAX_CONTAINERS = 2**17  # assumed: a token of a long chat each
 SLICE_BYTES = 2**18
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+# Whatever they hold, no token changes: who asks, in which chat, what is to be reported or kept beside the answer.
+UNREAD = frozenset(
+    {
+        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),  # OpenAI
+        *("safety_identifier", "service_tier", "user"),
+        *("cache_salt", "request_id", "session_id"),  # vLLM; there is no cache that callers share
+        "rid",  # SGLang
+        *("backend_sampling", "cache_prompt", "id_slot", "reasoning_control", "return_progress"),  # llama.cpp
+        *("sse_ping_interval", "timings_per_token"),
+        "keep_alive",  # Ollama
+        *("background_tasks", "chat_id", "filter_ids", "id", "message_id", "model_item", "parent_id"),  # Open WebUI
+        "variables",
+        "client_metadata",  # Codex
+    }
+)
+Neutral = dict[str, tuple[Any, ...]]
+NEUTRAL: Neutral = {
     "bad_words": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "min_p": (0,),
+    "mirostat": (0,),
     "modalities": (["text"],),
     "no_stop_trim": (False,),
     "priority": (0,),
+    "reasoning_format": ("auto", "deepseek"),
+    "repeat_penalty": (1,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
-    "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),  # special tokens have no text here
     "store": (False,),
     "stream_reasoning": (True,),
     "suffix": ("",),
+    "typ_p": (1,),
+    "typical_p": (1,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
-}
-NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (True,),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-}
-NEUTRAL_TOKENIZE: dict[str, tuple[Any, ...]] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
-NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
-    "continue_final_message": (False,),
+    "xtc_probability": (0,),
 }
 BAD_FIELD = re.compile(r" - at (?:`key` in )?`\$\.(\w+)")
 MISSING_FIELD = re.compile(r"field `(\w+)`$")
@@ -86,6 +101,7 @@ MAX_BIASES = 1024  # vLLM's on GPUs: MAX_NUM_LOGIT_BIAS_TOKENS
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+TopP = Annotated[float, msgspec.Meta(ge=0, le=1)]  # ranks take none of 0, which `calls.py` says in other words
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]  # which there are, `calls.py` knows
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every character takes a step in each
@@ -133,7 +149,21 @@ class SchemaFormat(Part, tag_field="type", tag="json_schema"):
     json_schema: NamedSchema
 
 
-class GenerationBody(Part):
+class Reasoning(Part):
+    """`reasoning_effort` in the words of /v1/responses. Thoughts are told as they are, so no summary is made."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None  # its older name
+
+
+class Body(Part):
+    """What a route takes. `neutral` has what it does not obey, with the values that ask for nothing."""
+
+    neutral: ClassVar[Neutral] = {}
+
+
+class GenerationBody(Body):
     """The fields that both routes share which generate text."""
 
     model: str
@@ -153,11 +183,6 @@ class GenerationBody(Part):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    metadata: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
-    request_id: str | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """Return `stop` as a list, even if it was written as one text."""
@@ -170,6 +195,14 @@ class CompletionBody(GenerationBody, kw_only=True):
     `logprobs` is how many of the likeliest tokens each token comes with, besides its own logprob. `best_of` may only
     repeat `n`.
     """
+
+    neutral: ClassVar[Neutral] = NEUTRAL | {
+        "add_special_tokens": (True,),
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+    }
 
     prompt: str | list[str | TokenId | list[TokenId]]
     best_of: PositiveInt | None = None
@@ -184,8 +217,14 @@ class CompletionBody(GenerationBody, kw_only=True):
 class ChatBody(GenerationBody, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens.
 
-    `thinking` and `chat_template_kwargs` are for templates that read them.
+    `thinking`, `chat_template_kwargs` and the effort of reasoning are for templates that read them.
     """
+
+    neutral: ClassVar[Neutral] = NEUTRAL | {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "continue_final_message": (False,),
+    }
 
     messages: Messages
     max_completion_tokens: PositiveInt | None = None
@@ -197,6 +236,8 @@ class ChatBody(GenerationBody, kw_only=True):
     response_format: TextFormat | ObjectFormat | SchemaFormat | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
 
     def json_schema(self) -> str | None:
         """Return the schema that the answer is held to, as a text that may be as long as the body."""
@@ -205,22 +246,29 @@ class ChatBody(GenerationBody, kw_only=True):
         return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None
 
     @property
+    def template_options(self) -> dict[str, Any]:
+        """The variables that are for the template; what it is told by their own names counts."""
+        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        return ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
+
+    @property
     def num_logprobs(self) -> int | None:
         """The number of likeliest tokens to report; None means no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class EmbeddingsBody(Part):
+class EmbeddingsBody(Body):
     """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them."""
 
     model: str
     input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
-    user: str | None = None
 
 
-class TokenizeBody(Part):
+class TokenizeBody(Body):
     """Either `prompt` or `messages`. BOS comes before a prompt as in /v1/completions, unless it is declined."""
+
+    neutral: ClassVar[Neutral] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
 
     model: str | None = None
     prompt: str | None = None
@@ -231,43 +279,26 @@ class TokenizeBody(Part):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Part):
+class DetokenizeBody(Body):
     """Token ids, which may be none."""
 
     tokens: list[TokenId]
     model: str | None = None
 
 
-BodyKind = TypeVar("BodyKind", bound=Part)
-NEUTRAL_OF: dict[type[Part], dict[str, tuple[Any, ...]]] = {
-    CompletionBody: NEUTRAL | NEUTRAL_COMPLETION,
-    ChatBody: NEUTRAL | NEUTRAL_CHAT,
-    TokenizeBody: NEUTRAL_TOKENIZE,
-}
+BodyKind = TypeVar("BodyKind", bound=Body)
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
     """Return the body as `kind`. Raise ApiError, naming the parameter."""
-    wishes = {name: value for name, value in _read_object(raw).items() if value is not None}
-    neutral = neutral_values(kind)
-    _refuse_unsupported(wishes, kind, neutral)
-    try:
-        fields = {name: value for name, value in wishes.items() if name not in neutral}
-        body = msgspec.convert(fields, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _misfit(str(error)) from None
-    if isinstance(body, GenerationBody):
-        _check_stream_options(body)
-    return body
+    return as_body(read_object(raw), kind)
 
 
-def neutral_values(kind: type[Part]) -> dict[str, tuple[Any, ...]]:
-    """Return the values that ask for nothing, by the names of parameters that are not obeyed."""
-    return NEUTRAL_OF.get(kind, {})
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return what is written in the body. One of too many parts is refused unread: reading stops every other thread.
 
-
-def _read_object(raw: bytes) -> dict[str, Any]:
-    """Return the body. One of too many parts is refused unread: reading keeps every other thread waiting."""
+    Raise ApiError.
+    """
     if _count(raw, b"[", b"{") > MAX_CONTAINERS or _count(raw, b",") > MAX_VALUES:
         raise too_many_values(MAX_VALUES, MAX_CONTAINERS)
     try:
@@ -279,16 +310,30 @@ def _read_object(raw: bytes) -> dict[str, Any]:
     return document
 
 
+def as_body(written: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
+    """Return what is written as `kind`. Raise ApiError, naming the parameter."""
+    wishes = {name: value for name, value in written.items() if value is not None and name not in UNREAD}
+    _refuse_unsupported(wishes, kind)
+    try:
+        fields = {name: value for name, value in wishes.items() if name not in kind.neutral}
+        body = msgspec.convert(fields, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error)) from None
+    if isinstance(body, GenerationBody):
+        _check_stream_options(body)
+    return body
+
+
 def _count(raw: bytes, *characters: bytes) -> int:
     """Count characters by slices, between which other threads go on: of 8 MB at once it would be 4 ms each."""
     slices = (raw[begin : begin + SLICE_BYTES] for begin in range(0, len(raw), SLICE_BYTES))
     return sum(each.count(character) for each in slices for character in characters)
 
 
-def _refuse_unsupported(wishes: dict[str, Any], kind: type[Part], neutral: dict[str, tuple[Any, ...]]) -> None:
+def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
     for name, value in wishes.items():
-        if name in neutral:
-            if not _is_neutral(value, neutral[name]):
+        if name in kind.neutral:
+            if not _is_neutral(value, kind.neutral[name]):
                 raise unsupported(f"{name} is not supported by this server; leave it out", name)
         elif name not in kind.__struct_fields__:
             raise invalid(f"{name} is unknown to this route; leave it out", name, "unknown_parameter")

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from runtime.gateway.answer_parts import AnswerForm
-from runtime.gateway.body import ChatBody, CompletionBody, parse_body
-from runtime.gateway.conversation import ChatPrompt, Message, Tool, chat_prompt
+from runtime.gateway.body import ChatBody, CompletionBody, as_body, parse_body, read_object
+from runtime.gateway.conversation import ChatPrompt, Conversation, Json, Message, chat_prompt
 from runtime.gateway.http_errors import ApiError, invalid, no_json, unknown_model, unsupported
 from runtime.gateway.tokenizer import Tokenizer
 from runtime.protocol.json_grammar import why_refused_unread
@@ -26,6 +26,7 @@ __all__ = [
     "Call",
     "GenerationRequest",
     "ServedModel",
+    "asked_chat",
     "check_length",
     "check_model",
     "check_num_messages",
@@ -99,14 +100,19 @@ def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> 
 
 def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
     """Read the body of /v1/chat/completions, which draws by `seed` unless it says its own. Raise ApiError."""
-    body = parse_body(raw, ChatBody)
+    return asked_chat(read_object(raw), model, seed)
+
+
+def asked_chat(written: Json, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Return what is asked for by what is written in the body of /v1/chat/completions. Raise ApiError."""
+    body = as_body(written, ChatBody)
     check_model(body.model, model)
     asked = body.max_completion_tokens or body.max_tokens
     if body.max_tokens not in (None, asked):
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
-    return AskedCall(body.n or 1, partial(_chat_call, body, asked, model, seed))
+    return AskedCall(body.n or 1, partial(_chat_call, body, written, asked, model, seed))
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -140,9 +146,9 @@ def _completion_call(body: CompletionBody, model: ServedModel, seed: int | None)
     return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model, seed)
 
 
-def _chat_call(body: ChatBody, asked: int | None, model: ServedModel, seed: int | None) -> Call:
+def _chat_call(body: ChatBody, written: Json, asked: int | None, model: ServedModel, seed: int | None) -> Call:
     check_num_messages(body.messages, model)
-    prompt = _chat_prompt(body, model.tokenizer)
+    prompt = _chat_prompt(body, written, model.tokenizer)
     json_schema = _json_schema(body, prompt.answer)
     check_length(prompt.text, model)
     prompt_ids = model.tokenizer.encode_whole(prompt.text)
@@ -182,22 +188,24 @@ def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt")
     return list(ids)
 
 
-def _chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> ChatPrompt:
-    options = dict(body.chat_template_kwargs or {})
+def _chat_prompt(body: ChatBody, written: Json, tokenizer: Tokenizer) -> ChatPrompt:
+    options = body.template_options
     if body.thinking is not None:
         options |= _thinking_option(body.thinking.type == "enabled", tokenizer)
-    return chat_prompt(body.messages, _tools(body), options, tokenizer.chat_template)
+    tools, written_tools = (body.tools or [], written.get("tools") or []) if _may_call(body) else ([], [])
+    conversation = Conversation(body.messages, written["messages"], tools, written_tools)
+    return chat_prompt(conversation, options, tokenizer.chat_template)
 
 
-def _tools(body: ChatBody) -> list[Tool]:
-    """Return the tools that the model may call. Raise ApiError if it is to be made to call one, or only one."""
+def _may_call(body: ChatBody) -> bool:
+    """Return whether the model may call tools. Raise ApiError if it is to be made to call one, or only one."""
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
-    tools = [] if body.tool_choice == "none" else body.tools or []
-    if tools and body.parallel_tool_calls is False:
+    may_call = bool(body.tools) and body.tool_choice != "none"
+    if may_call and body.parallel_tool_calls is False:
         said = "parallel_tool_calls: false is not supported by this server; leave it out"
         raise unsupported(said, "parallel_tool_calls")
-    return tools
+    return may_call
 
 
 def _json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
@@ -296,10 +304,11 @@ def _sampling(
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
     end_of_text = () if body.ignore_eos else tokenizer.stop_ids
+    is_greedy = body.top_p == 0  # the nucleus is the likeliest token alone
     return Sampling(
         max_tokens=max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        temperature=0.0 if is_greedy else 1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if is_greedy or body.top_p is None else body.top_p,
         seed=seed,
         stop_ids=[*end_of_text, *(body.stop_token_ids or ())],
         top_k=max(body.top_k or 0, 0),

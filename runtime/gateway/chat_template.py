@@ -1,9 +1,9 @@
 """A checkpoint's chat template: a conversation as the text that the model was trained on.
 
 It is foreign code, so it runs in a sandbox that changes nothing, works nothing out before a conversation comes, and
-writes only so much; how long it takes is not bounded. The environment is transformers': the same block settings,
-`break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that escapes no HTML and sorts no keys,
-because a model reads the text as it is.
+writes only so much, whatever numbers a caller sends; how long it takes is not bounded. The environment is
+transformers': the same block settings, `break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that
+escapes no HTML and sorts no keys, because a model reads the text as it is.
 
 Read from the checkpoint's folder: `chat_template.jinja`, else the `chat_template` of tokenizer_config.json, which may
 be a list of named ones (`tool_use` is for conversations with tools; `default` otherwise).
@@ -32,7 +32,7 @@ from runtime.gateway.answer_parts import CALLS_BEGIN, FENCE, THINK_END, ToolCall
 __all__ = ["ChatTemplate", "NamedTemplate", "load_chat_template"]
 
 MAX_CHARACTERS = 2**25  # assumed: four times the largest body
-MAX_REPEATED = 2**20  # items of a text or a list, or bits of a number, that a multiplication makes: assumed
+MAX_REPEATED = 2**20  # assumed: items that a multiplication makes, or a function or filter is asked for
 OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 EXTENSIONS = ("jinja2.ext.loopcontrols",)
 TOOL_ROLE = re.compile(r"""['"]tool['"]""")
@@ -80,7 +80,7 @@ class ChatTemplate:
 
     @property
     def options(self) -> frozenset[str]:
-        """The variables that a caller may set."""
+        """The variables that a caller may set. It reads no others: Jinja looks up only names that are in the source."""
         return self.variables - OURS
 
     def render(
@@ -144,7 +144,10 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """One without powers and large products. Jinja works out no operator that is intercepted as it reads a template."""
+    """One without powers, large products and large arguments, which are widths and counts.
+
+    Jinja works out no operator that is intercepted as it reads a template.
+    """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -154,7 +157,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             raise SecurityError(f"a chat template may not use {operator}")
         if operator == "*" and _product_size(left, right) > MAX_REPEATED:
             raise SecurityError("a chat template may not multiply to so much")
+        if operator == "%" and "*" in str(left):  # a width that is among the values
+            _check_numbers(right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, or refuse it."""
+        _check_numbers((*args, *kwargs.values()))
+        return super().call(context, function, *args, **kwargs)
 
 
 def _product_size(left: Any, right: Any) -> int:
@@ -163,6 +173,11 @@ def _product_size(left: Any, right: Any) -> int:
         if isinstance(one, Sized) and isinstance(times, int):
             return len(one) * times
     return sum(each.bit_length() for each in (left, right) if isinstance(each, int))
+
+
+def _check_numbers(arguments: Iterable[Any]) -> None:
+    if any(isinstance(each, int | float) and abs(each) > MAX_REPEATED for each in arguments):
+        raise SecurityError(f"a chat template may not use a number over {MAX_REPEATED:,} as an argument")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -179,6 +194,7 @@ def _at_render(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
 
     @jinja2.pass_context
     def filtered(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _check_numbers((*args, *kwargs.values()))
         return plain.call_filter(name, value, args, kwargs, context)
 
     return filtered

@@ -4,14 +4,19 @@
                                                                            `-> the form that the answer will have
 
 What the template cannot say is refused: a role or a list of tools that it would drop in silence changes the answer.
-Our own answers may be sent back as they are (`refusal: null`, `annotations`, `reasoning_content`, ...).
+A key that we do not know is the template's business: it is handed over as it is written, and a template that does not
+read it writes the same text without it. So clients may say what they like beside a message (`id`, `name`, `reasoning`,
+`cache_control`, ...), and our own answers may be sent back as they are. Parts of a content reach no template: their
+texts are joined.
 It does not know token ids (`calls.py` does) and does not read answers (`answer_parts.py` does).
 
 Sources: OpenAI API reference, "Create chat completion"; DeepSeek API reference, "Chat prefix completion" for `prefix`
 and for a `reasoning_content` in it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Annotated, Any, Literal
 
 import jinja2
@@ -21,16 +26,16 @@ from runtime.gateway.answer_parts import THINK_END, AnswerForm, Opening, opening
 from runtime.gateway.chat_template import ChatTemplate
 from runtime.gateway.http_errors import invalid, unsupported
 
-__all__ = ["ChatPrompt", "Message", "NamedTool", "Part", "Tool", "chat_prompt"]
+__all__ = ["ChatPrompt", "Conversation", "Json", "Message", "NamedTool", "OpenPart", "Part", "Tool", "chat_prompt"]
+
+Json = dict[str, Any]
 
 TEMPLATE_ERRORS = (  # all that foreign code can end with, but a kind of its own
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError),
     *(AssertionError, MemoryError, OSError, RuntimeError),  # RecursionError is one
 )
-MAX_NUMBER = 2**20  # assumed: no count of an option is larger, be it of tokens
 MAX_COMPLAINT = 500  # characters
 NO_PARAMETERS = {"type": "object", "properties": {}}
-NAMELESS = ("system", "developer", "user", "assistant")  # a tool's answer may repeat the tool's name
 
 FunctionName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
@@ -39,14 +44,18 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a body: immutable, and refusing keys that it does not know."""
 
 
-class TextPart(Part):
+class OpenPart(Part, forbid_unknown_fields=False):
+    """A part that may have keys which nobody here reads."""
+
+
+class TextPart(OpenPart):
     """A piece of a message; other kinds (images, audio) are refused."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(Part):
+class CalledFunction(OpenPart):
     """The function that an assistant called; `arguments` is JSON as text. The SDK's `parsed_arguments` say it again."""
 
     name: FunctionName
@@ -54,7 +63,7 @@ class CalledFunction(Part):
     parsed_arguments: Any = None
 
 
-class ToolCall(Part):
+class ToolCall(OpenPart):
     """A call in an assistant's earlier message. `index` is what clients leave there that join streams."""
 
     function: CalledFunction
@@ -63,7 +72,7 @@ class ToolCall(Part):
     index: int | None = None
 
 
-class Message(Part):
+class Message(OpenPart):
     """One turn of a conversation. The SDK's `parsed` says the content again."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -87,7 +96,7 @@ class Message(Part):
         return "".join(part.text for part in self.content)
 
 
-class Function(Part, omit_defaults=True):
+class Function(OpenPart, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON Schema."""
 
     name: FunctionName
@@ -96,7 +105,7 @@ class Function(Part, omit_defaults=True):
     strict: bool | None = None
 
 
-class Tool(Part):
+class Tool(OpenPart):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -117,6 +126,16 @@ class NamedTool(Part):
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """What was said, and the tools that may be called. Each is here twice: as it was read, and as it was written."""
+
+    messages: Sequence[Message]
+    written_messages: Sequence[Json]
+    tools: Sequence[Tool]
+    written_tools: Sequence[Json]
+
+
+@dataclass(frozen=True)
 class ChatPrompt:
     """A conversation as the model reads it, and how the answer that follows is to be read."""
 
@@ -124,23 +143,23 @@ class ChatPrompt:
     answer: AnswerForm
 
 
-def chat_prompt(
-    messages: list[Message], tools: list[Tool], options: dict[str, Any], template: ChatTemplate | None
-) -> ChatPrompt:
+def chat_prompt(conversation: Conversation, options: dict[str, Any], template: ChatTemplate | None) -> ChatPrompt:
     """Return the conversation up to where the assistant speaks, or goes on speaking.
 
-    `options` are the template's own. Raise ApiError.
+    `options` are for the template, which may not read them. Raise ApiError.
     """
+    messages, tools = conversation.messages, conversation.tools
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages")
     _check_tools(tools, template)
-    _check_options(options, template)
+    options = _read_options(options, template)
     for number, message in enumerate(messages):
         _check_message(message, f"messages[{number}]", template, is_last=number == len(messages) - 1)
-    *earlier, last = messages
-    said = [_for_template(message, template) for message in (earlier if last.prefix else messages)]
+    last = messages[-1]
+    told = list(map(_for_template, messages, conversation.written_messages, repeat(template)))
+    told_tools = list(map(_tool_for_template, tools, conversation.written_tools))
     try:
-        text = template.render(said, [_tool_for_template(tool) for tool in tools] or None, options)
+        text = template.render(told[:-1] if last.prefix else told, told_tools or None, options)
     except TEMPLATE_ERRORS as error:
         raise invalid(f"the model's chat template refuses these messages: {_complaint(error)}", "messages") from None
     opening = opening_of(text) if template.thinks else "content"
@@ -149,7 +168,7 @@ def chat_prompt(
     return ChatPrompt(text, AnswerForm(opening, template.tool_calls if tools else None))
 
 
-def _check_tools(tools: list[Tool], template: ChatTemplate) -> None:
+def _check_tools(tools: Sequence[Tool], template: ChatTemplate) -> None:
     if tools and not template.takes_tools:
         raise unsupported("tools is not supported: this model's chat template does not say them", "tools")
     if tools and template.tool_calls is None:
@@ -158,22 +177,13 @@ def _check_tools(tools: list[Tool], template: ChatTemplate) -> None:
         raise unsupported("tools: strict is not supported by this server; leave it out", "tools")
 
 
-def _check_options(options: dict[str, Any], template: ChatTemplate) -> None:
-    unknown = sorted(options.keys() - template.options)
-    if unknown:
-        raise unsupported(f"this model's chat template does not read {unknown[0]!r}", "chat_template_kwargs")
-
-    if any(map(_has_large_number, options.values())):
-        raise invalid(f"chat_template_kwargs: a number may be up to {MAX_NUMBER:,}", "chat_template_kwargs")
-
-
-def _has_large_number(value: Any) -> bool:
-    """Return whether one is in the value: a template that repeats something so often would have all the memory."""
-    if isinstance(value, dict):
-        return any(map(_has_large_number, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_large_number, value))
-    return isinstance(value, int | float) and abs(value) > MAX_NUMBER
+def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """Return the options that the template reads. Raise ApiError for one of the variables that are not a caller's."""
+    read = {name: value for name, value in options.items() if name in template.variables}
+    ours = sorted(read.keys() - template.options)
+    if ours:
+        raise unsupported(f"chat_template_kwargs may not set {ours[0]!r}", "chat_template_kwargs")
+    return read
 
 
 def _complaint(error: Exception) -> str:
@@ -190,7 +200,6 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
         "refusal is not supported": bool(message.refusal),
         "audio is not supported": message.audio is not None,
         "function_call is not supported; use tool_calls": message.function_call is not None,
-        "name is not supported": bool(message.name) and message.role in NAMELESS,
         "tool_calls is only for the assistant": bool(message.tool_calls) and message.role != "assistant",
         "prefix is only for the last message, an assistant's": bool(message.prefix)
         and not (is_last and message.role == "assistant"),
@@ -202,9 +211,9 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
             raise invalid(f"{place}: {complaint}", "messages")
 
 
-def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
+def _for_template(message: Message, written: Json, template: ChatTemplate) -> Json:
     """Return the message as templates expect it: keys that are not said are absent."""
-    calls = [_call_for_template(call, template) for call in message.tool_calls or ()]
+    calls = list(map(_call_for_template, message.tool_calls or (), written.get("tool_calls") or (), repeat(template)))
     optional = {
         "name": message.name,
         "tool_calls": calls or None,
@@ -213,17 +222,25 @@ def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
     }
     role = "system" if message.role == "developer" else message.role  # its newer name
     content = message.text if calls else message.text or ""
-    return {"role": role, "content": content} | {name: value for name, value in optional.items() if value is not None}
+    said = {name: value for name, value in optional.items() if value is not None}
+    return {"role": role, "content": content} | said | _unknown(written, Message)
 
 
-def _tool_for_template(tool: Tool) -> dict[str, Any]:
+def _unknown(written: Json, kind: type[Part]) -> Json:
+    """Return what was written beside the keys of `kind`."""
+    known = kind.__struct_fields__
+    return {name: value for name, value in written.items() if name not in known and value is not None}
+
+
+def _tool_for_template(tool: Tool, written: Json) -> Json:
     """Return the tool as templates expect it. Without parameters it takes none, as in OpenAI's API."""
-    said: dict[str, Any] = msgspec.to_builtins(tool)
-    said["function"] = {**said["function"], "parameters": said["function"].get("parameters", NO_PARAMETERS)}
-    return said
+    function: Json = msgspec.to_builtins(tool.function)
+    function["parameters"] = function.get("parameters", NO_PARAMETERS)
+    function |= _unknown(written["function"], Function)
+    return {"type": tool.type, "function": function} | _unknown(written, Tool)
 
 
-def _call_for_template(call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
+def _call_for_template(call: ToolCall, written: Json, template: ChatTemplate) -> Json:
     arguments: Any = call.function.arguments
     if template.dumps_arguments:
         try:
@@ -232,7 +249,8 @@ def _call_for_template(call: ToolCall, template: ChatTemplate) -> dict[str, Any]
             raise invalid(
                 f"messages: the arguments of {call.function.name} are not JSON: {error}", "messages"
             ) from None
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+    function = {"name": call.function.name, "arguments": arguments} | _unknown(written["function"], CalledFunction)
+    return {"id": call.id, "type": call.type, "function": function} | _unknown(written, ToolCall)
 
 
 def _begun(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:

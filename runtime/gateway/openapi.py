@@ -10,15 +10,22 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.body import ChatBody, CompletionBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, neutral_values
-from runtime.gateway.conversation import Part
+from runtime.gateway.body import (
+    UNREAD,
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingsBody,
+    TokenizeBody,
+)
 from runtime.gateway.idempotency import HEADER, MAX_CHARACTERS
 
 __all__ = ["ROUTES", "describe", "description"]
 
 Json = dict[str, Any]
 
-POSTS: dict[str, tuple[type[Part], str, tuple[int, ...]]] = {
+POSTS: dict[str, tuple[type[Body], str, tuple[int, ...]]] = {
     "/v1/completions": (CompletionBody, "Continue prompts.", (429, 503)),
     "/v1/chat/completions": (ChatBody, "Answer as the assistant of a conversation.", (429, 503)),
     "/v1/embeddings": (EmbeddingsBody, "Return a vector for each prompt.", (429, 503)),
@@ -74,8 +81,10 @@ def _schemas() -> Json:
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for kind in kinds:
         schemas[kind.__name__]["additionalProperties"] = {"type": "null"}  # null is absent, whatever the name
-        for name, values in neutral_values(kind).items():
-            schemas[kind.__name__]["properties"][name] = {"enum": [*values, None], "description": "Not obeyed."}
+        properties = schemas[kind.__name__]["properties"]
+        properties |= {name: {"description": "Not read."} for name in sorted(UNREAD)}
+        for name, values in kind.neutral.items():
+            properties[name] = {"enum": [*values, None], "description": "Not obeyed."}
     nullable = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     error = {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable}
     body = {"type": "object", "required": list(error), "properties": error}
@@ -89,7 +98,7 @@ def _get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
     return {"summary": summary, **parameters, "responses": _responses(errors)}
 
 
-def _post(path: str, kind: type[Part], summary: str, errors: tuple[int, ...]) -> Json:
+def _post(path: str, kind: type[Body], summary: str, errors: tuple[int, ...]) -> Json:
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     takes_key = path.startswith("/v1/")
     responses = _responses((400, 401, 404, 408, 413, 415, *((422,) if takes_key else ()), 431, *errors))

@@ -7,9 +7,9 @@ Source: vLLM, "OpenAI-compatible server", for the two routes and their keys.
 
 from typing import Any
 
-from runtime.gateway.body import DetokenizeBody, TokenizeBody, parse_body
+from runtime.gateway.body import DetokenizeBody, TokenizeBody, as_body, parse_body, read_object
 from runtime.gateway.calls import ServedModel, check_length, check_model, check_num_messages, checked_ids
-from runtime.gateway.conversation import chat_prompt
+from runtime.gateway.conversation import Conversation, Json, chat_prompt
 from runtime.gateway.http_errors import invalid
 
 __all__ = ["detokenize", "tokenize"]
@@ -17,9 +17,10 @@ __all__ = ["detokenize", "tokenize"]
 
 def tokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
     """Return the answer to POST /tokenize. Raise ApiError."""
-    body = parse_body(raw, TokenizeBody)
+    written = read_object(raw)
+    body = as_body(written, TokenizeBody)
     check_model(body.model, model)
-    ids = _ids(body, model)
+    ids = _ids(body, written, model)
     names = [model.tokenizer.spelling(token_id).name for token_id in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": model.max_request_tokens, "tokens": ids, "token_strs": names}
 
@@ -34,7 +35,7 @@ def detokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
     return {"prompt": model.tokenizer.decode(ids)}
 
 
-def _ids(body: TokenizeBody, model: ServedModel) -> list[int]:
+def _ids(body: TokenizeBody, written: Json, model: ServedModel) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt")
     if body.messages is None:
@@ -45,6 +46,7 @@ def _ids(body: TokenizeBody, model: ServedModel) -> list[int]:
     if body.add_special_tokens:
         raise invalid("add_special_tokens is only for prompt: a chat template writes its own", "add_special_tokens")
     check_num_messages(body.messages, model)
-    chat = chat_prompt(body.messages, body.tools or [], body.chat_template_kwargs or {}, model.tokenizer.chat_template)
+    said = Conversation(body.messages, written["messages"], body.tools or [], written.get("tools") or [])
+    chat = chat_prompt(said, body.chat_template_kwargs or {}, model.tokenizer.chat_template)
     check_length(chat.text, model)
     return model.tokenizer.encode_whole(chat.text)

@@ -73,7 +73,6 @@ NEUTRAL = {
     "parallel_tool_calls": False,
     "prompt_cache_key": "a",
     "response_format": {"type": "text"},
-    "service_tier": "auto",
     "skip_special_tokens": True,
     "stop": [],
     "stop_token_ids": [],
@@ -96,10 +95,43 @@ def test_what_asks_for_nothing_is_accepted(model, ask):
     assert request == ask(model, seed=1).requests[0]
 
 
+CLIENTS_SAY = [
+    {"chat_id": "c1", "session_id": "s1", "id": "m1", "background_tasks": {"title_generation": True}, "variables": {}},
+    {"messages": [{"role": "user", "content": "mill", "id": "m1", "opts": {"visible": True}, "timestamp": 1.7e12}]},
+    {"messages": [{"role": "user", "content": "mill", "name": "Ann", "annotations": [], "tool_calls": []}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "mill", "cache_control": {"type": "e"}}]}]},
+    {"reasoning_effort": "low", "service_tier": "flex", "safety_identifier": "u", "prompt_cache_retention": "24h"},
+    {"chat_template_kwargs": {"enable_thinking": False, "budget": 2**40}, "user": "Ann", "cache_salt": "x"},
+    {
+        "reasoning_format": "auto",
+        "return_progress": True,
+        "timings_per_token": True,
+        "cache_prompt": True,
+        "id_slot": 0,
+    },
+    {"reasoning": {"effort": "medium"}, "sse_ping_interval": 1, "reasoning_control": True, "keep_alive": "5m"},
+    {"prediction": {"type": "content", "content": "tide"}, "client_metadata": {"a": "b"}, "rid": "r", "metadata": []},
+]
+
+
+@pytest.mark.parametrize("wishes", CLIENTS_SAY, ids=lambda wishes: next(iter(wishes)))
+def test_what_reaches_no_token_is_accepted(model, wishes):
+    """What Open WebUI, CodeCompanion, LangChain, Cline, the SDKs, llama.cpp's page and Codex send beside a chat."""
+    assert chat(model, seed=1, **wishes).requests == chat(model, seed=1).requests
+
+
+def test_a_nucleus_of_nothing_is_the_likeliest_token(model):
+    """`top_p: 0` is greedy, for ranks divide by no temperature then."""
+    sampling = completion(model, top_p=0, temperature=0.7).requests[0].sampling
+
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
+    assert completion(model, top_p=0.5, temperature=0.7).requests[0].sampling.temperature == 0.7
+
+
 def test_an_answer_can_be_sent_back_as_it_came(model):
     """The SDK's next turn repeats our message with all its keys, nulls and thoughts included."""
     said = {"role": "assistant", "content": "tide", "refusal": None, "annotations": [], "audio": None}
-    said |= {"function_call": None, "tool_calls": None, "reasoning_content": "hm"}
+    said |= {"function_call": None, "tool_calls": [], "reasoning_content": "hm", "reasoning": "hm", "parsed": None}
     turns = [{"role": "user", "content": "mill"}, said, {"role": "user", "content": "more"}]
     plain = [turns[0], {"role": "assistant", "content": "tide"}, turns[2]]
 
@@ -247,7 +279,7 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
     [
         *[({name: value}, name) for name, value in [("n", 0), ("n", 129), ("n", True), ("best_of", 3)]],
         *[({name: value}, name) for name, value in [("echo", True), ("suffix", "x"), ("store", True)]],
-        *[({name: value}, name) for name, value in [("service_tier", "flex"), ("use_beam_search", True)]],
+        *[({name: value}, name) for name, value in [("typical_p", 0.5), ("use_beam_search", True)]],
         *[({"logprobs": value}, "logprobs") for value in (-1, 21, True, False)],
         *[({name: 0.5}, name) for name in ("min_p", "top_k")],
         *[({"repetition_penalty": value}, "repetition_penalty") for value in (0, -1, 2.5)],
@@ -263,7 +295,7 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        *[({"top_p": value}, "top_p") for value in (-0.1, 1.1)],
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
@@ -305,12 +337,14 @@ def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"messages": []}}, "'messages'"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"reasoning": {"max_tokens": 9}}, "reasoning"),
         ({"response_format": {"type": "json"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "together with ignore_eos"),
         ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "together with min_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "name"),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "audio"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5, "id": 1}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "system comes first"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "one parameter"),
         ({"top_logprobs": 3}, "only for logprobs"),

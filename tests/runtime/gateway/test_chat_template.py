@@ -11,7 +11,7 @@ from runtime.errors import CheckpointError
 from runtime.gateway import chat_template
 from runtime.gateway.answer_parts import AnswerForm
 from runtime.gateway.chat_template import load_chat_template
-from runtime.gateway.conversation import Message, Tool, chat_prompt
+from runtime.gateway.conversation import Conversation, Message, Tool, chat_prompt
 from runtime.gateway.http_errors import ApiError
 
 CALL = "<｜tool▁calls▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{{ call.function.arguments }};"
@@ -22,7 +22,7 @@ TEMPLATE = (
     "{% if thinking %}<think>{% else %}</think>{% endif %}"
 )
 FUNCTION = {"name": "grind", "parameters": {"b": "<é>", "a": None}}
-TOOLS = msgspec.convert([{"type": "function", "function": FUNCTION}], list[Tool])
+TOOLS = [{"type": "function", "function": FUNCTION}]
 CONVERSATION = [
     {"role": "user", "content": "mill"},
     {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "grind", "arguments": '{"kg": 3}'}}]},
@@ -32,7 +32,8 @@ CONVERSATION = [
 
 def prompt_of(folder, messages, tools=(), source=TEMPLATE, **options):
     template = load_chat_template(folder, source, {"bos_token": "<s>", "eos_token": "</s>"})
-    return chat_prompt(msgspec.convert(messages, list[Message]), list(tools), options, template)
+    said = msgspec.convert(messages, list[Message]), messages, msgspec.convert(tools, list[Tool]), tools
+    return chat_prompt(Conversation(*said), options, template)
 
 
 def test_tools_and_their_answers_are_said_by_the_template(tmp_path):
@@ -190,14 +191,60 @@ def test_whatever_a_template_ends_with_is_one_sentence(source, complaint, tmp_pa
     assert msgspec.json.encode(error.value.body())
 
 
-@pytest.mark.parametrize("width", [2_000_000_000, -2e9, [{"a": 2**20 + 1}]])
-def test_a_callers_numbers_are_bounded(width, tmp_path):
-    """A template may repeat something so often."""
-    with pytest.raises(ApiError, match="a number may be up to 1,048,576") as error:
-        prompt_of(tmp_path, CONVERSATION[:1], source="{{ 'a' * width }}", width=width)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * n }}",
+        "{{ 'a' | center(n) }}",
+        "{{ 'a' | indent(width=n) }}",
+        "{{ ['a', 'b'] | map('center', n) | list }}",
+        "{{ 'a'.ljust(n) }}",
+        "{{ '%*d' % (n, 1) }}",
+        "{{ '%*d' | format(n, 1) }}",
+        "{{ '{:{w}}'.format(1, w=n) }}",
+        "{{ lipsum(n) }}",
+        "{{ messages | tojson(indent=n) }}",
+    ],
+)
+def test_a_callers_numbers_are_bounded_where_they_count(source, tmp_path):
+    """Whether a template takes them from its options or from a message's own keys."""
+    for place in ("messages[0].n", "n"):
+        said = source if place == "n" else "{% set n = messages[0].n %}" + source
+        messages = [CONVERSATION[0] | {"n": 2**40}]
+        with pytest.raises(ApiError, match=r"refuses these messages: a chat template may not (multiply|use)") as error:
+            prompt_of(tmp_path, messages, source=said, n=2**40)
 
-    assert error.value.param == "chat_template_kwargs"
-    assert prompt_of(tmp_path, CONVERSATION[:1], source="{{ 'a' * width }}", width=3).text == "aaa"
+        assert error.value.status == 400
+    assert prompt_of(tmp_path, CONVERSATION[:1], source="{{ n }}{{ 'a' | center(3) }}", n=2**40).text == f"{2**40} a "
+
+
+KEYS = "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ value }};{% endfor %}{% endfor %}"
+
+
+def test_a_template_reads_the_keys_that_it_knows(tmp_path):
+    """By name or one by one, of messages, calls and tools; null is absent; what it does not read changes nothing."""
+    said = {"role": "user", "content": "mill", "name": "Ann", "task": "grind", "nothing": None}
+    call = {"id": "c1", "function": {"name": "grind", "arguments": "{}", "x": 5}, "y": 6, "index": 0}
+    calls = [CONVERSATION[0], {"role": "assistant", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": FUNCTION | {"x": 5}, "cache_control": {"type": "ephemeral"}}]
+
+    assert prompt_of(tmp_path, [said], source="{{ messages[0].task }}").text == "grind"
+    assert prompt_of(tmp_path, [said], source=KEYS).text == "role=user;content=mill;name=Ann;task=grind;"
+    assert prompt_of(tmp_path, [said]).text == prompt_of(tmp_path, CONVERSATION[:1]).text
+    assert prompt_of(tmp_path, calls, source="{{ messages[1].tool_calls[0] }}'tool'").text == (
+        "{'id': 'c1', 'type': 'function', 'function': {'name': 'grind', 'arguments': '{}', 'x': 5}, 'y': 6}'tool'"
+    )
+    source = "{{ tools[0].function.x }}{{ tools[0].cache_control.type }}{# <｜tool▁calls▁begin｜> #}"
+    assert prompt_of(tmp_path, CONVERSATION[:1], tools, source).text == "5ephemeral"
+
+
+def test_an_option_that_the_template_does_not_read_is_nothing(tmp_path):
+    """One that it reads is handed over, unless it is one of the gateway's own."""
+    source = "{{ effort }}{{ bos_token }}"
+
+    assert prompt_of(tmp_path, CONVERSATION[:1], source=source, effort="low", eos_token="x", other=1).text == "low<s>"
+    with pytest.raises(ApiError, match="may not set 'bos_token'"):
+        prompt_of(tmp_path, CONVERSATION[:1], source=source, bos_token="x")
 
 
 def test_a_template_that_jinja_knows_is_the_one_of_transformers(tmp_path):

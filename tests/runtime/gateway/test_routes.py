@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import socket
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -10,18 +12,19 @@ from starlette.requests import Request
 
 from runtime.gateway.app import openapi
 from runtime.gateway.body import (
+    UNREAD,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     EmbeddingsBody,
     TokenizeBody,
-    neutral_values,
     parse_body,
 )
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.openapi import describe
 from tests.runtime.gateway.conftest import ADDRESS, BOS, BOS_ID, MAX_REQUEST_TOKENS, PATIENCE_S
 
+ROOT = Path(__file__).parents[3]
 CHAT = {"messages": [{"role": "user", "content": "mill"}]}
 SAID = {
     CompletionBody: {"model": "m", "prompt": "x"},
@@ -53,6 +56,10 @@ WISHES = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}}},
     {"response_format": {"type": "json_schema"}},
     {"metadata": {"a": 1}},
+    {name: [{"a": 1}] for name in sorted(UNREAD)},
+    {"reasoning_effort": "low", "reasoning": {"effort": "low", "summary": "auto"}},
+    {"reasoning": {"max_tokens": 5}},
+    {"messages": [{"role": "user", "id": 1, "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
     {"top_a": 1},
 ]
 
@@ -106,7 +113,7 @@ def test_the_description_says_what_is_checked(kind, wishes):
     validator = jsonschema.Draft202012Validator(root)
     for body in [
         SAID[kind] | wishes,
-        *(SAID[kind] | {name: v} for name, vs in neutral_values(kind).items() for v in vs),
+        *(SAID[kind] | {name: v} for name, vs in kind.neutral.items() for v in vs),
     ]:
         assert validator.is_valid(body) == is_read(body, kind), body
 
@@ -126,6 +133,13 @@ def test_the_description_names_every_route(gateway):
     assert status == 200
     assert json.loads(text) == json.loads(json.dumps(describe()))
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= set(json.loads(text)["paths"])
+
+
+def test_the_page_names_what_no_route_reads():
+    """All of it, and nothing else, in its table."""
+    rows = [line for line in (ROOT / "docs" / "http.md").read_text().splitlines() if line.startswith("| ")]
+
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == UNREAD
 
 
 def test_the_description_is_made_once():
