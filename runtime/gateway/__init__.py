@@ -16,7 +16,8 @@ A request's life, in the order of the files:
                        still to come
     6. detokenizer.py  turns tokens into text that never breaks a character or a stop string (logprobs.py goes with it)
     7. answer_parts.py finds thoughts and calls of tools in a chat's text
-    8. responses.py    shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
+    8. dialects.py     shapes the text as OpenAI's JSON; http_errors.py does so for what went wrong
+responses.py makes a chat of a call of /v1/responses, and response_items.py shapes its answer.
 embeddings.py is the shorter life of a prompt whose embedding is wanted. tokenizing.py answers for token ids, openapi.py
 describes the routes to programs. http1.py refuses what is no HTTP, input_turns.py takes clients' input in a little at a
 time, and connections.py bounds how many clients there are and how long one may keep a connection waiting.

@@ -1,7 +1,7 @@
 """The HTTP routes: OpenAI's, vLLM's for token ids, `/openapi.json`, `/health` and `/readyz`.
 
 Every error, a wrong path included, is OpenAI's JSON. Nothing is redirected. A stream starts with the first token, so a
-request that fails before that still gets its status; one that fails later gets an error event and no [DONE].
+request that fails before that still gets its status; one that fails later gets an error event and no ending.
 It does not read bodies' meaning (`calls.py`) or follow requests (`generation.py`).
 """
 
@@ -27,6 +27,7 @@ from runtime.gateway.admission import Admission, Line, caller_of
 from runtime.gateway.body import MAX_CHOICES
 from runtime.gateway.calls import AskedCall, Call, ServedModel, read_chat, read_completion
 from runtime.gateway.client import Bodies, EventStream, while_connected
+from runtime.gateway.dialects import ChatDialect, CompletionDialect, Dialect, usage
 from runtime.gateway.embeddings import EmbeddingCall, embeddings_json, read_embeddings
 from runtime.gateway.generation import Delta, Generation
 from runtime.gateway.http_errors import ApiError, no_json, unknown_model
@@ -36,7 +37,8 @@ from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.openapi import ROUTES, description
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
-from runtime.gateway.responses import ChatDialect, CompletionDialect, Dialect, chunk, usage, usage_chunk, whole
+from runtime.gateway.response_items import ResponsesDialect
+from runtime.gateway.responses import in_own_names, read_response
 from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
 from runtime.gateway.tracing import Traces
@@ -90,6 +92,7 @@ def create_app(gateway: Gateway) -> Starlette:
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
@@ -132,12 +135,20 @@ class Door:
 
 async def completions(request: Request) -> Response:
     """Answer POST /v1/completions."""
-    return await _answer(request, read_completion, CompletionDialect, "cmpl")
+    return await _answer(request, read_completion, CompletionDialect, "cmpl-")
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer POST /v1/chat/completions."""
-    return await _answer(request, read_chat, ChatDialect, "chatcmpl")
+    return await _answer(request, read_chat, ChatDialect, "chatcmpl-")
+
+
+async def responses(request: Request) -> Response:
+    """Answer POST /v1/responses."""
+    try:
+        return await _answer(request, read_response, ResponsesDialect, "resp_")
+    except ApiError as error:
+        raise in_own_names(error) from None
 
 
 async def embeddings(request: Request) -> Response:
@@ -226,8 +237,8 @@ async def _answer(
             asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
             call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
-        request_id = f"{prefix}-{uuid4().hex}"
-        dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name)
+        request_id = f"{prefix}{uuid4().hex}"
+        dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name, call)
         headers = {REQUEST_ID: request_id}
         spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
         stack.callback(spending.end)
@@ -239,9 +250,9 @@ async def _answer(
         stack.callback(_close, generation, spending, idempotent, begun)
         if not call.stream:
             choices = await while_connected(request, _read_all(generation, len(call.requests)))
-            return JSONResponse(whole(dialect, choices, _usage(generation)), headers=headers)
+            return JSONResponse(dialect.whole(choices, _usage(generation)), headers=headers)
         first = await while_connected(request, generation.next_delta())
-        return EventStream(_events(dialect, generation, first, call), headers, stack.pop_all().close)
+        return EventStream(_events(dialect, generation, first), headers, stack.pop_all().close)
 
 
 async def _check_schema(request: Request, call: Call) -> None:
@@ -319,48 +330,24 @@ def _joined(deltas: list[Delta]) -> Delta:
     )
 
 
-async def _events(dialect: Dialect, generation: Generation, first: Delta | None, call: Call) -> AsyncIterator[bytes]:
-    """Yield the stream's events, the last one being [DONE] or an error.
+async def _events(dialect: Dialect, generation: Generation, first: Delta | None) -> AsyncIterator[bytes]:
+    """Yield the stream's events, the last one being its end or an error.
 
     Events whose tokens came together are yielded together: one write for all of them, when there is much to do.
-    With `include_usage` every chunk has the key; its value is null but in the last, unless every chunk is to have one.
     """
-    begun: set[int] = set()
-
-    def event_of(delta: Delta) -> bytes:
-        is_first = delta.index not in begun
-        if not is_first and not _says_something(delta):
-            return b""
-        begun.add(delta.index)
-        event = chunk(dialect, delta, is_first=is_first)
-        if call.include_usage:
-            event["usage"] = _usage(generation) if call.usage_in_every_chunk else None
-        return _event(event)
-
-    delta = first
+    used, delta = partial(_usage, generation), first
     try:
         while delta is not None:
-            events = event_of(delta)
+            events = dialect.event(delta, used)
             while (delta := generation.delta_here()) is not None:
-                events += event_of(delta)
+                events += dialect.event(delta, used)
             if events:
                 yield events
             delta = await generation.next_delta()
     except ApiError as error:
-        yield _event(error.body())
-        return
-    if call.include_usage:
-        yield _event(usage_chunk(dialect, _usage(generation)))
-    yield b"data: [DONE]\n\n"
-
-
-def _says_something(delta: Delta) -> bool:
-    said = delta.text if delta.parts is None else delta.parts
-    return bool(said or delta.logprobs or delta.finish_reason)
-
-
-def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+        yield dialect.failure(error)
+    else:
+        yield dialect.ending(used())
 
 
 def _usage(generation: Generation) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class ObjectFormat(Part, tag_field="type", tag="json_object"):
     """The answer is an object in JSON."""
 
 
-class NamedSchema(Part):
+class NamedSchema(Part, frozen=True):
     """A JSON Schema. It is always obeyed, `strict` or not."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -157,7 +157,7 @@ class Reasoning(Part):
     generate_summary: str | None = None  # its older name
 
 
-class Body(Part):
+class Body(Part, frozen=True):
     """What a route takes. `neutral` has what it does not obey, with the values that ask for nothing."""
 
     neutral: ClassVar[Neutral] = {}

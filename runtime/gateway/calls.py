@@ -9,7 +9,7 @@ It does not know HTTP, and it does not choose ranks.
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,7 @@ class Call:
     stream: bool
     include_usage: bool = False
     usage_in_every_chunk: bool = False
+    repeated: Json = field(default_factory=dict)  # of the body, by an answer that repeats its own
 
     @property
     def most_tokens(self) -> int:

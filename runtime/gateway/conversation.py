@@ -44,7 +44,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a body: immutable, and refusing keys that it does not know."""
 
 
-class OpenPart(Part, forbid_unknown_fields=False):
+class OpenPart(Part, frozen=True, forbid_unknown_fields=False):
     """A part that may have keys which nobody here reads."""
 
 

@@ -20,6 +20,7 @@ from runtime.gateway.body import (
     TokenizeBody,
 )
 from runtime.gateway.idempotency import HEADER, MAX_CHARACTERS
+from runtime.gateway.responses import ResponsesBody
 
 __all__ = ["ROUTES", "describe", "description"]
 
@@ -28,6 +29,7 @@ Json = dict[str, Any]
 POSTS: dict[str, tuple[type[Body], str, tuple[int, ...]]] = {
     "/v1/completions": (CompletionBody, "Continue prompts.", (429, 503)),
     "/v1/chat/completions": (ChatBody, "Answer as the assistant of a conversation.", (429, 503)),
+    "/v1/responses": (ResponsesBody, "Answer as the assistant, in the words of the Responses API.", (429, 503)),
     "/v1/embeddings": (EmbeddingsBody, "Return a vector for each prompt.", (429, 503)),
     "/tokenize": (TokenizeBody, "Return the token ids of a prompt or a conversation.", ()),
     "/detokenize": (DetokenizeBody, "Return the text of token ids.", ()),
@@ -40,7 +42,7 @@ GETS: dict[str, tuple[str, tuple[int, ...]]] = {
     "/openapi.json": ("Return this description.", ()),
 }
 ROUTES = (*(f"POST {path}" for path in POSTS), *(f"GET {path}" for path in GETS))
-STREAMED = (CompletionBody, ChatBody)
+STREAMED = (CompletionBody, ChatBody, ResponsesBody)
 MEANINGS = {
     400: "The request is wrong, or asks for what is not done here.",
     401: "No key, or one that is not known; only where keys are set.",

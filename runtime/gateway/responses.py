@@ -1,193 +1,250 @@
-"""OpenAI's answers as JSON documents: whole, or as the chunks of a stream.
+"""`POST /v1/responses`: a chat in the words of OpenAI's Responses API, for clients that speak no others.
 
-The two routes differ in names and in where the text sits; `Dialect` is that difference, everything else is shared.
-It does not decide what is answered, only how it looks.
-Source: OpenAI API reference, the completion and chat.completion objects; DeepSeek API reference for the cache fields.
+    input, instructions, text.format, ... -> the body of /v1/chat/completions -> the same checks and the same call
+
+    instructions                 a system message before all others
+    a message item               a message; its parts are text
+    a reasoning item             `reasoning_content` of the assistant's message or calls that follow it, if any do
+    function_call items          `tool_calls` of one assistant's message
+    a function_call_output       a tool's message
+
+Nothing is kept, so `store: true`, `previous_response_id` and `conversation` are refused by name. `store` left out means
+true at OpenAI; clients that leave it out and name no earlier response lose nothing, and the answer says `store: false`.
+What an answer looks like is in `response_items.py`.
+Source: OpenAI API reference, "Create a model response".
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
-from runtime.gateway.answer_parts import AnswerPart, CallPart, Said, Thought
-from runtime.gateway.generation import Delta
-from runtime.gateway.logprobs import TokenLogprobs
-from runtime.gateway.tokenizer import Spelling
+import msgspec
 
-__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "chunk", "usage", "usage_chunk", "whole"]
+from runtime.gateway.body import (
+    Body,
+    NamedSchema,
+    Neutral,
+    ObjectFormat,
+    PositiveInt,
+    Reasoning,
+    StreamOptions,
+    TextFormat,
+    TopP,
+    as_body,
+    read_object,
+)
+from runtime.gateway.calls import AskedCall, Call, ServedModel, asked_chat
+from runtime.gateway.conversation import Json, OpenPart, Part
+from runtime.gateway.http_errors import ApiError, invalid, unsupported
+from runtime.protocol.bounds import Temperature
 
-Json = dict[str, Any]
+__all__ = ["ResponsesBody", "in_own_names", "read_response"]
+
+OWN_NAMES = {"messages": "input", "response_format": "text.format", "verbosity": "text.verbosity"}  # by a chat's
+CHATS_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
+TEXTS = ("input_text", "output_text", "text", "reasoning_text")
+Include = Literal[  # what else an answer may hold, of things that are not here; logprobs would be, so they are refused
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+KEYS = {  # of items, that they must have
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
 
 
-@dataclass(frozen=True)
-class Dialect(ABC):
-    """The way in which one route writes one answer. `created` is in seconds since 1970."""
+class InputPart(OpenPart, frozen=True):
+    """A part of a content. Those that are no text are refused."""
 
-    id: str
-    created: int
+    type: str
+    text: str | None = None
+
+
+Content = str | list[InputPart]
+
+
+class InputItem(OpenPart, frozen=True):
+    """A message, a call of a function or its output, or thoughts; the API leaves a message's type out at will."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+
+
+class FlatSchemaFormat(NamedSchema, tag_field="type", tag="json_schema", frozen=True):
+    """The answer is JSON that a schema allows."""
+
+
+class TextOptions(Part, frozen=True):
+    """The form of the answer's text."""
+
+    format: TextFormat | ObjectFormat | FlatSchemaFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(Body, frozen=True):
+    """`input` is a text, which a user says, or items. Tools are functions; others would have to run here."""
+
+    neutral: ClassVar[Neutral] = {
+        "background": (False,),
+        "conversation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "store": (False,),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+
     model: str
-
-    @property
-    @abstractmethod
-    def objects(self) -> tuple[str, str]:
-        """The names of a whole answer and of a chunk."""
-
-    @abstractmethod
-    def choice(self, delta: Delta) -> Json:
-        """Return a finished choice, given as one delta."""
-
-    @abstractmethod
-    def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the growth of a choice."""
-
-
-class CompletionDialect(Dialect):
-    """/v1/completions: a chunk looks like a whole answer."""
-
-    objects = ("text_completion", "text_completion")
-
-    def choice(self, delta: Delta) -> Json:
-        """Return the text, plain."""
-        return {
-            "index": delta.index,
-            "text": delta.text,
-            "logprobs": None if delta.logprobs is None else _columns(delta.logprobs),
-            "finish_reason": delta.finish_reason,
-        }
-
-    def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the text, plain."""
-        return self.choice(delta)
+    input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: PositiveInt | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Include] | None = None
 
 
-class ChatDialect(Dialect):
-    """/v1/chat/completions: a message, whose role comes with its first chunk."""
-
-    objects = ("chat.completion", "chat.completion.chunk")
-
-    def choice(self, delta: Delta) -> Json:
-        """Return the assistant's message. `reasoning_content` and `tool_calls` are there where there are some."""
-        parts = _parts(delta)
-        calls = [_call(group) for group in _calls(parts)]
-        said = {"content": _text(parts, Said) or (None if calls else "")}
-        thought = {"reasoning_content": _text(parts, Thought)} if any(isinstance(p, Thought) for p in parts) else {}
-        message = {"role": "assistant", **said, **thought, "refusal": None} | ({"tool_calls": calls} if calls else {})
-        return {"index": delta.index, "message": message} | _chat_ending(delta)
-
-    def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the message's growth; nothing but the finish_reason when it ends without text."""
-        parts = _parts(delta)
-        growth: Json = {"role": "assistant"} if is_first else {}
-        if any(isinstance(part, Thought) for part in parts):
-            growth["reasoning_content"] = _text(parts, Thought)
-        calls = _calls(parts)
-        if calls:
-            growth["tool_calls"] = [_call(group) | {"index": group[0].index} for group in calls]
-        if any(isinstance(part, Said) for part in parts) or (is_first and len(growth) == 1):
-            growth["content"] = _text(parts, Said)
-        return {"index": delta.index, "delta": growth} | _chat_ending(delta)
+def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Read the body of /v1/responses. Raise ApiError, which may name a chat's parameters."""
+    written = read_object(raw)
+    body = as_body(written, ResponsesBody)
+    asked = asked_chat(_chat(body, written), model, seed)
+    return replace(asked, prepare=partial(_prepared, asked, _repeated(body, written)))
 
 
-def whole(dialect: Dialect, choices: Sequence[Delta], usage: Json) -> Json:
-    """Return the answer of a call that does not stream; each choice is one delta."""
-    return _document(dialect, dialect.objects[0], [dialect.choice(delta) for delta in choices]) | {"usage": usage}
+def in_own_names(error: ApiError) -> ApiError:
+    """Return the error with this route's names of parameters, where it has those of a chat."""
+    if error.code == "unknown_parameter":  # it was a chat's name that the caller wrote
+        return error
+    begin = CHATS_NAME.match(error.message)
+    message = OWN_NAMES[begin[1]] + error.message[begin.end() :] if begin else error.message
+    param = error.param and OWN_NAMES.get(error.param, error.param)
+    return replace(error, message=message, param=param)
 
 
-def chunk(dialect: Dialect, delta: Delta, *, is_first: bool) -> Json:
-    """Return one event of a stream."""
-    return _document(dialect, dialect.objects[1], [dialect.delta(delta, is_first=is_first)])
+def _prepared(asked: AskedCall, repeated: Json) -> Call:
+    return replace(asked.prepare(), repeated=repeated)
 
 
-def usage_chunk(dialect: Dialect, usage: Json) -> Json:
-    """Return the last event before the end, without choices."""
-    return _document(dialect, dialect.objects[1], []) | {"usage": usage}
-
-
-def usage(num_prompt_tokens: int, num_generated_tokens: int, num_thinking_tokens: int | None) -> Json:
-    """Return OpenAI's counts and DeepSeek's cache counts. Without a prefix cache, every prompt token was computed."""
-    counts: Json = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_generated_tokens,
-        "total_tokens": num_prompt_tokens + num_generated_tokens,
-        "prompt_cache_hit_tokens": 0,
-        "prompt_cache_miss_tokens": num_prompt_tokens,
-    }
-    if num_thinking_tokens is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": num_thinking_tokens}
-    return counts
-
-
-def _document(dialect: Dialect, name: str, choices: list[Json]) -> Json:
+def _chat(body: ResponsesBody, written: Json) -> Json:
+    """Return the call as the body of a chat; null is absent there."""
+    text = body.text or TextOptions()
     return {
-        "id": dialect.id,
-        "object": name,
-        "created": dialect.created,
-        "model": dialect.model,
-        "choices": choices,
+        "model": body.model,
+        "messages": _messages(body),
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "stream": body.stream,
+        "stream_options": written.get("stream_options"),
+        "response_format": _response_format(text),
+        "verbosity": text.verbosity,
+        "reasoning": written.get("reasoning"),
+        "tools": list(map(_tool, body.tools or ())),
+        "tool_choice": _tool_choice(body),
+        "parallel_tool_calls": body.parallel_tool_calls,
     }
 
 
-def _columns(tokens: Sequence[TokenLogprobs]) -> Json:
-    """Return logprobs as completions have them: a list for each property, `text_offset` counted in the whole answer."""
+def _repeated(body: ResponsesBody, written: Json) -> Json:
+    """Return what the answer repeats of its call, with the values that count where none is written."""
     return {
-        "tokens": [_key(token.token) for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [
-            {_key(other): logprob for other, logprob in (*token.best, (token.token, token.logprob))} for token in tokens
-        ],
-        "text_offset": [token.offset for token in tokens],
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": written.get("metadata") or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": (written.get("text") or {}).get("format") or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
     }
 
 
-def _key(token: Spelling) -> str:
-    """Return a token as a key of an object.
-
-    Bytes that are no text get OpenAI's form for them, because they would all be alike as U+FFFD.
-    """
-    if token.content is None or token.content == token.name.encode():
-        return token.name
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
+def _response_format(text: TextOptions) -> Json | None:
+    if isinstance(text.format, FlatSchemaFormat):
+        schema = {name: value for name, value in msgspec.to_builtins(text.format).items() if name != "type"}
+        return {"type": "json_schema", "json_schema": schema}
+    form: Json | None = msgspec.to_builtins(text.format)
+    return form
 
 
-def _parts(delta: Delta) -> Sequence[AnswerPart]:
-    if delta.parts is not None:
-        return delta.parts
-    return (Said(delta.text),) if delta.text else ()
+def _tool(tool: Json) -> Json:
+    if tool.get("type") != "function":
+        raise unsupported(f"tools: {tool.get('type')} is not supported by this server; give functions", "tools")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def _text(parts: Sequence[AnswerPart], kind: type[Said] | type[Thought]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, kind))
+def _tool_choice(body: ResponsesBody) -> str | None:
+    if isinstance(body.tool_choice, dict):
+        raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
+    return body.tool_choice
 
 
-def _calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
-    """Return the pieces of each call, together."""
-    by_index: dict[int, list[CallPart]] = {}
-    for part in parts:
-        if isinstance(part, CallPart):
-            by_index.setdefault(part.index, []).append(part)
-    return list(by_index.values())
+def _messages(body: ResponsesBody) -> list[Json]:
+    """Return the items as the messages of a chat. Thoughts that nothing follows are no message."""
+    messages: list[Json] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    for number, item in enumerate(items):
+        _add(messages, item, f"input[{number}]")
+    return [message for message in messages if message["role"] != "assistant" or _has_spoken(message)]
 
 
-def _call(pieces: list[CallPart]) -> Json:
-    """Return the pieces of one call as one; its id and name are in the first of all."""
-    first = pieces[0]
-    arguments = "".join(piece.arguments for piece in pieces)
-    if first.id is None:
-        return {"function": {"arguments": arguments}}
-    return {"id": first.id, "type": "function", "function": {"name": first.name, "arguments": arguments}}
+def _add(messages: list[Json], item: InputItem, place: str) -> None:
+    """Add an item to the messages: as one more, or to the assistant's that is the last."""
+    if item.type not in KEYS:
+        raise unsupported(f"{place}: {item.type} is not supported by this server; leave it out", "input")
+    if any(getattr(item, key) is None for key in KEYS[item.type]):
+        raise invalid(f"{place}: a {item.type} needs {', '.join(KEYS[item.type])}", "input")
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    text = _text(item.output if item.type == "function_call_output" else item.content, place)
+    if item.type == "function_call":
+        if last is None:
+            messages.append(last := {"role": "assistant"})
+        function = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    elif item.type == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+    elif item.type == "reasoning":
+        messages.append({"role": "assistant", "reasoning_content": text or None})
+    elif item.role == "assistant" and last is not None and not _has_spoken(last):
+        last["content"] = text
+    else:
+        messages.append({"role": item.role, "content": text})
 
 
-def _chat_ending(delta: Delta) -> Json:
-    """Return the keys that end a chat's choice, whole or not."""
-    logprobs = None if delta.logprobs is None else {"content": list(map(_row, delta.logprobs)), "refusal": None}
-    return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
+def _has_spoken(message: Json) -> bool:
+    """Return whether a message of the assistant has more than thoughts."""
+    return "content" in message or "tool_calls" in message
 
 
-def _row(token: TokenLogprobs) -> Json:
-    """Return logprobs as chats have them: an object for each token."""
-    return _entry(token.token, token.logprob) | {"top_logprobs": [_entry(*other) for other in token.best]}
-
-
-def _entry(token: Spelling, logprob: float) -> Json:
-    return {"token": token.name, "logprob": logprob, "bytes": None if token.content is None else list(token.content)}
+def _text(content: Content | None, place: str) -> str | None:
+    """Return the text of a content, which may be none."""
+    if content is None or isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in TEXTS or part.text is None:
+            raise unsupported(f"{place}: {part.type} is not supported by this server; give texts", "input")
+    return "".join(part.text or "" for part in content)

@@ -114,6 +114,7 @@ def test_a_completion_is_the_text_of_its_tokens(client, pair, ids):
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": len(pair.reply),
         "total_tokens": num_prompt_tokens + len(pair.reply),
+        "prompt_tokens_details": {"cached_tokens": 0},
         "prompt_cache_hit_tokens": 0,
         "prompt_cache_miss_tokens": num_prompt_tokens,
     }
@@ -475,11 +476,11 @@ def test_every_error_has_openais_shape(gateway, method, path, body, status, code
 
 
 def test_an_unknown_path_is_answered_with_those_that_there_are(gateway):
-    """A client of another API, such as OpenAI's responses, reads what it can call."""
-    _, text = gateway.call("POST", "/v1/responses", "{}")
+    """A client of another API, such as one that reranks, reads what it can call."""
+    _, text = gateway.call("POST", "/v1/rerank", "{}")
     message = json.loads(text)["error"]["message"]
 
-    assert message.startswith("POST /v1/responses: not found; there are POST /v1/completions, ")
+    assert message.startswith("POST /v1/rerank: not found; there are POST /v1/completions, ")
     assert set(message.partition("there are ")[2].split(", ")) == {
         f"{method.upper()} {path}" for path, methods in describe()["paths"].items() for method in methods
     }

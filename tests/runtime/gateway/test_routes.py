@@ -22,6 +22,7 @@ from runtime.gateway.body import (
 )
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.openapi import describe
+from runtime.gateway.responses import ResponsesBody
 from tests.runtime.gateway.conftest import ADDRESS, BOS, BOS_ID, MAX_REQUEST_TOKENS, PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +30,7 @@ CHAT = {"messages": [{"role": "user", "content": "mill"}]}
 SAID = {
     CompletionBody: {"model": "m", "prompt": "x"},
     ChatBody: {"model": "m"} | CHAT,
+    ResponsesBody: {"model": "m", "input": [{"role": "user", "content": "mill"}]},
     EmbeddingsBody: {"model": "m", "input": ["x", [5]]},
     TokenizeBody: {"prompt": "x"},
     DetokenizeBody: {"tokens": [5]},
@@ -61,6 +63,12 @@ WISHES = [
     {"reasoning": {"max_tokens": 5}},
     {"messages": [{"role": "user", "id": 1, "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
     {"top_a": 1},
+    {"input": []},
+    {"input": "mill"},
+    {"input": [{"type": "message", "role": "robot", "content": "x"}]},
+    {"text": {"format": {"type": "json_schema", "name": "a"}, "verbosity": "low"}},
+    {"text": {"format": {"type": "json_schema", "json_schema": {"name": "a"}}}},
+    {"include": ["message.output_text.logprobs"]},
 ]
 
 
@@ -132,14 +140,15 @@ def test_the_description_names_every_route(gateway):
 
     assert status == 200
     assert json.loads(text) == json.loads(json.dumps(describe()))
-    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= set(json.loads(text)["paths"])
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"} <= set(json.loads(text)["paths"])
 
 
 def test_the_page_names_what_no_route_reads():
     """All of it, and nothing else, in its table."""
-    rows = [line for line in (ROOT / "docs" / "http.md").read_text().splitlines() if line.startswith("| ")]
+    section = (ROOT / "docs" / "http.md").read_text().partition("## Fields\n")[2].partition("\n## ")[0]
+    rows = "".join(line for line in section.splitlines() if line.startswith("| "))
 
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == UNREAD
+    assert set(re.findall(r"`(\w+)`", rows)) == UNREAD
 
 
 def test_the_description_is_made_once():
