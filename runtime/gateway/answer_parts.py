@@ -42,6 +42,11 @@ class AnswerForm:
         """True if all of it is words."""
         return self.opening == "content" and self.tool_calls is None
 
+    @property
+    def call_end(self) -> str:
+        """The mark after a call's arguments."""
+        return CALL_END if self.tool_calls == "plain" else FENCE_END + CALL_END
+
 
 @dataclass(frozen=True)
 class Thought:
@@ -163,8 +168,7 @@ class AnswerReader:
         return ()
 
     def _arguing(self) -> Sequence[AnswerPart]:
-        end = CALL_END if self._form.tool_calls == "plain" else FENCE_END + CALL_END
-        text, is_over = self._take(end)
+        text, is_over = self._take(self._form.call_end)
         self._state = self._between_calls if is_over else self._state
         return (CallPart(self.num_calls - 1, text),) if text else ()
 

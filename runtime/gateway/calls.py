@@ -199,14 +199,10 @@ def _chat_prompt(body: ChatBody, written: Json, tokenizer: Tokenizer) -> ChatPro
 
 
 def _may_call(body: ChatBody) -> bool:
-    """Return whether the model may call tools. Raise ApiError if it is to be made to call one, or only one."""
+    """Return whether the model may call tools. Raise ApiError if it is to be made to call one."""
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
-    may_call = bool(body.tools) and body.tool_choice != "none"
-    if may_call and body.parallel_tool_calls is False:
-        said = "parallel_tool_calls: false is not supported by this server; leave it out"
-        raise unsupported(said, "parallel_tool_calls")
-    return may_call
+    return bool(body.tools) and body.tool_choice != "none"
 
 
 def _json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
@@ -261,7 +257,7 @@ def _call(
             GenerationRequest(
                 prompt_ids,
                 _sampling(body, limit, _seed(seed, choice), model.tokenizer, json_schema),
-                body.stop_strings(),
+                _stops(body, answer),
                 answer,
             )
             for prompt_ids, limit in zip(prompts, limits, strict=True)
@@ -272,6 +268,14 @@ def _call(
         include_usage=options is not None and bool(options.include_usage),
         usage_in_every_chunk=options is not None and bool(options.include_usage and options.continuous_usage_stats),
     )
+
+
+def _stops(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[str, ...]:
+    """Return the texts that end an answer. One that may hold a single call ends with it."""
+    is_single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
+    if is_single and answer is not None and answer.tool_calls is not None:
+        return (*body.stop_strings(), answer.call_end)
+    return body.stop_strings()
 
 
 def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """An answer between its rank and its reader, without sockets: what a reader that stalls costs, and how requests end."""
 
 import asyncio
+import json
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,14 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from runtime.gateway import generation
 from runtime.gateway.admission import Admission, Waits
-from runtime.gateway.calls import Call, GenerationRequest
-from runtime.gateway.generation import Generation
+from runtime.gateway.calls import Call, GenerationRequest, ServedModel, read_chat
+from runtime.gateway.generation import Answer, Generation
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.metrics import GatewayMetrics
 from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits
 from runtime.gateway.resumption import Resumptions
+from runtime.gateway.tokenizer import load_tokenizer
 from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
+from tests.runtime.gateway.conftest import TOOL_TEMPLATE
 
 HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 
@@ -232,3 +235,30 @@ def test_a_token_id_outside_the_vocabulary_fails_its_request_alone(said):
     assert (text, error.status, error.code) == ("", 503, "rank_failed")
     assert "rank 0 of unit mixed-0 said a token id outside the vocabulary" in error.message
     assert after == ("a", None)
+
+
+CALLS = {"plain": "f<｜tool▁sep｜>{arguments}", "fenced": "function<｜tool▁sep｜>f\n```json\n{arguments}\n```"}
+
+
+@pytest.mark.parametrize("form", CALLS)
+@pytest.mark.parametrize("several", [None, True, False])
+def test_a_caller_may_want_one_call_at_a_time(write_checkpoint, tmp_path, form, several):
+    """`parallel_tool_calls: false` ends an answer with its first call, whose arguments are whole."""
+    template = TOOL_TEMPLATE + ("{# ```json\n #}" if form == "fenced" else "")
+    tokenizer = load_tokenizer(write_checkpoint(tmp_path, chat_template=template))
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "parallel_tool_calls": several}
+    body["tools"] = [{"type": "function", "function": {"name": "f"}}]
+    (request,) = read_chat(json.dumps(body).encode(), ServedModel("tiny", 640, tokenizer)).prepare().requests
+    calls = "".join(
+        f"<｜tool▁call▁begin｜>{CALLS[form].format(arguments=each)}<｜tool▁call▁end｜>" for each in ("[1]", "[2]")
+    )
+    text = tokenizer.encode_whole(f"hm</think>so<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+    answer, parts = Answer(0, request, tokenizer), []
+    for index, token_id in enumerate([*text, 1]):
+        if answer.finish_reason is None:
+            parts += answer.take(Token("r", index, token_id, "stop" if index == len(text) else None)).parts
+
+    told = ["".join(part.arguments for part in parts if getattr(part, "index", None) == call) for call in (0, 1)]
+    assert request.answer.tool_calls == form
+    assert told == (["[1]", ""] if several is False else ["[1]", "[2]"])
+    assert answer.finish_reason == "tool_calls"

@@ -224,7 +224,7 @@ def test_words_are_a_message(client, pair, ids):
 def test_an_agent_gets_items_and_sends_them_back(client, pair, ids, stream, tokenizer):
     """Thoughts, words and a call are an item each; all of it goes back with the function's output."""
     pair.reply = [*ids(f"<think>{CALL}"), EOS_ID]
-    wishes = {"input": [USER], "tools": TOOLS, "store": False, "parallel_tool_calls": True}
+    wishes = {"input": [USER], "tools": TOOLS, "store": False, "parallel_tool_calls": False}
 
     if stream:
         with client.responses.stream(model=MODEL, **wishes) as events:
