@@ -56,10 +56,14 @@ UNREAD = frozenset(
         "rid",  # SGLang
         *("backend_sampling", "cache_prompt", "id_slot", "reasoning_control", "return_progress"),  # llama.cpp
         *("sse_ping_interval", "timings_per_token"),
+        *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),  # of samplers that are off
+        *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"),
         "keep_alive",  # Ollama
         *("background_tasks", "chat_id", "filter_ids", "id", "message_id", "model_item", "parent_id"),  # Open WebUI
         "variables",
         "client_metadata",  # Codex
+        "usage",  # OpenRouter; `stream_options` asks for it here
+        *("conversation_id", "tags", "thread_id", "trace_id", "user_id"),  # who keeps a trace of calls
     }
 )
 Neutral = dict[str, tuple[Any, ...]]

@@ -1,15 +1,22 @@
 """The Responses API: the openai client's calls are chats in other words, and their answers are items."""
 
+import itertools
 import json
 import re
 
 import openai
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
-from runtime.gateway.calls import ServedModel, read_chat
+from runtime.gateway.answer_parts import AnswerForm, AnswerReader
+from runtime.gateway.calls import Call, ServedModel, read_chat
+from runtime.gateway.dialects import usage
+from runtime.gateway.generation import Delta
 from runtime.gateway.http_errors import ApiError
+from runtime.gateway.response_items import ResponsesDialect
 from runtime.gateway.responses import in_own_names, read_response
 from runtime.gateway.tokenizer import load_tokenizer
 
@@ -173,6 +180,42 @@ def test_what_cannot_be_done_is_refused_by_this_routes_names(model, wishes, para
 
     assert (error.status, error.param) == (400, param)
     assert re.search(complaint, error.message)
+
+
+def events_of(text):
+    """The documents of a stream's events."""
+    return [json.loads(line.removeprefix("data: ")) for line in text.decode().splitlines() if line.startswith("data: ")]
+
+
+PIECES = st.lists(st.sampled_from(["a", "<", "hm</think>", "<think>", *re.split("(?<=>)", CALL)]), max_size=12)
+
+
+@given(PIECES, st.lists(st.integers(0, 200), max_size=6), st.sampled_from(["stop", "length"]))
+def test_a_stream_says_what_a_whole_answer_says(pieces, cuts, finish_reason):
+    """However an answer is cut: its items, and the texts of their events, are those of the answer in one piece."""
+    text, form = "".join(pieces), AnswerForm("undecided", "plain")
+    at_once, in_pieces = (ResponsesDialect("r", 0, "m", Call((), 0, stream=True)) for _ in range(2))
+    reader, streamed = AnswerReader(form), b""
+    borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
+    used = usage(1, 2, 0)
+    for begin, end in itertools.pairwise(borders):
+        streamed += in_pieces.event(Delta(0, "", None, parts=reader.push(text[begin:end])), lambda: used)
+    last = Delta(0, "", finish_reason, parts=reader.push("", is_last=True))
+    streamed += in_pieces.event(last, lambda: used) + in_pieces.ending(used)
+    events = events_of(streamed)
+    answer = at_once.whole([Delta(0, "", finish_reason, parts=AnswerReader(form).push(text, is_last=True))], used)
+
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert list(map(bare, events[-1]["response"]["output"])) == list(map(bare, answer["output"]))
+    assert events[-1]["response"] | {"output": []} == answer | {"output": []}
+    for index, item in enumerate(answer["output"]):
+        deltas = [event["delta"] for event in events if "delta" in event and event["output_index"] == index]
+        assert "".join(deltas) == item.get("arguments", "".join(part["text"] for part in item.get("content", ())))
+
+
+def bare(item):
+    """An item without its ids."""
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
 
 
 EVENTS = pydantic.TypeAdapter(ResponseStreamEvent)

@@ -149,6 +149,7 @@ def test_the_page_names_what_no_route_reads():
     rows = "".join(line for line in section.splitlines() if line.startswith("| "))
 
     assert set(re.findall(r"`(\w+)`", rows)) == UNREAD
+    assert all(UNREAD.isdisjoint((*kind.__struct_fields__, *kind.neutral)) for kind in SAID)
 
 
 def test_the_description_is_made_once():
