@@ -38,7 +38,7 @@ from runtime.gateway.openapi import ROUTES, description
 from runtime.gateway.registry import Registry
 from runtime.gateway.request_log import Begun, RequestLog, peer_of
 from runtime.gateway.response_items import ResponsesDialect
-from runtime.gateway.responses import in_own_names, read_response
+from runtime.gateway.responses import read_response, rename_params
 from runtime.gateway.schemas import Schemas
 from runtime.gateway.tokenizing import detokenize, tokenize
 from runtime.gateway.tracing import Traces
@@ -148,7 +148,7 @@ async def responses(request: Request) -> Response:
     try:
         return await _answer(request, read_response, ResponsesDialect, "resp_")
     except ApiError as error:
-        raise in_own_names(error) from None
+        raise rename_params(error) from None
 
 
 async def embeddings(request: Request) -> Response:

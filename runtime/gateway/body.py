@@ -251,7 +251,7 @@ class ChatBody(GenerationBody, kw_only=True):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """The variables that are for the template; what it is told by their own names counts."""
+        """The variables that are for the template; `chat_template_kwargs` overrule the effort of reasoning."""
         effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
         return ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
 
@@ -299,9 +299,9 @@ def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Return what is written in the body. One of too many parts is refused unread: reading stops every other thread.
+    """Return what is written in the body. Raise ApiError.
 
-    Raise ApiError.
+    A body of too many parts is refused unread: reading keeps every other thread waiting.
     """
     if _count(raw, b"[", b"{") > MAX_CONTAINERS or _count(raw, b",") > MAX_VALUES:
         raise too_many_values(MAX_VALUES, MAX_CONTAINERS)

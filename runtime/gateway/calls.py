@@ -26,7 +26,6 @@ __all__ = [
     "Call",
     "GenerationRequest",
     "ServedModel",
-    "asked_chat",
     "check_length",
     "check_model",
     "check_num_messages",
@@ -35,6 +34,7 @@ __all__ = [
     "prompts_of",
     "read_chat",
     "read_completion",
+    "read_written_chat",
 ]
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -71,7 +71,7 @@ class Call:
     stream: bool
     include_usage: bool = False
     usage_in_every_chunk: bool = False
-    repeated: Json = field(default_factory=dict)  # of the body, by an answer that repeats its own
+    echo: Json = field(default_factory=dict)  # what the answer repeats of the body
 
     @property
     def most_tokens(self) -> int:
@@ -101,10 +101,10 @@ def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> 
 
 def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
     """Read the body of /v1/chat/completions, which draws by `seed` unless it says its own. Raise ApiError."""
-    return asked_chat(read_object(raw), model, seed)
+    return read_written_chat(read_object(raw), model, seed)
 
 
-def asked_chat(written: Json, model: ServedModel, seed: int | None = None) -> AskedCall:
+def read_written_chat(written: Json, model: ServedModel, seed: int | None = None) -> AskedCall:
     """Return what is asked for by what is written in the body of /v1/chat/completions. Raise ApiError."""
     body = as_body(written, ChatBody)
     check_model(body.model, model)

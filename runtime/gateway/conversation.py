@@ -26,7 +26,18 @@ from runtime.gateway.answer_parts import THINK_END, AnswerForm, Opening, opening
 from runtime.gateway.chat_template import ChatTemplate
 from runtime.gateway.http_errors import invalid, unsupported
 
-__all__ = ["ChatPrompt", "Conversation", "Json", "Message", "NamedTool", "OpenPart", "Part", "Tool", "chat_prompt"]
+__all__ = [
+    "ChatPrompt",
+    "Conversation",
+    "FunctionName",
+    "Json",
+    "Message",
+    "NamedTool",
+    "OpenPart",
+    "Part",
+    "Tool",
+    "chat_prompt",
+]
 
 Json = dict[str, Any]
 

@@ -46,8 +46,7 @@ class ResponsesDialect(Dialect):
     def whole(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return the answer's items, and what was used."""
         (choice,) = choices
-        for _ in (*self._grown(choice), *self._ended()):
-            pass
+        _ = [*self._grown(choice), *self._ended()]  # the events are for streams
         return self._response(self._status, usage)
 
     def event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
@@ -106,7 +105,7 @@ class ResponsesDialect(Dialect):
             "output": [item.document for item in self._items],
             "usage": None if usage is None else _usage(usage),
             **NOT_DONE,
-            **self.call.repeated,
+            **self.call.echo,
         }
 
     def _event(self, event: Json) -> bytes:

@@ -34,12 +34,12 @@ from runtime.gateway.body import (
     as_body,
     read_object,
 )
-from runtime.gateway.calls import AskedCall, Call, ServedModel, asked_chat
-from runtime.gateway.conversation import Json, OpenPart, Part
+from runtime.gateway.calls import AskedCall, Call, ServedModel, read_written_chat
+from runtime.gateway.conversation import FunctionName, Json, OpenPart, Part
 from runtime.gateway.http_errors import ApiError, invalid, unsupported
 from runtime.protocol.bounds import Temperature
 
-__all__ = ["ResponsesBody", "in_own_names", "read_response"]
+__all__ = ["ResponsesBody", "read_response", "rename_params"]
 
 OWN_NAMES = {"messages": "input", "response_format": "text.format", "verbosity": "text.verbosity"}  # by a chat's
 CHATS_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
@@ -78,7 +78,7 @@ class InputItem(OpenPart, frozen=True):
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
     call_id: str | None = None
-    name: str | None = None
+    name: FunctionName | None = None
     arguments: str | None = None
     output: Content | None = None
 
@@ -127,11 +127,11 @@ def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> As
     """Read the body of /v1/responses. Raise ApiError, which may name a chat's parameters."""
     written = read_object(raw)
     body = as_body(written, ResponsesBody)
-    asked = asked_chat(_chat(body, written), model, seed)
-    return replace(asked, prepare=partial(_prepared, asked, _repeated(body, written)))
+    asked = read_written_chat(_chat(body, written), model, seed)
+    return replace(asked, prepare=partial(_prepare, asked, _echo(body, written)))
 
 
-def in_own_names(error: ApiError) -> ApiError:
+def rename_params(error: ApiError) -> ApiError:
     """Return the error with this route's names of parameters, where it has those of a chat."""
     if error.code == "unknown_parameter":  # it was a chat's name that the caller wrote
         return error
@@ -141,8 +141,8 @@ def in_own_names(error: ApiError) -> ApiError:
     return replace(error, message=message, param=param)
 
 
-def _prepared(asked: AskedCall, repeated: Json) -> Call:
-    return replace(asked.prepare(), repeated=repeated)
+def _prepare(asked: AskedCall, echo: Json) -> Call:
+    return replace(asked.prepare(), echo=echo)
 
 
 def _chat(body: ResponsesBody, written: Json) -> Json:
@@ -165,7 +165,7 @@ def _chat(body: ResponsesBody, written: Json) -> Json:
     }
 
 
-def _repeated(body: ResponsesBody, written: Json) -> Json:
+def _echo(body: ResponsesBody, written: Json) -> Json:
     """Return what the answer repeats of its call, with the values that count where none is written."""
     return {
         "instructions": body.instructions,
@@ -245,6 +245,8 @@ def _text(content: Content | None, place: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     for part in content:
-        if part.type not in TEXTS or part.text is None:
+        if part.type not in TEXTS:
             raise unsupported(f"{place}: {part.type} is not supported by this server; give texts", "input")
+        if part.text is None:
+            raise invalid(f"{place}: a part of type {part.type} needs text", "input")
     return "".join(part.text or "" for part in content)

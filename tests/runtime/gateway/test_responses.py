@@ -17,7 +17,7 @@ from runtime.gateway.dialects import usage
 from runtime.gateway.generation import Delta
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.response_items import ResponsesDialect
-from runtime.gateway.responses import in_own_names, read_response
+from runtime.gateway.responses import read_response, rename_params
 from runtime.gateway.tokenizer import load_tokenizer
 
 MODEL = "org/tiny"
@@ -163,9 +163,10 @@ def test_what_clients_send_by_habit_is_accepted(model):
         ({"input": [THOUGHTS]}, "input", "^input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", r"input\[0\]: item_reference is not"),
         ({"input": [USER, {"role": "user", "content": [{"type": "image"}]}]}, "input", r"input\[1\]: image is not"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input", "input_text needs text"),
         ({"input": [{"role": "user"}]}, "input", r"input\[0\]: a message needs role, content"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input", "needs call_id, name, arguments"),
-        ({"input": [FUNCTION_CALL | {"name": "a b"}]}, "input", "name"),
+        ({"input": [FUNCTION_CALL | {"name": "a b"}]}, "input", r"\$\.input\[0\]\.name"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input", "robot"),
         ({"input": 5}, "input", "input"),
         ({"reasoning": "high"}, "reasoning", "reasoning"),
@@ -176,7 +177,7 @@ def test_what_cannot_be_done_is_refused_by_this_routes_names(model, wishes, para
     """Each is a 400 whose param is a field of the body, though a chat is what is checked."""
     with pytest.raises(ApiError) as refused:
         call(model, **{"input": "mill"} | wishes)
-    error = in_own_names(refused.value)
+    error = rename_params(refused.value)
 
     assert (error.status, error.param) == (400, param)
     assert re.search(complaint, error.message)
