@@ -23,7 +23,7 @@ import jinja2
 import jinja2.meta
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import CheckpointError
@@ -162,8 +162,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, or refuse it."""
-        _check_numbers((*args, *kwargs.values()))
+        """Call a function, or refuse it. Macros and types may have any number: they repeat nothing themselves."""
+        if not isinstance(function, Macro | type):
+            _check_numbers((*args, *kwargs.values()))
         return super().call(context, function, *args, **kwargs)
 
 

@@ -215,7 +215,8 @@ def test_a_callers_numbers_are_bounded_where_they_count(source, tmp_path):
             prompt_of(tmp_path, messages, source=said, n=2**40)
 
         assert error.value.status == 400
-    assert prompt_of(tmp_path, CONVERSATION[:1], source="{{ n }}{{ 'a' | center(3) }}", n=2**40).text == f"{2**40} a "
+    harmless = "{% macro say(x) %}{{ x }}{% endmacro %}{{ say(n) }}{{ namespace(a=n).a }}{{ 'a' | center(3) }}"
+    assert prompt_of(tmp_path, CONVERSATION[:1], source=harmless, n=2**40).text == f"{2**40}{2**40} a "
 
 
 KEYS = "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ value }};{% endfor %}{% endfor %}"
