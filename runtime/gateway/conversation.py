@@ -6,8 +6,8 @@
 What the template cannot say is refused: a role or a list of tools that it would drop in silence changes the answer.
 A key that we do not know is the template's business: it is handed over as it is written, and a template that does not
 read it writes the same text without it. So clients may say what they like beside a message (`id`, `name`, `reasoning`,
-`cache_control`, ...), and our own answers may be sent back as they are. Parts of a content reach no template: their
-texts are joined.
+...), and our own answers may be sent back as they are. A hint beside a text or a function (`cache_control`) reaches no
+template: of a content's parts the texts are joined, of a tool the function is told.
 It does not know token ids (`calls.py` does) and does not read answers (`answer_parts.py` does).
 
 Sources: OpenAI API reference, "Create chat completion"; DeepSeek API reference, "Chat prefix completion" for `prefix`
@@ -248,7 +248,7 @@ def _tool_for_template(tool: Tool, written: Json) -> Json:
     function: Json = msgspec.to_builtins(tool.function)
     function["parameters"] = function.get("parameters", NO_PARAMETERS)
     function |= _unknown(written["function"], Function)
-    return {"type": tool.type, "function": function} | _unknown(written, Tool)
+    return {"type": tool.type, "function": function}
 
 
 def _call_for_template(call: ToolCall, written: Json, template: ChatTemplate) -> Json:

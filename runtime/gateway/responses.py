@@ -53,6 +53,7 @@ Include = Literal[  # what else an answer may hold, of things that are not here;
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 KEYS = {  # of items, that they must have
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -192,7 +193,7 @@ def _response_format(text: TextOptions) -> Json | None:
 def _tool(tool: Json) -> Json:
     if tool.get("type") != "function":
         raise unsupported(f"tools: {tool.get('type')} is not supported by this server; give functions", "tools")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    return {"type": "function", "function": {name: tool[name] for name in FUNCTION_KEYS if name in tool}}
 
 
 def _tool_choice(body: ResponsesBody) -> str | None:

@@ -223,7 +223,7 @@ KEYS = "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ val
 
 
 def test_a_template_reads_the_keys_that_it_knows(tmp_path):
-    """By name or one by one, of messages, calls and tools; null is absent; what it does not read changes nothing."""
+    """By name or one by one, of messages, calls and functions; null is absent; a hint beside a function is not told."""
     said = {"role": "user", "content": "mill", "name": "Ann", "task": "grind", "nothing": None}
     call = {"id": "c1", "function": {"name": "grind", "arguments": "{}", "x": 5}, "y": 6, "index": 0}
     calls = [CONVERSATION[0], {"role": "assistant", "tool_calls": [call]}]
@@ -235,8 +235,10 @@ def test_a_template_reads_the_keys_that_it_knows(tmp_path):
     assert prompt_of(tmp_path, calls, source="{{ messages[1].tool_calls[0] }}'tool'").text == (
         "{'id': 'c1', 'type': 'function', 'function': {'name': 'grind', 'arguments': '{}', 'x': 5}, 'y': 6}'tool'"
     )
-    source = "{{ tools[0].function.x }}{{ tools[0].cache_control.type }}{# <｜tool▁calls▁begin｜> #}"
-    assert prompt_of(tmp_path, CONVERSATION[:1], tools, source).text == "5ephemeral"
+    source = "{{ tools[0] | tojson }}{# <｜tool▁calls▁begin｜> #}"
+    assert json.loads(prompt_of(tmp_path, CONVERSATION[:1], tools, source).text) == (
+        {"type": "function", "function": FUNCTION | {"x": 5}}
+    )
 
 
 def test_an_option_that_the_template_does_not_read_is_nothing(tmp_path):
