@@ -1,9 +1,9 @@
 """Warnings about a day's traffic that asks units for more than they make.
 
 A latency is predicted at an operating point. Where a day asks for more than the units that are on make there, they
-work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. Where
-their places or their speed do not suffice, requests wait or are refused, whatever `slo` promises. The plan is still a
-plan: a user may know that the profile is a wish.
+work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. What
+is beyond the most that they make waits or is refused, whatever `slo` promises. The plan is still a plan: a user may
+know that the profile is a wish.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,15 +39,17 @@ def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -
 def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     """Yield the warning about a load that nobody serves."""
     units = f"{load.phase} units"
-    if load.served_per_s:
-        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{_where(spec, load)} at {_time(load)}"
-        over = f", and for more than they serve during {load.hours_over:.3g} h of that day"
-        reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
+    if load.most_per_s:
+        asked = f"asks for {load.share_of_most:.0%} of the most tokens that the {units} can make at {_time(load)}"
+        over = f", and for more than they can make during {load.hours_beyond:.3g} h of that day"
+        reason = "requests beyond that wait or are refused, and income does not count them"
     else:
         asked = f"asks for tokens at {_time(load)}, when no {load.phase} unit is on"
-        over = f", and for more than the {units} that are on serve during {load.hours_over:.3g} h of that day in all"
-        reason = "requests are refused while no unit is on, and income counts none of them"
-    asked += over if load.hours_over else ""
+        over = (
+            f", and for more than the {units} that are on can make during {load.hours_beyond:.3g} h of that day in all"
+        )
+        reason = "requests are refused while no unit is on, and income does not count them"
+    asked += over if load.hours_beyond else ""
     promises = _promises(spec, load.phase)
     if not promises:
         yield Violation("traffic", None, f"W138 {asked}", reason, _fix(spec, load))

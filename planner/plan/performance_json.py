@@ -66,6 +66,7 @@ def demand_json(load: PhaseLoad) -> dict[str, Any]:
         "at": load.at,
         "asked_tokens_per_s": _round(load.asked_per_s),
         "served_tokens_per_s": _round(load.served_per_s),
+        "most_tokens_per_s": _round(load.most_per_s),
         "highest_load": _round(load.load) if load.served_per_s else None,
         "lowest_load": _round(load.lowest),
     }
