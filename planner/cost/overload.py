@@ -42,13 +42,13 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     if load.most_per_s:
         asked = f"asks for {load.share_of_most:.0%} of the most tokens that the {units} can make at {_time(load)}"
         over = f", and for more than they can make during {load.hours_beyond:.3g} h of that day"
-        reason = "requests beyond that wait or are refused, and income does not count them"
+        reason = f"requests beyond that wait or are refused{_uncounted(spec, load)}"
     else:
         asked = f"asks for tokens at {_time(load)}, when no {load.phase} unit is on"
         over = (
             f", and for more than the {units} that are on can make during {load.hours_beyond:.3g} h of that day in all"
         )
-        reason = "requests are refused while no unit is on, and income does not count them"
+        reason = f"requests are refused while no unit is on{_uncounted(spec, load)}"
     asked += over if load.hours_beyond else ""
     promises = _promises(spec, load.phase)
     if not promises:
@@ -57,6 +57,12 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     (first, promised), *others = promises.items()
     neither = "".join(f", and neither is {each}" for each, _ in others)
     yield Violation(first, promised, f"W126 is not kept{neither}, because traffic {asked}", reason, _fix(spec, load))
+
+
+def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return a part of a sentence where the plan counts an income, which is of a day like most."""
+    cost = spec.written.cost
+    return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
 
 def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Violation]:

@@ -19,10 +19,16 @@ def cost_text(plan: Plan) -> str:
     if cost is None:
         return ""
     spares = len(plan.spec.cluster.spares)
-    parts = ["\n".join([table(list(_rows(cost, spares))), *_notes(cost)])]
+    parts = ["\n".join([table(list(_rows(cost, spares))), *_which_day(plan), *_notes(cost)])]
     if len(cost.states) > 1:
         parts.append(_states(cost))
     return "\n\n".join(parts)
+
+
+def _which_day(plan: Plan) -> list[str]:
+    """Say which day is billed, where days differ."""
+    differ = any(section is not None and section.other_days for section in (plan.spec.traffic, plan.spec.schedule))
+    return filled("This is a day like most: other_days are not billed.") if differ else []
 
 
 def _rows(cost: DayCost, spares: int) -> Iterator[tuple[str, ...]]:

@@ -35,6 +35,12 @@ WIDTHS: dict[Family, float] = {
     "same engine and GPU, other phase": 0.20,
     "same engine, other GPU": 0.20,
 }
+CHANCES: dict[Family, str] = {
+    "same engine and GPU": "each of this engine's published measurements lies within such a range",
+    "same engine and GPU, other phase": "the one measurement of this kind lies within such a range",
+}
+SCALED_CHANCE = "of operators, at least 85% were measured within such a range"
+UNKNOWN_CHANCE = "how likely that is, nobody has measured"
 SCALED_WIDTH = 0.35
 FACTOR = 2.0
 
@@ -69,6 +75,13 @@ class Evidence:
     scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
     unexplained: float = 0.0  # share of the rate that a factor of the engine takes away
     measured: tuple[float, float] = (1.0, 1.0)  # a user's own over what is predicted of them: the least, the most
+
+    @property
+    def chance(self) -> str:
+        """Return what is known of how likely a speed within the range is, for people: no range is a distribution."""
+        if self.family == "same engine, other GPU" and self.scaled:
+            return SCALED_CHANCE
+        return CHANCES.get(self.family, UNKNOWN_CHANCE)
 
 
 def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:

@@ -360,7 +360,7 @@ def test_minutes_are_told_in_whole_digits():
     plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed, operating_point=point))
     (missed,) = [each for each in plan.warnings if each.rule.startswith("W115")]
 
-    assert re.search(r"is predicted at [0-9,]+\.[0-9] ms$", missed.rule)
+    assert re.search(r"is predicted at [0-9,]+\.[0-9] ms \([0-9,]+\.[0-9] to [0-9,]+\.[0-9]\)$", missed.rule)
 
 
 def test_a_missed_ttft_offers_units_that_are_less_full():
