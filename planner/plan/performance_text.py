@@ -111,7 +111,10 @@ def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Ite
         yield from filled(f"KV in use is {outlook.kv_tokens_in_use:,} tokens per rank or group{share}.")
     binding = found.binding
     worth = f"Improving {binding.resource} by 10% would bring {binding.gain * 100:.1f}% more tokens/s"
-    yield from filled(f"The fullest GPU has {found.imbalance.gpus:.2f} times the mean load. {worth}.")
+    fullest = (
+        f"In one step, drift and luck included, the fullest GPU has {found.imbalance.gpus:.2f} times the mean load"
+    )
+    yield from filled(f"{fullest}. {worth}.")
     if (changed := outlook.correction) is not None:
         yield from filled(
             f"{changed.file} changes it by {changed.factor - 1:+.1%}: the mean error on its measurements was "

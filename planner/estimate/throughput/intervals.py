@@ -102,7 +102,7 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
         return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
-    return Evidence("none", f"nobody has measured {phase} on {engine.name}{_instead(engine, phase)}", scaled)
+    return Evidence("none", f"nobody has measured {phase} units on {engine.name}{_instead(engine, phase)}", scaled)
 
 
 def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:

@@ -127,7 +127,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     assert [each.candidate for each in searched.ranked if each.why_not is None] == [searched.chosen]
     assert json.dumps(plan.as_json()["search"])
     text = " ".join(plan_text(plan).split())
-    assert "decode EP x TP slots max requests tokens/s node" in text
+    assert "decode EP x TP redundant requests node tokens/s" in text
     assert "1 layout was tried" in text  # of prefill or decode, of which one number alone is free
 
 
