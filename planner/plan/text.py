@@ -145,11 +145,14 @@ def _defaults(plan: Plan) -> Iterator[str]:
     for each in assumed:
         section, _, field = each.path.rpartition(".")
         sections.setdefault(section, []).append(f"{field} {_value(each.value)}")
-    rows = [("assumed", "value"), *((section, ", ".join(each)) for section, each in sections.items())]
+    lines = []
+    if assumed:
+        lines.append(wrapped([("assumed", "value"), *((name, ", ".join(each)) for name, each in sections.items())]))
     if others := len(defaults) - len(assumed):
-        left = f"{others} {'more ' if assumed else ''}fields are left at their defaults"
-        told = filled(f"{left}. The JSON lists them under decisions (--format json), docs/spec.md explains them.")
-        yield "\n".join([*([wrapped(rows)] if assumed else []), *told])
+        left = f"Left at their defaults: {counted(others, 'more field' if assumed else 'field')}"
+        lines += filled(f"{left}. The JSON lists them under decisions (--format json), docs/spec.md explains them.")
+    if lines:
+        yield "\n".join(lines)
 
 
 def _value(value: object) -> str:

@@ -51,7 +51,7 @@ def test_a_plan_names_what_it_counts_with(plan_of):
 
     assert "KV per GPU bytes/token tokens full-length requests prefill 70,272 366,720 " in text
     assert "max/mean bound in a step" in text
-    assert re.search(r"[0-9]+ fields are left at their defaults", text)
+    assert re.search(r"Left at their defaults: [0-9]+ fields\.", text)
     assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text
     assert "1 of 1 unit " in text
     assert "Expert loads are drawn with alpha 1.01, seed 0" in text
@@ -183,7 +183,7 @@ def test_only_defaults_that_figures_rest_on_are_listed(plan_of):
     assert {"kubernetes.host_network", "schedule.start.pods"} <= paths
     assert "schedule.start pods 30s, weights_from storage" in text
     assert "host_network false" not in text
-    assert re.search(r"([0-9]+) more fields are left at their defaults", text)[1] == str(
+    assert re.search(r"Left at their defaults: ([0-9]+) more fields", text)[1] == str(
         len([each for each in paths if not each.startswith("schedule.start.")])
     )
 
