@@ -20,6 +20,7 @@ __all__ = ["SEE_SIMULATE", "overloads"]
 Fuller = Callable[[PhaseLoad], Prediction | None]  # of units that serve all of a load; None where they cannot
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
+MANY = 10  # times what is made, from which on per cent are hard to read
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
@@ -40,7 +41,8 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     """Yield the warning about a load that nobody serves."""
     units = f"{load.phase} units"
     if load.most_per_s:
-        asked = f"asks for {load.share_of_most:.0%} of the most tokens that the {units} can make at {_time(load)}"
+        share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
+        asked = f"asks for {share} the most tokens that the {units} can make at {_time(load)}"
         over = f", and for more than they can make during {load.hours_beyond:.3g} h of that day"
         reason = f"requests beyond that wait or are refused{_uncounted(spec, load)}"
     else:
