@@ -1,20 +1,24 @@
 """What a day of the plan costs and earns.
 
     cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
-    income  = sum over models and stretches: share x paid share x discount x tokens x price; a stretch in which a phase
-            has no unit on sells nothing
-    margin  = (income - cost) / cost
+    answered = the share of a stretch's tokens that no phase refuses: min(1, the most that its nodes make / what is
+            asked of it), the least of all phases; 0 while a phase has no unit on
+    income  = sum over models and stretches: share x paid share x discount x answered x tokens x price
+    margin  = (income - cost) / income
+    markup  = (income - cost) / cost
     hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
             tokens, so that hits save hit rate / (1 - hit rate) times what prefill costs. What keeps KV on disks costs
             is not counted.
     freed   nodes of the peak that are off are worth what other work pays for their hours
 
 Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
-them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975: a margin of 545 %.
+them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
+84.5 %, and a markup of 545 %, which is published as "cost profit margin".
 
 It decides nothing. Losses by free pages, other models' prices and night discounts are counted where the spec says them.
+No request waits for a quieter hour: what is beyond the most that units make is refused.
 
-Source: open-infra-index, open source week, day 6 (cost, income and margin, with what it says of their limits).
+Source: open-infra-index, open source week, day 6 (cost, income and markup, with what it says of their limits).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +37,7 @@ from planner.cost.day import (
     stretches_between,
 )
 from planner.cost.income import MILLION, sales_of
-from planner.facts.day import HOUR_MINUTES
+from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import DaySchedule
@@ -41,7 +45,7 @@ from planner.spec.cost import CostSpec, CurrencySpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
-__all__ = ["CacheHits", "DayCost", "PhaseCost", "StateCost", "TokensSold", "plan_cost"]
+__all__ = ["CacheHits", "DayCost", "PhaseCost", "StateCost", "TokensSold", "margin_of", "plan_cost"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class StateCost:
     usd: float
     input_tokens: float | None  # None where the spec says no traffic
     output_tokens: float | None
+    answered: float  # share of these tokens; 1 where there are none
     revenue_usd: float | None  # None where it says no prices
 
     @property
@@ -64,8 +69,8 @@ class StateCost:
 
     @property
     def margin(self) -> float | None:
-        """Return what is earned beyond the cost, as a share of it; None where either is missing."""
-        return _margin(self.revenue_usd, self.usd)
+        """Return the share of the income that is left after the cost; None without income."""
+        return margin_of(self.revenue_usd, self.usd)
 
 
 @dataclass(frozen=True)
@@ -79,18 +84,20 @@ class PhaseCost:
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """Return what a million of the phase's own tokens costs."""
-        return None if self.tokens is None else self.usd / self.tokens * MILLION
+        """Return what a million of the phase's own tokens costs that are answered."""
+        return self.usd / self.tokens * MILLION if self.tokens else None
 
 
 @dataclass(frozen=True)
 class TokensSold:
-    """A day's tokens and what they bring in."""
+    """A day's tokens that are answered, and what they bring in."""
 
+    answered: float  # share of the day's tokens
     input_tokens: float
-    hit_tokens: float
     output_tokens: float
     revenue_usd: float | None
+    asked_usd: float | None  # what all of the day's tokens would bring in
+    unknown: tuple[Phase, ...]  # phases whose speed is not known: they answer everything while a unit is on
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,25 @@ class DayCost:
     currency: CurrencySpec | None
 
     @property
+    def usd_per_million_input_tokens(self) -> float | None:
+        """Return the whole bill over input tokens alone; None where none is answered."""
+        return self.usd / self.tokens.input_tokens * MILLION if self.tokens and self.tokens.input_tokens else None
+
+    @property
+    def usd_per_million_output_tokens(self) -> float | None:
+        """Return the whole bill over output tokens alone; None where none is answered."""
+        return self.usd / self.tokens.output_tokens * MILLION if self.tokens and self.tokens.output_tokens else None
+
+    @property
     def margin(self) -> float | None:
-        """Return what is earned beyond the cost, as a share of it; None where either is missing."""
-        return _margin(self.tokens.revenue_usd if self.tokens else None, self.usd)
+        """Return the share of the income that is left after the cost; None without income."""
+        return margin_of(self.tokens.revenue_usd if self.tokens else None, self.usd)
+
+    @property
+    def markup(self) -> float | None:
+        """Return what is earned beyond the cost, as a share of the cost; None where either is missing."""
+        revenue_usd = self.tokens.revenue_usd if self.tokens else None
+        return (revenue_usd - self.usd) / self.usd if revenue_usd is not None and self.usd else None
 
 
 class _Priced(NamedTuple):
@@ -132,19 +155,25 @@ class _Priced(NamedTuple):
     spares_usd: float
     phases_usd: Mapping[Phase, float]
     demand: float  # share of the day's tokens
+    answered: float  # the part of `demand` that is answered
     revenue_usd: float
+    asked_usd: float  # if all were answered
     given_up_usd: float
     free_rate: float  # $ per GPU-hour of other work
 
 
-def plan_cost(spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit]) -> DayCost | None:
-    """Return what a day of `spec` costs with its placed `units`; None where the spec says no cost."""
+def plan_cost(
+    spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit], most_per_node: Mapping[Phase, float]
+) -> DayCost | None:
+    """Return what a day of `spec` costs with its placed `units`; None where the spec says no cost.
+
+    `most_per_node` has the most tokens/s that a node of each phase makes, where its speed is known.
+    """
     if spec.cost is None:
         return None
     per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
-    priced = _priced(spec, spec.cost, nodes_on(schedule, per_unit))
+    priced = _priced(spec, spec.cost, nodes_on(schedule, per_unit), most_per_node)
     peak = max(sum(each.nodes.values()) for each in priced)
-    revenue = fsum(each.revenue_usd for each in priced) if spec.cost.prices is not None else None
     phases = tuple(_phase_cost(spec, phase, priced) for phase in spec.phases)
     freed = [(peak - sum(each.nodes.values())) * each.stretch.hours for each in priced]
     return DayCost(
@@ -157,13 +186,20 @@ def plan_cost(spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit]) -
         freed_usd=fsum(
             hours * spec.cluster.gpus_per_node * each.free_rate for hours, each in zip(freed, priced, strict=True)
         ),
-        tokens=_tokens(spec, revenue),
+        tokens=_tokens(spec, priced, tuple(phase for phase in spec.phases if phase not in most_per_node)),
         hits=_hits(spec, phases, priced),
         currency=spec.cost.currency,
     )
 
 
-def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> tuple[_Priced, ...]:
+def margin_of(revenue_usd: float | None, usd: float | None) -> float | None:
+    """Return the share of an income that is left after the cost; None without income, or where either is missing."""
+    return (revenue_usd - usd) / revenue_usd if revenue_usd and usd is not None else None
+
+
+def _priced(
+    spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
+) -> tuple[_Priced, ...]:
     """Return the day's stretches, each with its bill, demand and income."""
     supplies, sales = supplies_of(cost, _gpus(spec), spec.cluster.gpu_name), sales_of(cost)
     free = rates_of(cost)
@@ -177,7 +213,8 @@ def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> 
     for stretch, share in zip(stretches, shares, strict=True):
         nodes = on.at(stretch.start)
         billed = bill(stretch, _by_gpu(spec, nodes), supplies, spec.cluster.gpus_per_node)
-        tokens = _tokens_of(spec, share if all(nodes.values()) else 0.0)
+        answered = share * _answered(spec, stretch, share, nodes, most_per_node)
+        asked, sold = _tokens_of(spec, share), _tokens_of(spec, answered)
         priced.append(
             _Priced(
                 stretch=stretch,
@@ -186,12 +223,31 @@ def _priced(spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]]) -> 
                 spares_usd=_part(spec, spec.cluster.gpu_name, len(spec.cluster.spares), nodes, billed),
                 phases_usd={p: _part(spec, spec.gpu_name(p), number, nodes, billed) for p, number in nodes.items()},
                 demand=share,
-                revenue_usd=fsum(each.usd(stretch, *tokens) for each in sales),
-                given_up_usd=fsum(each.given_up(stretch, tokens[0]) for each in sales),
+                answered=answered,
+                revenue_usd=fsum(each.usd(stretch, *sold) for each in sales),
+                asked_usd=fsum(each.usd(stretch, *asked) for each in sales),
+                given_up_usd=fsum(each.given_up(stretch, sold[0]) for each in sales),
                 free_rate=free.at(stretch.start),
             )
         )
     return tuple(priced)
+
+
+def _answered(
+    spec: Spec, stretch: Stretch, share: float, nodes: Mapping[Phase, int], most_per_node: Mapping[Phase, float]
+) -> float:
+    """Return the share of a stretch's tokens that is answered: a request that one phase refuses takes none of another.
+
+    `share` is what the stretch has of the day's tokens.
+    """
+    if spec.traffic is None or not all(nodes.values()):
+        return 0.0
+    most = (
+        number * most_per_node[phase] * stretch.minutes * MINUTE_S / asked
+        for phase, number in nodes.items()
+        if phase in most_per_node and (asked := spec.traffic.tokens_of(phase) * share)
+    )
+    return min([1.0, *most])
 
 
 def _by_gpu(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
@@ -244,13 +300,20 @@ def _state(spec: Spec, at: str, priced: Sequence[_Priced]) -> StateCost:
         usd=fsum(each.bill.usd for each in priced),
         input_tokens=spec.traffic.input_tokens * demand if spec.traffic else None,
         output_tokens=spec.traffic.output_tokens * demand if spec.traffic else None,
+        answered=_share_answered(priced),
         revenue_usd=fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.all_prices else None,
     )
 
 
+def _share_answered(priced: Sequence[_Priced]) -> float:
+    """Return the share of what is asked for that is answered; 1 where nothing is asked for."""
+    demand = fsum(each.demand for each in priced)
+    return fsum(each.answered for each in priced) / demand if demand else 1.0
+
+
 def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCost:
-    traffic = spec.traffic
-    own = {"prefill": traffic.input_tokens, "decode": traffic.output_tokens} if traffic else {}
+    hits, misses, output = _tokens_of(spec, fsum(each.answered for each in priced))
+    own = {"prefill": hits + misses, "decode": output} if spec.traffic else {}
     return PhaseCost(
         phase=phase,
         usd=fsum(each.phases_usd[phase] for each in priced),
@@ -259,11 +322,23 @@ def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCos
     )
 
 
-def _tokens(spec: Spec, revenue_usd: float | None) -> TokensSold | None:
+def _tokens(spec: Spec, priced: Sequence[_Priced], unknown: tuple[Phase, ...]) -> TokensSold | None:
     if spec.traffic is None:
         return None
-    hits, misses, output = _tokens_of(spec, 1.0)
-    return TokensSold(hits + misses, hits, output, revenue_usd)
+    answered = _share_answered(priced)
+    hits, misses, output = _tokens_of(spec, answered)
+    has_prices = spec.cost is not None and spec.cost.prices is not None
+    revenue, asked = (
+        fsum(of_all) for of_all in zip(*((each.revenue_usd, each.asked_usd) for each in priced), strict=True)
+    )
+    return TokensSold(
+        answered=answered,
+        input_tokens=hits + misses,
+        output_tokens=output,
+        revenue_usd=revenue if has_prices else None,
+        asked_usd=asked if has_prices else None,
+        unknown=unknown,
+    )
 
 
 def _hits(spec: Spec, phases: Sequence[PhaseCost], priced: Sequence[_Priced]) -> CacheHits | None:
@@ -274,7 +349,3 @@ def _hits(spec: Spec, phases: Sequence[PhaseCost], priced: Sequence[_Priced]) ->
     times = spec.traffic.cache_hit_rate / (1 - spec.traffic.cache_hit_rate)
     given_up = fsum(each.given_up_usd for each in priced) if spec.cost and spec.cost.all_prices else None
     return CacheHits(prefill.mean_nodes * times, prefill.usd * times, given_up)
-
-
-def _margin(revenue_usd: float | None, usd: float) -> float | None:
-    return (revenue_usd - usd) / usd if revenue_usd is not None and usd else None

@@ -3,7 +3,8 @@
     prefill          prompt tokens that no cache has          decode, mixed    tokens of output
 
 Demand is even within an entry of the profile. A load is demand over what units make at their operating point. Above 1
-they must work on more requests at a time, or use more of their saturated rate, than the point says.
+they must work on more requests at a time, or use more of their saturated rate, than the point says. What is beyond the
+most that they make is refused.
 """
 
 from collections.abc import Mapping
@@ -28,8 +29,10 @@ class PhaseLoad:
     at: str
     asked_per_s: float
     served_per_s: float
+    most_per_s: float  # that they make when they are full
     lowest: float  # load when it is emptiest
-    hours_over: float = 0.0  # in which it is asked for more than it makes
+    hours_over: float = 0.0  # in which it is asked for more than it makes at its operating point
+    hours_beyond: float = 0.0  # in which it is asked for more than it makes at most
     are_all_on: bool = False  # whether the plan has no further unit of the phase
     day: str | None = None  # a date or a weekday that is not like the others
 
@@ -39,6 +42,11 @@ class PhaseLoad:
         if not self.asked_per_s:
             return 0.0
         return self.asked_per_s / self.served_per_s if self.served_per_s else float("inf")
+
+    @property
+    def share_of_most(self) -> float:
+        """Return demand over the most that is made; endless while no unit is on."""
+        return self.asked_per_s / self.most_per_s if self.most_per_s else float("inf")
 
     @property
     def is_over(self) -> bool:
@@ -51,11 +59,13 @@ def loads_of_day(
     schedule: DaySchedule | None,
     num_units: Mapping[Phase, int],
     tokens_per_s: Mapping[Phase, float],
+    most_per_s: Mapping[Phase, float],
     day: str | None = None,
 ) -> tuple[PhaseLoad, ...]:
     """Return each phase's load on a date or a weekday; without one, on a day like most.
 
-    `tokens_per_s` are those of one unit, and `num_units` are on without a schedule.
+    `tokens_per_s` are those of one unit at its operating point, `most_per_s` those of a full one. `num_units` are on
+    without a schedule.
     """
     on = TimesOfDay.always(dict(num_units))
     if schedule is not None:
@@ -71,12 +81,16 @@ def loads_of_day(
                 at=hh_mm(each.start),
                 asked_per_s=scale * traffic.tokens_of(phase) * share / (each.minutes * MINUTE_S),
                 served_per_s=on.at(each.start)[phase] * rate,
+                most_per_s=on.at(each.start)[phase] * most_per_s[phase],
                 lowest=0.0,
                 are_all_on=on.at(each.start)[phase] == num_units[phase],
             )
             for each, share in zip(stretches, shares, strict=True)
         ]
         fullest = max(loads, key=lambda one: one.load)
-        over = sum(each.hours for each, one in zip(stretches, loads, strict=True) if one.load > 1)
-        found.append(replace(fullest, lowest=min(one.load for one in loads), hours_over=over, day=day))
+        timed = list(zip(stretches, loads, strict=True))
+        over = sum(each.hours for each, one in timed if one.load > 1)
+        beyond = sum(each.hours for each, one in timed if one.asked_per_s > one.most_per_s)
+        lowest = min(one.load for one in loads)
+        found.append(replace(fullest, lowest=lowest, hours_over=over, hours_beyond=beyond, day=day))
     return tuple(found)

@@ -1,9 +1,9 @@
 """Warnings about a day's traffic that asks units for more than they make.
 
 A latency is predicted at an operating point. Where a day asks for more than the units that are on make there, they
-work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. Where
-their places or their speed do not suffice, requests wait or are refused, whatever `slo` promises. The plan is still a
-plan: a user may know that the profile is a wish.
+work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. What
+is beyond the most that they make waits or is refused, whatever `slo` promises. The plan is still a plan: a user may
+know that the profile is a wish.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,7 @@ __all__ = ["SEE_SIMULATE", "overloads"]
 Fuller = Callable[[PhaseLoad], Prediction | None]  # of units that serve all of a load; None where they cannot
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
+MANY = 10  # times what is made, from which on per cent are hard to read
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
@@ -39,15 +40,18 @@ def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -
 def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     """Yield the warning about a load that nobody serves."""
     units = f"{load.phase} units"
-    if load.served_per_s:
-        asked = f"asks for {load.load:.0%} of the tokens that the {units} serve{_where(spec, load)} at {_time(load)}"
-        over = f", and for more than they serve during {load.hours_over:.3g} h of that day"
-        reason = "requests then wait or are refused, but costs and income still count all of the traffic as answered"
+    if load.most_per_s:
+        share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
+        asked = f"asks for {share} the most tokens that the {units} can make at {_time(load)}"
+        over = f", and for more than they can make during {load.hours_beyond:.3g} h of that day"
+        reason = f"requests beyond that wait or are refused{_uncounted(spec, load)}"
     else:
         asked = f"asks for tokens at {_time(load)}, when no {load.phase} unit is on"
-        over = f", and for more than the {units} that are on serve during {load.hours_over:.3g} h of that day in all"
-        reason = "requests are refused while no unit is on, and income counts none of them"
-    asked += over if load.hours_over else ""
+        over = (
+            f", and for more than the {units} that are on can make during {load.hours_beyond:.3g} h of that day in all"
+        )
+        reason = f"requests are refused while no unit is on{_uncounted(spec, load)}"
+    asked += over if load.hours_beyond else ""
     promises = _promises(spec, load.phase)
     if not promises:
         yield Violation("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
@@ -55,6 +59,12 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     (first, promised), *others = promises.items()
     neither = "".join(f", and neither is {each}" for each, _ in others)
     yield Violation(first, promised, f"W126 is not kept{neither}, because traffic {asked}", reason, _fix(spec, load))
+
+
+def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return a part of a sentence where the plan counts an income, which is of a day like most."""
+    cost = spec.written.cost
+    return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
 
 def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Violation]:

@@ -2,17 +2,43 @@
 
 A plan predicts at its operating point, which limits nothing. A unit takes `max_requests` for each rank or attention
 group, as far as KV has room. Until then nobody is refused: steps take longer, and make more. A prefill unit computes
-more of the time, and prompts wait longer.
+more of the time, and prompts wait longer. What units make when they are full is the most that a day is answered with.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Case, Prediction, predict, saturated_rate
+from planner.facts.terms import Phase
+from planner.layout.memory import MemoryPlan
+from planner.spec.schema import Spec
 
-__all__ = ["as_full_as_asked"]
+__all__ = ["as_full_as_asked", "full_rates", "most_requests"]
 
 HALVINGS = 20  # of the requests between the point's and the most
+
+
+def full_rates(spec: Spec, memory: Sequence[MemoryPlan], outlooks: Sequence[PhaseOutlook]) -> dict[Phase, float]:
+    """Return the most tokens/s that one GPU of each phase makes, where its speed is known.
+
+    Prefill then computes all the time; in other units each rank or attention group has `most_requests`.
+    """
+    rates = {}
+    for each in outlooks:
+        if each.case is not None:
+            full = (
+                each.case if each.phase == "prefill" else _with_requests(each.case, most_requests(spec, memory, each))
+            )
+            rates[each.phase] = max(saturated_rate(each.case), saturated_rate(full))
+    return rates
+
+
+def most_requests(spec: Spec, memory: Sequence[MemoryPlan], outlook: PhaseOutlook) -> float:
+    """Return how many requests a rank or attention group takes: `max_requests`, or fewer where KV has less room."""
+    kv_tokens = outlook.case.point.kv_tokens if outlook.case else 0
+    rooms = [each.kv_tokens / kv_tokens for each in memory if each.phase == outlook.phase and kv_tokens]
+    return min([spec.phase(outlook.phase).max_requests, *rooms])
 
 
 def as_full_as_asked(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:

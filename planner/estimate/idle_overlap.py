@@ -33,7 +33,7 @@ def _idle(outlook: PhaseOutlook) -> Iterator[Violation]:
         return
     overlapped, alone = saturated_rate(case), saturated_rate(replace(case, overlap="none"))
     if alone >= LEAST_GAIN * overlapped:
-        rates = f"{overlapped:,.0f} instead of {alone:,.0f} tokens/s per GPU"
+        rates = f"{overlapped:,.0f} instead of {alone:,.0f} tokens/s per GPU at full use"
         rule = f"W137 is predicted to be slower than overlap: none ({rates})"
         reason = "two half batches compute less efficiently than one batch, and the overlap hides less time than that"
         fix = Fix("write overlap: none", ({HERE: "none"},))

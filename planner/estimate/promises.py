@@ -71,13 +71,18 @@ def _missed(
             yield _saturated(promised)
         else:
             reached = each.mid * MS_PER_S
-            rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms"
+            rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms{_range(each)}"
             used = _less_full(spec, found, promised) if name == "ttft" else None
             lighter = None if phase in searched else _lighter(spec, found, name, promised, predicted)
             given = GIVEN_TURNS if (phase, name) == ("mixed", "ttft") else GIVEN[name]
             given += NOT_ENOUGH[name] if lighter and not lighter.keeps else ""
             reason = CHOSEN if phase in searched else WAITING if used else given
             yield Violation(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
+
+
+def _range(mean: Estimate) -> str:
+    """Return what the mean is at the fastest and at the slowest speed that the evidence allows."""
+    return f" ({mean.low * MS_PER_S:,.1f} to {mean.high * MS_PER_S:,.1f})"
 
 
 def _saturated(promised: float) -> Violation:

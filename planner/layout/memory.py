@@ -55,7 +55,8 @@ CUDA_GRAPH_BYTES = 2_695_091_978  # 2.51 GiB
 SOURCES = {
     "context": "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core/systems/h100_sxm.yaml, "
     "other_mem, alike for all GPUs",
-    "cuda_graphs": "assumed: alike for all models; github.com/vllm-project/vllm issue 50576 (51 batch sizes of one)",
+    "cuda_graphs": "assumed: alike for all models, 2.51 GiB as one of them took with 51 batch sizes; "
+    "github.com/vllm-project/vllm issue 50576",
 }
 
 # The runtime keeps a request's KV in pages of so many tokens, as FlashMLA: github.com/deepseek-ai/FlashMLA 26d30779

@@ -3,7 +3,6 @@
 from typing import Any
 
 from planner.cost.cost import DayCost, PhaseCost, StateCost
-from planner.cost.income import MILLION
 
 __all__ = ["cost_json"]
 
@@ -15,10 +14,14 @@ def cost_json(cost: DayCost) -> dict[str, Any]:
         "usd_per_day": cost.usd,
         "idle_usd_per_day": cost.idle_usd,
         "spares_usd_per_day": cost.spares_usd,
-        "usd_per_million_input_tokens": cost.usd / tokens.input_tokens * MILLION if tokens else None,
-        "usd_per_million_output_tokens": cost.usd / tokens.output_tokens * MILLION if tokens else None,
+        "usd_per_million_input_tokens": cost.usd_per_million_input_tokens,
+        "usd_per_million_output_tokens": cost.usd_per_million_output_tokens,
+        "answered_share": tokens.answered if tokens else None,
+        "speed_unknown": list(tokens.unknown) if tokens else [],
         "revenue_usd_per_day": tokens.revenue_usd if tokens else None,
+        "revenue_if_all_answered_usd_per_day": tokens.asked_usd if tokens else None,
         "margin": cost.margin,
+        "markup": cost.markup,
         "phases": {each.phase: _phase_json(each) for each in cost.phases},
         "states": [_state_json(each) for each in cost.states],
         "freed": {"node_hours_per_day": cost.freed_node_hours, "usd_per_day": cost.freed_usd},
@@ -51,6 +54,7 @@ def _state_json(state: StateCost) -> dict[str, Any]:
         "usd_per_hour": state.usd_per_hour,
         "input_tokens": state.input_tokens,
         "output_tokens": state.output_tokens,
+        "answered_share": state.answered,
         "revenue_usd": state.revenue_usd,
         "margin": state.margin,
     }

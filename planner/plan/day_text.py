@@ -42,7 +42,8 @@ def _states(plan: Plan, steps: Sequence[Step]) -> str:
 def _other(plan: Plan, other: OtherDays) -> Iterator[str]:
     """Say what is on when on days that are not like most."""
     shown = ", ".join(other.days[:MAX_DAYS])
-    more = f" and {len(other.days) - MAX_DAYS} days more" if len(other.days) > MAX_DAYS else ""
+    hidden = len(other.days) - MAX_DAYS
+    more = f" and {hidden} more days (schedule.other_days in the JSON has all)" if hidden > 0 else ""
     yield from filled(f"On {shown}{more} these states hold from midnight to midnight:")
     yield _states(plan, other.steps)
     taken = f", {other.mean_nodes_taken:.2f} with warm-up and drain" if other.transitions else ""

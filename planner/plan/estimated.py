@@ -12,7 +12,7 @@ from planner.cost.cost import plan_cost
 from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
 from planner.estimate.failures import report_failures
-from planner.estimate.fuller import as_full_as_asked
+from planner.estimate.fuller import as_full_as_asked, full_rates, most_requests
 from planner.estimate.idle_overlap import idle_overlaps
 from planner.estimate.links import expected_traffic
 from planner.estimate.performance import predict_phases
@@ -51,6 +51,8 @@ def with_estimates(
     spec, layouts, maps = choice.spec, decided.layouts, decided.expert_maps
     traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
     outlooks = predict_phases(spec, layouts, decided.memory, maps, grounds.loads, calibration)
+    rates = full_rates(spec.written, decided.memory, outlooks)
+    most_per_node = {each.phase: rates[each.phase] * each.gpus_per_node for each in outlooks if each.phase in rates}
 
     def predicted(phase: Phase, change: Change) -> Prediction | None:
         of_phase = [each for each in layouts if each.phase == phase]
@@ -70,7 +72,7 @@ def with_estimates(
         phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
         decisions=choice.decisions,
         search=choice.search,
-        cost=plan_cost(spec.written, decided.schedule, decided.units),
+        cost=plan_cost(spec.written, decided.schedule, decided.units, most_per_node),
         one_more_slot=one_more_slot,
         sampled=_sampled(spec, decided, grounds.loads),
         places=grounds.places,
@@ -87,10 +89,8 @@ def _fuller(plan: Plan, load: PhaseLoad) -> Prediction | None:
     outlook = next(each for each in plan.outlooks if each.phase == load.phase)
     if outlook.case is None or outlook.prediction is None or not load.served_per_s:
         return None
-    section, kv_tokens = plan.spec.phase(load.phase), outlook.case.point.kv_tokens
-    rooms = [each.kv_tokens / kv_tokens for each in plan.memory if each.phase == load.phase and kv_tokens]
     times = load.load / share_of_highest(outlook.prediction, plan.spec.slo.ttft_ms)
-    return as_full_as_asked(outlook, min([section.max_requests, *rooms]), times)
+    return as_full_as_asked(outlook, most_requests(plan.spec, plan.memory, outlook), times)
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:

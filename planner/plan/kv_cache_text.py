@@ -13,23 +13,35 @@ def kv_cache_text(plan: Plan) -> str:
     cache = plan.kv_cache
     if cache is None:
         return ""
-    rows = [("KV cache", "TB", "TB a node", "hits", "nodes saved")]
+    rows = [("KV cache", "TB", "TB per node", "hits", "nodes saved")]
     rows += [
         (
             f"kept {each.reuse.keep_s / 60:g} min",
-            f"{each.num_bytes / TERA:,.1f}",
-            f"{each.num_bytes / cache.nodes / TERA:,.2f}",
+            _figure(each.num_bytes / TERA),
+            _figure(each.num_bytes / cache.nodes / TERA),
             f"{each.reuse.hit_rate:.1%}",
             f"{each.saved_nodes:,.1f}",
         )
         for each in cache.sizes
     ]
-    note = (
-        "A block is kept so long after its last use; hits are those of an hour of Mooncake's conversations, capacity is"
-        f" that of this traffic in its busiest hour. The {cache.hit_rate:.1%} of the spec save {cache.saved_nodes:,.1f}"
-        f" nodes on average and read {cache.mean_reads / GIGA:,.0f} GB/s, {cache.reads / GIGA:,.0f} in the busiest hour"
-        f" or {cache.reads / cache.nodes / GIGA:,.2f} a node of {cache.nodes}. All that is computed then writes"
-        f" {cache.writes / GIGA:,.0f} GB/s, {cache.writes / cache.nodes / GIGA:,.2f} a node, and"
-        f" {cache.day_bytes / TERA:,.0f} TB a day."
+    reads = "For all of the traffic, reading them takes"
+    if round(cache.mean_reads / GIGA) != round(cache.reads / GIGA):
+        reads += f" {_figure(cache.mean_reads / GIGA)} GB/s on average and"
+    notes = (
+        "Each row is a cache that keeps a block for so long after its last use. Its size is for this traffic's busiest "
+        "hour; its hits are those that an hour of Mooncake's published conversations has.",
+        f"The spec's own hits, {cache.hit_rate:.1%} of prompt tokens, save {cache.saved_nodes:,.1f} nodes on average. "
+        f"{reads} {_per_node(cache.reads, cache.nodes)} in the busiest hour. Writing what is computed takes "
+        f"{_per_node(cache.writes, cache.nodes)} in that hour, and {_figure(cache.day_bytes / TERA)} TB a day.",
     )
-    return "\n".join([table(rows), *filled(note)])
+    return "\n".join([table(rows), *(line for note in notes for line in filled(note))])
+
+
+def _per_node(rate: float, nodes: int) -> str:
+    each = f"{_figure(rate / nodes / GIGA)} on each of {nodes} nodes" if nodes > 1 else "on one node"
+    return f"{_figure(rate / GIGA)} GB/s ({each})"
+
+
+def _figure(value: float) -> str:
+    """Return two digits at least, however small the deployment is."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

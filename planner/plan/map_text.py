@@ -7,8 +7,11 @@ from planner.expert_map import ExpertMap, FrontPoint
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES
 from planner.facts.quantities import gb
+from planner.facts.terms import Phase
+from planner.layout.memory import node_bytes
 from planner.plan.columns import filled, table
 from planner.plan.plan import Plan
+from planner.schedule.starts import BYTES_PER_GBIT
 
 __all__ = ["expert_maps_text"]
 
@@ -53,12 +56,28 @@ def _where_tokens_go(plan: Plan) -> Iterator[str]:
 
 
 def _moves(plan: Plan) -> Iterator[str]:
-    """Say how many slots differ from the previous plan's maps."""
+    """Say how many slots differ from the previous plan's maps, and what that takes."""
     for phase, each in plan.expert_maps.items():
         if each.moved_slots is not None:
             num_slots = sum(map(len, each.physical_to_logical))
-            keep = ": keep the map" if each.moved_slots == 0 else ""
-            yield f"  {phase}: {each.moved_slots:,} of {num_slots:,} slots differ from the previous plan's{keep}"
+            moved = f"{phase}: {each.moved_slots:,} of {num_slots:,} slots differ from the previous plan's"
+            yield from filled(f"{moved}: keep the map." if each.moved_slots == 0 else f"{moved}{_restart(plan, phase)}")
+
+
+def _restart(plan: Plan, phase: Phase) -> str:
+    """Return the bytes of the experts that move, and how long the units read that restart for them."""
+    layout = next(each for each in plan.layouts if each.phase == phase)
+    memory = next((each for each in plan.memory if each.phase == phase), None)
+    units = "its unit restarts" if layout.num_units == 1 else f"each of its {layout.num_units} units restarts"
+    pods = "The pods are named at the end."
+    if memory is None:
+        return f". For its new map {units}. {pods}"
+    read = node_bytes(memory, layout.ep_size, layout.attention_tp, plan.spec.cluster.gpus_per_node)
+    seconds = read / (plan.spec.kubernetes.load_rate * BYTES_PER_GBIT)
+    return (
+        f", {gb(plan.moved_bytes(phase) or 0)} of experts in a unit. For its new map {units} and reads all of its "
+        f"weights, {gb(round(read))} a node: {seconds:,.0f} s at kubernetes.load_rate. {pods}"
+    )
 
 
 def _one_more_slot(plan: Plan) -> Iterator[str]:

@@ -66,6 +66,7 @@ def demand_json(load: PhaseLoad) -> dict[str, Any]:
         "at": load.at,
         "asked_tokens_per_s": _round(load.asked_per_s),
         "served_tokens_per_s": _round(load.served_per_s),
+        "most_tokens_per_s": _round(load.most_per_s),
         "highest_load": _round(load.load) if load.served_per_s else None,
         "lowest_load": _round(load.lowest),
     }
@@ -106,13 +107,15 @@ def _latencies(found: Prediction) -> dict[str, Any]:
 
 
 def _slo(found: Prediction, slo: SloSpec) -> dict[str, Any]:
-    """Return each promise that the phase has a part in, and whether it is kept on average."""
+    """Return each promise that the phase has a part in, and at which speeds its mean is kept."""
     parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
     return {
         name: {
             "promised": promised,
             "predicted": _round(each.mid * MS_PER_S),
             "met": found.keeps(each, promised),
+            "met_at_slowest": found.keeps_at(each, each.high, promised),
+            "met_at_fastest": found.keeps_at(each, each.low, promised),
         }
         for name, each in parts.items()
         if (promised := getattr(slo, name)) is not None and each is not None

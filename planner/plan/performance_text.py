@@ -1,4 +1,4 @@
-"""What phases do, as text: a table of rates and latencies, and sentences about what they rest on.
+"""What phases do, as text: tables of rates and latencies, and sentences about what they rest on.
 
 `explained` adds the stages of a layer, as a table and as a timeline.
 """
@@ -8,6 +8,7 @@ from dataclasses import fields
 
 from planner.cost.demand import PhaseLoad
 from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.kernels import Kernels
 from planner.estimate.throughput.overlap import LayerTimeline
 from planner.estimate.throughput.predict import Prediction
@@ -29,19 +30,26 @@ WAITING, EXCHANGING = ".", "x"  # a wait, and the kernels of an exchange
 
 def performance_text(plan: Plan) -> str:
     """The rates and latencies of each phase, with the range that their evidence gives them."""
-    rows: list[tuple[str, ...]] = [("tokens/s", "per GPU", "per node", "low", "high", "ms", "low", "high")]
+    rates: list[tuple[str, ...]] = [("tokens/s", "per GPU", "GPU low", "GPU high", "per node", "node low", "node high")]
+    latencies: list[tuple[str, ...]] = [("latency, ms", "", "mean", "low", "high")]
     notes: list[str] = []
     kv_rooms = {each.phase: each.kv_tokens for each in plan.memory}
     for outlook in plan.outlooks:
         if outlook.prediction is None:
             notes += filled(f"{outlook.phase.capitalize()} is not predicted: {outlook.why_not}.")
             continue
-        rows += _rows(outlook, outlook.prediction)
+        rates.append(_rates(outlook, outlook.prediction))
+        latencies += _latencies(outlook.prediction)
         notes += _notes(outlook, outlook.prediction, kv_rooms.get(outlook.phase))
         notes += _promises(plan, outlook.prediction)
     for load in plan.demand:
         notes += _load(load)
-    return "\n".join([*([table(rows)] if len(rows) > 1 else []), *notes])
+    if len(rates) == 1:
+        return "\n".join(notes)
+    note = (
+        "At the slowest speed that the evidence allows, rates are low and latencies high; at the fastest, the reverse."
+    )
+    return "\n".join([table(rates), "", table(latencies), *filled(note), *notes])
 
 
 def explained(plan: Plan) -> str:
@@ -54,15 +62,17 @@ def explained(plan: Plan) -> str:
     return "\n\n".join(parts)
 
 
-def _rows(outlook: PhaseOutlook, found: Prediction) -> Iterator[tuple[str, ...]]:
+def _rates(outlook: PhaseOutlook, found: Prediction) -> tuple[str, ...]:
     rate, node = found.tokens_per_s_per_gpu, found.tokens_per_s_per_gpu.times(outlook.gpus_per_node)
-    rates = (f"{each:,.0f}" for each in (rate.mid, node.mid, node.low, node.high))
+    return found.phase, *(f"{each:,.0f}" for one in (rate, node) for each in (one.mid, one.low, one.high))
+
+
+def _latencies(found: Prediction) -> Iterator[tuple[str, ...]]:
+    """Return a row for each latency that the phase has: mixed units have both."""
     means = {"TPOT": found.tpot_seconds, "TTFT": found.ttft_seconds}
-    first, *others = (
-        (f"{name} {_ms(mean.mid)}", _ms(mean.low), _ms(mean.high)) for name, mean in means.items() if mean is not None
-    )
-    yield found.phase, *rates, *first
-    yield from (("", "", "", "", "", *each) for each in others)  # mixed units have both
+    for name, mean in means.items():
+        if mean is not None:
+            yield found.phase, name, _ms(mean.mid), _ms(mean.low), _ms(mean.high)
 
 
 def _ms(seconds: float) -> str:
@@ -78,25 +88,33 @@ def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Ite
         f"answers of {point.output_tokens:,}",
     }[found.phase]
     origin = " The spec has no operating_point, so these are the phase's limits." if point.is_derived else ""
-    used = f" at utilisation {point.utilisation:.3g}" if point.utilisation < 1 else ""
+    used = ""
+    if point.utilisation < 1:
+        used_rate = found.tokens_per_s_per_gpu.mid
+        rates = f"{used_rate:,.0f} per GPU; at full use {used_rate / point.utilisation:,.0f}"
+        used = f" at utilisation {point.utilisation:.3g} ({rates})"
     users = f" and {1 / found.tpot_seconds.mid:,.1f} per user" if found.tpot_seconds else ""
     unit = f"{found.tokens_per_s_per_gpu.mid * found.num_gpus:,.0f} tokens/s per unit"
-    yield from filled(f"{found.phase.capitalize()} on {found.engine} makes {unit}{users}{used}, with {at}.{origin}")
+    made = "computes" if found.phase == "prefill" else "makes"
+    yield from filled(f"{found.phase.capitalize()} on {found.engine} {made} {unit}{users}{used}, with {at}.{origin}")
     if (hits := found.tokens_per_s_with_hits) is not None and point.cache_hit_rate:
         counted = hits.times(outlook.gpus_per_node).mid
         yield from filled(
-            f"Counting the {point.cache_hit_rate * 100:g} % of tokens that caches hold, a node makes {counted:,.0f} "
+            f"Counting cache hits, {point.cache_hit_rate * 100:g}% of prompt tokens, a node takes {counted:,.0f} "
             "tokens/s."
         )
     yield from _read(found)
     yield from _drafted(found)
     yield from _rarely(found)
     if found.phase != "prefill":
-        share = "" if kv_room is None else f", {outlook.kv_tokens_in_use / kv_room * 100:.0f} % of what fits"
+        share = "" if kv_room is None else f", {outlook.kv_tokens_in_use / kv_room * 100:.0f}% of what fits"
         yield from filled(f"KV in use is {outlook.kv_tokens_in_use:,} tokens per rank or group{share}.")
     binding = found.binding
-    worth = f"Improving {binding.resource} by 10 % would bring {binding.gain * 100:.1f} % more tokens/s"
-    yield from filled(f"The fullest GPU carries {found.imbalance.gpus:.2f} times the mean. {worth}.")
+    worth = f"Improving {binding.resource} by 10% would bring {binding.gain * 100:.1f}% more tokens/s"
+    fullest = (
+        f"In one step, drift and luck included, the fullest GPU has {found.imbalance.gpus:.2f} times the mean load"
+    )
+    yield from filled(f"{fullest}. {worth}.")
     if (changed := outlook.correction) is not None:
         yield from filled(
             f"{changed.file} changes it by {changed.factor - 1:+.1%}: the mean error on its measurements was "
@@ -122,7 +140,7 @@ def _drafted(found: Prediction) -> Iterator[str]:
     drafts = counted(point.draft_tokens, "draft")
     yield from filled(
         f"A step of {found.step.seconds * MS_PER_S:,.1f} ms verifies {drafts} per request. A draft whose predecessors "
-        f"are right is right {point.acceptance_rate * 100:g} % of the time, so a step yields "
+        f"are right is right {point.acceptance_rate * 100:g}% of the time, so a step yields "
         f"{point.accepted_tokens:.2f} tokens."
     )
 
@@ -161,17 +179,33 @@ def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
         ("TPOT", slo.tpot_ms, found.tpot_seconds),
     ):
         if promised is not None and each is not None:
-            kept = "keeps" if found.keeps(each, promised) else "misses"
-            yield from filled(f"{phase} {kept} the mean {name} of {promised:g} ms that slo promises.")
+            yield from filled(f"{phase} {_kept(found, each, f'the mean {name} of {promised:g} ms', promised)}.")
             if name == "TTFT":
-                yield from _wait(plan, found, kept)
+                yield from _wait(plan, found, is_kept=found.keeps(each, promised))
 
 
-def _wait(plan: Plan, found: Prediction, kept: str) -> Iterator[str]:
+def _kept(found: Prediction, mean: Estimate, what: str, promised: float) -> str:
+    """Say at which speeds of the range a promise is kept, and how likely these are as far as anybody knows."""
+    fastest, expected, slowest = (f"{_ms(each)} ms" for each in (mean.low, mean.mid, mean.high))
+    what += " that slo promises"
+    if mean is found.ttft_seconds and found.waits_without_end:
+        return f"misses {what}: at utilisation 1 prompts wait longer and longer"
+    if found.keeps_at(mean, mean.high, promised):
+        return f"keeps {what}, even at the slowest speed of its range ({slowest})"
+    if found.keeps(mean, promised):
+        misses = f"it misses it at the slowest speed of its range ({slowest})"
+        return f"is expected to keep {what} ({expected}); {misses}, and {found.evidence.chance}"
+    if found.keeps_at(mean, mean.low, promised):
+        keeps = f"it keeps it only near the fastest speed of its range ({fastest})"
+        return f"is expected to miss {what} ({expected}); {keeps}, and {found.evidence.chance}"
+    return f"misses {what}, even at the fastest speed of its range ({fastest})"
+
+
+def _wait(plan: Plan, found: Prediction, *, is_kept: bool) -> Iterator[str]:
     """Say what a TTFT has of waiting."""
     if follows_from_promise(plan.spec, found.phase):
         waited = f"prompts wait {found.point.queued_steps:.2g} steps for their turn on average"
-        full = "as full as that leaves time for" if kept == "keeps" else "half full, and no less"
+        full = "as full as the TTFT leaves time for" if is_kept else "half full, and no less"
         yield from filled(f"It counts on units that are kept {full}: {waited}.")
 
 
@@ -180,10 +214,17 @@ def _load(load: PhaseLoad) -> Iterator[str]:
     if not load.served_per_s:
         yield from filled(f"{asked}, and no such unit is on.")
         return
-    yield from filled(
-        f"{asked}: {load.load:.0%} of what the units that are on make at their operating point. In the quietest hour "
-        f"it is {load.lowest:.0%}."
+    full = ""
+    if load.most_per_s > load.served_per_s:
+        full = f", and {load.share_of_most:.0%} of the most that they can make"
+    is_flat = f"{load.lowest:.0%}" == f"{load.load:.0%}"
+    other = (
+        "At any other time it is the same."
+        if is_flat
+        else f"In the quietest hour it is {load.lowest:.0%} of that point."
     )
+    on = "of what the units that are on make at their operating point"
+    yield from filled(f"{asked}: {load.load:.0%} {on}{full}. {other}")
 
 
 def _explained(found: Prediction, usual: MoeLayers) -> Iterator[str]:

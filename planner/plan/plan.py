@@ -14,6 +14,7 @@ from planner.cost.cost import DayCost
 from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.estimate.coverage import FailureDomains, uncovered_experts
 from planner.estimate.failures import FailureReport
+from planner.estimate.fuller import full_rates
 from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
 from planner.estimate.links import PhaseTraffic
 from planner.estimate.performance import PhaseOutlook
@@ -90,6 +91,13 @@ class Plan(DecidedPlan):
     def slot_bytes(self, phase: Phase) -> int | None:
         """Return the bytes of one more slot a GPU over all MoE layers, or None where memory is not planned."""
         return next((each.weights.slot for each in self.memory if each.phase == phase), None)
+
+    def moved_bytes(self, phase: Phase) -> int | None:
+        """Return the bytes of the experts whose slots differ from the previous plan's map; None where unknown."""
+        each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
+        if each.moved_slots is None or slot_bytes is None:
+            return None
+        return each.moved_slots * (slot_bytes // len(each.bound))
 
     @cached_property
     def _content(self) -> dict[str, Any]:
@@ -182,8 +190,13 @@ class Plan(DecidedPlan):
             for each in known
             if each.prediction is not None
         }
+        most = {phase: rate * layouts[phase].ep_size for phase, rate in self._full_rates.items()}
         units = {phase: each.num_units for phase, each in layouts.items()}
-        return loads_of_day(self.spec.traffic, self.schedule, units, rates, day)
+        return loads_of_day(self.spec.traffic, self.schedule, units, rates, most, day)
+
+    @cached_property
+    def _full_rates(self) -> Mapping[Phase, float]:
+        return full_rates(self.spec, self.memory, self.outlooks)
 
     @cached_property
     def kv_cache(self) -> KvCache | None:
@@ -228,11 +241,8 @@ class Plan(DecidedPlan):
 
     def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
         """Return the moves from the previous plan's map of the phase, if that has the same sizes."""
-        each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
-        if each.moved_slots is None:
-            return None
-        num_bytes = None if slot_bytes is None else each.moved_slots * (slot_bytes // len(each.bound))
-        return {"moved_slots": each.moved_slots, "bytes": num_bytes}
+        moved_slots = self.expert_maps[phase].moved_slots
+        return None if moved_slots is None else {"moved_slots": moved_slots, "bytes": self.moved_bytes(phase)}
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from planner.facts.terms import Phase
 from planner.plan.columns import filled, table, wrapped
 from planner.plan.plan import Plan
 from planner.search.front import FrontPoint
@@ -10,6 +11,7 @@ from planner.search.speed import Numbers
 
 __all__ = ["search_text"]
 
+LATENCIES: dict[Phase, tuple[str, ...]] = {"prefill": ("TTFT",), "decode": ("TPOT",), "mixed": ("TPOT", "TTFT")}
 MAX_FRONT = 8  # points of a front; of more, some between are left out
 
 
@@ -19,21 +21,22 @@ def search_text(plan: Plan) -> str:
 
 
 def _phase(search: PhaseSearch) -> str:
-    head = ("EP x TP", "slots", "max requests", "tokens/s node", "TPOT", "TTFT", "why not")
-    rows = [(search.phase, *head), *map(_row, search.ranked)]
+    names = LATENCIES[search.phase]
+    head = ("EP x TP", "redundant", "requests", "node tokens/s", *names, "why not")
+    rows = [(search.phase, *head), *(_row(each, names) for each in search.ranked)]
     return "\n".join([wrapped(rows), *_lost(search), *_front(search)])
 
 
-def _row(ranked: Ranked) -> tuple[str, ...]:
+def _row(ranked: Ranked, names: Sequence[str]) -> tuple[str, ...]:
     numbers, speed = ranked.candidate.numbers, ranked.candidate.speed
+    latencies = {"TPOT": speed.tpot_ms, "TTFT": speed.ttft_ms}
     return (
         "chosen" if ranked.why_not is None else "",
         f"{numbers['ep_size']} x {numbers['attention_tp']}",
         f"+{numbers['redundant_experts']}",
         str(numbers["max_requests"]),
         f"{ranked.candidate.tokens_per_s_per_node:,.0f}",
-        _ms(speed.tpot_ms),
-        _ms(speed.ttft_ms),
+        *(_ms(latencies[name]) for name in names),
         ranked.why_not or "",
     )
 
@@ -49,8 +52,8 @@ def _lost(search: PhaseSearch) -> Iterator[str]:
     told = f"; rejected: {', '.join(out)}" if out else ""
     tried = "1 layout was" if search.tried == 1 else f"{search.tried} layouts were"
     yield from filled(
-        f"{tried} tried{told}. Latencies are in ms, requests per GPU or attention group. Speeds are at the operating"
-        " point, as far as they are known before an expert map is made; those of the chosen layouts below are with it."
+        f"{tried} tried{told}. Latencies are in ms; requests are the most of a GPU or attention group. Speeds are"
+        " foreseen at the operating point, before expert maps are made; those further below are predicted with them."
     )
 
 
@@ -58,7 +61,7 @@ def _front(search: PhaseSearch) -> Iterator[str]:
     """Return the lines that set each speed beside its latency."""
     if len(search.front) > 1:
         latency = "TTFT" if search.phase == "prefill" else "TPOT"
-        rows: list[tuple[str, ...]] = [("front: EP x TP", f"{latency} ms", "tokens/s GPU", "max requests")]
+        rows: list[tuple[str, ...]] = [("fastest at a latency", f"{latency} ms", "GPU tokens/s", "requests")]
         rows += [
             (
                 _size(each.numbers),

@@ -33,10 +33,8 @@ from planner.spec.pods import PatchSpec
 
 __all__ = ["plan_text"]
 
-MAX_NODES = 4  # that are not used; more are counted
-MAX_RUNS = 8  # of nodes of a unit; more are counted
-MAX_UNITS = 12  # of a phase; more are counted
 MAX_NUMBERS = 4  # of a field; more are counted
+ASSUMED_SECTIONS = ("operating_point.", "schedule.start.", "uptime.")  # whose defaults are guesses about a cluster
 
 METHODS = {
     "greedy": "Found by the greedy search",
@@ -130,7 +128,7 @@ def _warnings(plan: Plan) -> str:
 
 
 def _decisions(plan: Plan) -> str:
-    """What the spec left to the planner with reasons, and what it did not mention."""
+    """What the spec left to the planner with reasons, and the defaults that the figures below rest on."""
     decided = [each for each in plan.decisions if each.why != DEFAULT]
     rows = [("decided", "value", "why")]
     for before, each in zip([None, *decided], decided, strict=False):
@@ -140,16 +138,21 @@ def _decisions(plan: Plan) -> str:
 
 
 def _defaults(plan: Plan) -> Iterator[str]:
-    """Section by section, as one would write them."""
+    """List the defaults that are guesses about a cluster, section by section, and count the others."""
     sections: dict[str, list[str]] = {}
-    for each in plan.decisions:
-        if each.why == DEFAULT:
-            section, _, field = each.path.rpartition(".")
-            sections.setdefault(section, []).append(f"{field} {_value(each.value)}")
-    if sections:
-        yield wrapped(
-            [("by default", ""), *((section or "(top)", ", ".join(each)) for section, each in sections.items())]
-        )
+    defaults = [each for each in plan.decisions if each.why == DEFAULT]
+    assumed = [each for each in defaults if each.path.startswith(ASSUMED_SECTIONS)]
+    for each in assumed:
+        section, _, field = each.path.rpartition(".")
+        sections.setdefault(section, []).append(f"{field} {_value(each.value)}")
+    lines = []
+    if assumed:
+        lines.append(wrapped([("assumed", "value"), *((name, ", ".join(each)) for name, each in sections.items())]))
+    if others := len(defaults) - len(assumed):
+        left = f"Left at their defaults: {counted(others, 'more field' if assumed else 'field')}"
+        lines += filled(f"{left}. The JSON lists them under decisions (--format json), docs/spec.md explains them.")
+    if lines:
+        yield "\n".join(lines)
 
 
 def _value(value: object) -> str:
@@ -203,7 +206,7 @@ def _memory(plan: Plan) -> str:
         return ""
     head = ("GB per GPU", "usable", "weights", "activations", "buffers", "reserve", "KV")
     towers = ("towers",) if any(each.weights.towers for each in plan.memory) else ()
-    weights_head = ("weights", "attention", "shared", "dense", "embedding", *towers, "gates", "routed slots")
+    weights_head = ("GB of weights", "attention", "shared", "dense", "embedding", *towers, "gates", "routed slots")
     fixed = ("bytes/request",) if any(each.kv_bytes_per_request for each in plan.memory) else ()
     kv_head = ("KV per GPU", "bytes/token", *fixed, "tokens", "full-length requests")
     tables = (
@@ -238,23 +241,18 @@ def _gb(num_bytes: int) -> str:
 
 
 def _units(plan: Plan) -> str:
+    """Return every unit with all its nodes: who is called at night looks for one of them."""
     rows = [("unit", "ranks", "placed", "nodes by rank")]
-    more = []
-    for layout in plan.layouts:
-        units = [unit for unit in plan.units if unit.phase == layout.phase]
-        rows += [(unit.name, str(len(unit.ranks)), unit.why, _node_list(unit.nodes)) for unit in units[:MAX_UNITS]]
-        if len(units) > MAX_UNITS:
-            hidden = len(units) - MAX_UNITS
-            more.append(f"  ... and {hidden} more {layout.phase} unit{'' if hidden == 1 else 's'}")
-    return "\n".join([wrapped(rows), *more])
+    rows += [(unit.name, str(len(unit.ranks)), unit.why, _node_list(unit.nodes)) for unit in plan.units]
+    return wrapped(rows)
 
 
 def _node_list(names: Sequence[str]) -> str:
     """`node-0 to node-15, node-18`: nodes whose numbers follow one another are named by the first and the last."""
     runs = runs_of(names)
-    written = [run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs]
-    hidden = sum(map(len, runs[MAX_RUNS:]))
-    return ", ".join(written[:MAX_RUNS]) + (f" and {hidden} more" if hidden else "")
+    return ", ".join(
+        run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs
+    )
 
 
 def _placement(plan: Plan) -> str:
@@ -271,10 +269,11 @@ def _placement(plan: Plan) -> str:
     if placement.spares:
         lines += filled(f"Spares for units that lose a node: {_node_list(placement.spares)}.")
     if placement.unusable:
-        named = ", ".join(f"{node} ({why})" for node, why in list(placement.unusable.items())[:MAX_NODES])
-        more = len(placement.unusable) - MAX_NODES
-        others = f" and {more} more node{'' if more == 1 else 's'}" if more > 0 else ""
-        lines += filled(f"Not used: {named}{others}.")
+        by_reason: dict[str, list[str]] = {}
+        for node, why in placement.unusable.items():
+            by_reason.setdefault(why, []).append(node)
+        named = "; ".join(f"{_node_list(nodes)} ({why})" for why, nodes in by_reason.items())
+        lines += filled(f"Not used: {named}.")
     return "\n".join(lines)
 
 
@@ -284,7 +283,7 @@ def _traffic(plan: Plan) -> str:
         return ""
     shared = any(link.attention_bytes for each in plan.traffic for link in each.links)
     more = ("MB shared",) if shared else ()
-    rows: list[tuple[str, ...]] = [("traffic", "kind", "fullest", "MB in", "MB out", *more, "GB/s", "us")]
+    rows: list[tuple[str, ...]] = [("links", "kind", "fullest", "MB in", "MB out", *more, "GB/s", "us")]
     for each in plan.traffic:
         for link in each.links:
             sizes = [link.dispatch_bytes, link.combine_bytes, *([link.attention_bytes] if shared else [])]
@@ -364,5 +363,10 @@ def _untried(is_ours: bool) -> str:
 
 
 def _listed(problems: Sequence[Problem]) -> list[str]:
-    """Their messages, each behind a dash."""
-    return [textwrap.fill(each.message, WIDTH, initial_indent="  - ", subsequent_indent="    ") for each in problems]
+    """Return their messages, each behind a dash, with its rule's id as `validate` prints it."""
+    return [
+        textwrap.fill(
+            f"{each.message} [{each.rule.split()[0]}]", WIDTH, initial_indent="  - ", subsequent_indent="    "
+        )
+        for each in problems
+    ]

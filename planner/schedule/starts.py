@@ -27,7 +27,17 @@ from planner.layout.memory import MemoryPlan, node_bytes
 from planner.spec.check import ResolvedSpec
 from planner.spec.start import StartSpec
 
-__all__ = ["Start", "StartTimes", "UnitRead", "Window", "least_warm_up", "loading_s", "start_times", "starts_of"]
+__all__ = [
+    "BYTES_PER_GBIT",
+    "Start",
+    "StartTimes",
+    "UnitRead",
+    "Window",
+    "least_warm_up",
+    "loading_s",
+    "start_times",
+    "starts_of",
+]
 
 BYTES_PER_GBIT = 1e9 / 8
 

@@ -150,7 +150,7 @@ def _violation(
     beside = " under that load" if lighter else ""
     rule = f"S727 must be at least {least} for any layout of {phase} to keep it{beside}"
     takes = f"{best.reached[field]:,.1f} ms{_load(spec, phase, field, best)}"
-    reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept as a margin"
+    reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
     fix = fix_of((lighter.change(promised), {promised: least}), spec) if lighter else nearest(least)
     return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
 

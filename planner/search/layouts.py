@@ -236,7 +236,7 @@ def _why_not(other: Candidate, chosen: Candidate) -> str:
     ratio = other.tokens_per_s_per_node / chosen.tokens_per_s_per_node
     if ratio >= 1:
         return "cluster: fills it worse"
-    slower = f"{100 * (1 - ratio):.1f} % slower"
+    slower = f"{100 * (1 - ratio):.1f}% slower"
     if other.speed.max_over_mean > BINDS * chosen.speed.max_over_mean:
         return f"bound: {slower}, max/mean {other.speed.max_over_mean:.2f}"
     return slower

@@ -7,7 +7,7 @@ from typing import Any
 from stacks.simulator.columns import Column
 from stacks.simulator.curves import Curve
 from stacks.simulator.figures import FIGURES
-from stacks.simulator.latency import waits_of
+from stacks.simulator.latency import mean_tpot, mean_ttft
 
 __all__ = ["rounded", "simulation_json"]
 
@@ -47,8 +47,8 @@ def _curves(column: Column) -> dict[str, list[float | None]]:
     """Return what happened minute by minute, as it is expected; latencies are means."""
     service, curves = column.day.services["mid"], column.day.curves["mid"]
     found = {name: _curve(getattr(curves, name)) for name in CURVES}
-    found["ttft_ms"] = _curve(waits_of(service, curves).mean * MILLI)
-    found["tpot_ms"] = _curve(curves.tpot * MILLI)
+    found["ttft_ms"] = _curve(mean_ttft(service, curves) * MILLI)
+    found["tpot_ms"] = _curve(mean_tpot(curves) * MILLI)
     return found
 
 
@@ -57,5 +57,5 @@ def _curve(curve: Curve) -> list[float | None]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a figure with the digits that it has; None for what is not known, and for what never ends."""
+    """Return a figure with the digits that it has; None for what has no value, and for what never ends."""
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

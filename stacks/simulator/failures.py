@@ -54,7 +54,7 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
     uptime = plan.spec.uptime
     recovery = switching_of(plan).warm_up if uptime is None else uptime.recovery
     found: list[Outage] = []
-    for failure in failures:
+    for failure in sorted(failures, key=lambda each: (each.minute, each.node in hosts)):  # a spare before its unit
         if failure.node in spares:
             spares.remove(failure.node)
         for unit in hosts.get(failure.node, ()):

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Generic, TypeVar
 
+from planner.facts.seconds import MS_PER_S
 from stacks.simulator.latency import QUANTILES
 from stacks.simulator.outcome import Outcome
 
 __all__ = ["FIGURES", "Figure", "short", "side_by_side", "written"]
 
 GIGA = 1e9
-NEVER = "never"
+NEVER, NO_VALUE = "never", "-"
 MAX_TITLE = 24  # characters
 Of = TypeVar("Of")
 
@@ -37,14 +38,18 @@ def _latency(kind: str, place: int, unit_ms: bool) -> Figure[Outcome]:
     return Figure(
         name=f"{kind}_{percentile}_ms",
         title=f"{kind.upper()} {percentile}, {'ms' if unit_ms else 's'}",
-        value=lambda one: getattr(one.latencies, kind)[place] * 1e3,
+        value=lambda one: _ms(getattr(one.latencies, kind)[place]),
         form=",.1f" if unit_ms else ",.2f",
         factor=1.0 if unit_ms else 1e-3,
     )
 
 
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * MS_PER_S
+
+
 FIGURES: tuple[Figure[Outcome], ...] = (
-    Figure("ttft_mean_ms", "TTFT mean, s", lambda one: one.latencies.ttft_mean * 1e3, ",.2f", 1e-3),
+    Figure("ttft_mean_ms", "TTFT mean, s", lambda one: _ms(one.latencies.ttft_mean), ",.2f", 1e-3),
     *(_latency("ttft", place, unit_ms=False) for place in range(len(QUANTILES))),
     *(_latency("tpot", place, unit_ms=True) for place in range(len(QUANTILES))),
     Figure("ttft_kept", "TTFT kept", lambda one: one.latencies.ttft_kept, ".2%", has_zeros=True),
@@ -53,7 +58,7 @@ FIGURES: tuple[Figure[Outcome], ...] = (
     Figure("refused", "refused with 429", lambda one: one.refused / one.requests if one.requests else 0.0, ".2%"),
     Figure("restarted", "computed again", lambda one: one.restarted, ",.0f"),
     Figure("cut", "cut by a drain's end", lambda one: one.cut, ",.0f"),
-    Figure("output_tokens", "output tokens, G", lambda one: one.output_tokens, ",.2f", 1 / GIGA),
+    Figure("output_tokens", "output tokens, G", lambda one: one.output_tokens, ",.2f", 1 / GIGA, has_zeros=True),
     Figure("peak_queue", "prompts in queue, most", lambda one: one.peak_queue, ",.0f"),
     Figure("peak_kv", "KV in use, most", lambda one: one.peak_kv, ".1%"),
     Figure("peak_nodes", "nodes, most", lambda one: one.peak_nodes, ",.0f"),
@@ -61,8 +66,8 @@ FIGURES: tuple[Figure[Outcome], ...] = (
     Figure("node_hours", "node-hours on", lambda one: one.node_hours, ",.1f"),
     Figure("node_hours_taken", "with warm-up, drain", lambda one: one.node_hours_taken, ",.1f"),
     Figure("usd", "cost, US$", lambda one: one.usd, ",.0f"),
-    Figure("revenue_usd", "income, US$", lambda one: one.revenue_usd, ",.0f"),
-    Figure("margin", "margin", lambda one: one.margin, ".1%"),
+    Figure("revenue_usd", "income, US$", lambda one: one.revenue_usd, ",.0f", has_zeros=True),
+    Figure("margin", "margin, of income", lambda one: one.margin, ".1%"),
 )
 
 
@@ -86,7 +91,7 @@ def short(titles: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def written(figure: Figure[Of], value: float | None) -> str:
-    """Return a value of `figure` as people read it."""
+    """Return a value of `figure` as people read it; `-` where there is none."""
     if value is None:
-        return ""
+        return NO_VALUE
     return format(value * figure.factor, figure.form) if isfinite(value) else NEVER

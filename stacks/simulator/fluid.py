@@ -183,6 +183,8 @@ class _Flow:
             left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, step_s)
             minute.tokens += (each.requests - left) * each.groups * self.service.request.output
             each.requests, each.seconds = left, each.seconds - step_s
+            if not minute.token_units:  # of units that serve, `tpot` is theirs
+                minute.tpot = self.service.tokens.seconds(left)
             if each.seconds <= 0:
                 minute.cut += each.requests * each.groups
         self.draining = [each for each in self.draining if each.seconds > 0]

@@ -12,6 +12,8 @@ In a mixed unit all that wait are computed at once, so that luck is what is left
     P(E > t) = busy (1 - t / turn)         as `SteadyTurns.wait_of` in `planner/estimate/throughput/turns.py` has it
 
 An answer's time per token is that of its minute: over hundreds of steps, luck evens out.
+
+Where nobody is answered there is no latency: a minute has NaN, and a day without any answer has None.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from planner.spec.operating_point import SloSpec
 from stacks.simulator.curves import Curve, Curves
 from stacks.simulator.service import Service
 
-__all__ = ["QUANTILES", "Latencies", "Waits", "latencies_of", "waits_of"]
+__all__ = ["QUANTILES", "Latencies", "Waits", "latencies_of", "mean_tpot", "mean_ttft", "waits_of"]
 
 QUANTILES = (0.5, 0.9, 0.99)
 MAX_LUCK = 0.95  # assumed: a steady queue at more takes longer to form than a minute's load lasts
@@ -62,11 +64,11 @@ class Waits:
 
 @dataclass(frozen=True)
 class Latencies:
-    """A day's, over all its requests; seconds. Shares are None where the spec has no such promise."""
+    """A day's, over all its requests; seconds. None where nobody is answered; shares also where nothing is promised."""
 
-    ttft_mean: float  # what `slo` promises
-    ttft: tuple[float, ...]  # at `QUANTILES`
-    tpot: tuple[float, ...]
+    ttft_mean: float | None  # what `slo` promises
+    ttft: tuple[float | None, ...]  # at `QUANTILES`
+    tpot: tuple[float | None, ...]
     ttft_kept: float | None  # share of the requests that came; one that is refused is not kept
     tpot_kept: float | None  # share of the tokens
 
@@ -85,6 +87,17 @@ def waits_of(service: Service, curves: Curves) -> Waits:
     return replace(luck, least=np.maximum(curves.prompt_wait - luck.luck, 0.0) + computing)
 
 
+def mean_ttft(service: Service, curves: Curves) -> Curve:
+    """Return the mean TTFT of each minute's prompts in seconds; NaN where none is admitted, or none ever computed."""
+    mean = waits_of(service, curves).mean
+    return np.where((curves.asked > curves.refused) & np.isfinite(mean), mean, np.nan)
+
+
+def mean_tpot(curves: Curves) -> Curve:
+    """Return the mean TPOT of each minute in seconds; NaN where no token is made."""
+    return np.where(curves.tokens > 0, curves.tpot, np.nan)
+
+
 def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
     """Return a day's latencies, and how many keep the promises of `slo`."""
     waits = waits_of(service, curves)
@@ -92,12 +105,12 @@ def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
     answered, is_met = admitted.sum(), admitted > 0  # a minute without units has an endless wait, and admits nobody
     ttft_kept = tpot_kept = None
     if slo.ttft_ms is not None:
-        ttft_kept = float((waits.within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else 1.0
+        ttft_kept = float((waits.within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else None
     if slo.tpot_ms is not None:
         made = curves.tokens.sum()
-        tpot_kept = float(curves.tokens[curves.tpot <= slo.tpot_ms / 1e3].sum() / made) if made else 1.0
+        tpot_kept = float(curves.tokens[curves.tpot <= slo.tpot_ms / 1e3].sum() / made) if made else None
     return Latencies(
-        ttft_mean=float((waits.mean[is_met] * admitted[is_met]).sum() / answered) if answered else 0.0,
+        ttft_mean=float((waits.mean[is_met] * admitted[is_met]).sum() / answered) if answered else None,
         ttft=tuple(_quantile(waits, admitted, each) for each in QUANTILES),
         tpot=tuple(_weighted(curves.tpot, curves.tokens, each) for each in QUANTILES),
         ttft_kept=ttft_kept,
@@ -105,13 +118,15 @@ def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
     )
 
 
-def _quantile(waits: Waits, weights: Curve, quantile: float) -> float:
-    """Return the TTFT that a share of all requests stays below, by halving."""
+def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
+    """Return the TTFT that a share of all requests stays below, by halving; None without any."""
+    total = weights.sum()
+    if not total:
+        return None
     longest = waits.least + waits.shortest + 100 * waits.longer
     low, high = 0.0, float(np.max(np.where(np.isfinite(waits.mean), longest, 0.0)))
-    total = weights.sum()
-    if not total or (waits.within(high) * weights).sum() < quantile * total:
-        return float("inf") if total else 0.0
+    if (waits.within(high) * weights).sum() < quantile * total:
+        return float("inf")
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if (waits.within(middle) * weights).sum() < quantile * total:
@@ -121,9 +136,11 @@ def _quantile(waits: Waits, weights: Curve, quantile: float) -> float:
     return high
 
 
-def _weighted(values: Curve, weights: Curve, quantile: float) -> float:
-    """Return the least value that a share of the weight does not exceed."""
+def _weighted(values: Curve, weights: Curve, quantile: float) -> float | None:
+    """Return the least value that a share of the weight does not exceed; None without any weight."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
-    place = int(np.searchsorted(reached, quantile * reached[-1])) if reached[-1] else 0
+    if not reached[-1]:
+        return None
+    place = int(np.searchsorted(reached, quantile * reached[-1]))
     return float(values[order][min(place, len(values) - 1)])

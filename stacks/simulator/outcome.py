@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from planner.cost.bill import bill, supplies_of
+from planner.cost.cost import margin_of
 from planner.cost.day import Stretch, demand_shares
 from planner.cost.income import sales_of
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
@@ -47,8 +48,8 @@ class Outcome:
 
     @property
     def margin(self) -> float | None:
-        """Return what is earned beyond the cost, as a share of it; None where either is missing."""
-        return (self.revenue_usd - self.usd) / self.usd if self.revenue_usd is not None and self.usd else None
+        """Return the share of the income that is left after the cost; None without income."""
+        return margin_of(self.revenue_usd, self.usd)
 
 
 def demand_of(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[float]:

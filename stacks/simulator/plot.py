@@ -1,5 +1,7 @@
 """Played days as one picture: six panels over the hours of the day, with a line for each variant.
 
+A minute in which nobody is answered has no latency, and lines have a gap there.
+
 Colours are Okabe and Ito's, which people with any kind of colour vision tell apart (jfly.uni-koeln.de/color), and line
 styles differ besides. A single variant has a band from the slowest to the fastest that its prediction allows.
 """
@@ -17,7 +19,7 @@ from planner.problems.fix import for_example
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.columns import Column
 from stacks.simulator.curves import Curve, Curves
-from stacks.simulator.latency import waits_of
+from stacks.simulator.latency import mean_tpot, mean_ttft
 from stacks.simulator.replayed import ReplayColumn
 from stacks.simulator.service import Level, Service
 
@@ -136,14 +138,14 @@ def _ttft(panel: "Axes", columns: Sequence[Column]) -> None:
     panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_formatter(NullFormatter())
     for index in range(len(columns)):
-        _line(panel, columns, index, lambda service, curves: waits_of(service, curves).mean)
+        _line(panel, columns, index, mean_ttft)
     _promise(panel, columns, lambda slo: slo.ttft_ms and slo.ttft_ms / 1e3)
 
 
 def _tpot(panel: "Axes", columns: Sequence[Column]) -> None:
     panel.set_ylabel("TPOT, ms")
     for index in range(len(columns)):
-        _line(panel, columns, index, lambda _, curves: curves.tpot * 1e3)
+        _line(panel, columns, index, lambda _, curves: mean_tpot(curves) * 1e3)
     _promise(panel, columns, lambda slo: slo.tpot_ms)
     panel.set_ylim(bottom=0)
 
@@ -158,8 +160,13 @@ def _room(panel: "Axes", columns: Sequence[Column]) -> None:
 def _refused(panel: "Axes", columns: Sequence[Column]) -> None:
     panel.set_ylabel("refused (429),\n% of requests")
     for index in range(len(columns)):
-        _line(panel, columns, index, lambda _, curves: 100 * curves.refused / np.maximum(curves.asked, 1e-12))
+        _line(panel, columns, index, _refused_share)
     panel.set_ylim(0, max(panel.get_ylim()[1], 1.0))
+
+
+def _refused_share(_: Service, curves: Curves) -> Curve:
+    """Return the per cent of each minute's requests that are refused; NaN where none comes."""
+    return np.where(curves.asked > 0, 100 * curves.refused / np.maximum(curves.asked, 1e-12), np.nan)
 
 
 PANELS = (_tokens, _nodes, _ttft, _tpot, _room, _refused)

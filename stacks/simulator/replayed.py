@@ -43,11 +43,17 @@ class ReplayColumn:
         jobs = (job for job in self.replay.jobs if job.output > 1)
         return np.sort([(job.done - job.first_token) / (job.output - 1) for job in jobs])
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the tokens of all prompts that were answered."""
+        return sum(job.prompt for job in self.replay.jobs)
+
     def kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests that keep a promise; one that was refused does not."""
-        if promised_ms is None or not len(self.replay.jobs):
+        """Return the share of requests that keep a promise; one that was refused does not. None where none came."""
+        came = self.replay.refused + len(self.replay.jobs)
+        if promised_ms is None or not came:
             return None
-        lost = self.replay.refused / (self.replay.refused + len(self.replay.jobs))
+        lost = self.replay.refused / came
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
     def per_second(self, tokens: Callable[[Replay], float]) -> float:
@@ -107,14 +113,14 @@ REPLAY_FIGURES: tuple[Figure[ReplayColumn], ...] = (
     *(_latency("tpot", each, ",.1f", 1.0, "ms") for each in QUANTILES),
     Figure("ttft_kept", "TTFT kept", lambda one: one.kept(one.ttft, one.plan.spec.slo.ttft_ms), ".2%"),
     Figure("tpot_kept", "TPOT kept", lambda one: one.kept(one.tpot, one.plan.spec.slo.tpot_ms), ".2%"),
-    Figure("done", "requests done", lambda one: len(one.replay.jobs), ",.0f"),
+    Figure("done", "requests done", lambda one: len(one.replay.jobs), ",.0f", has_zeros=True),
     Figure("refused", "refused with 429", lambda one: one.replay.refused, ",.0f"),
     Figure("too_long", "refused as too long", lambda one: one.replay.too_long, ",.0f"),
     Figure("seconds", "until all are done, s", lambda one: one.replay.seconds, ",.1f"),
     Figure(
         "prompt_tokens_per_s",
         "prompt tokens/s",
-        lambda one: one.per_second(lambda found: sum(job.prompt for job in found.jobs)),
+        lambda one: one.per_second(lambda _: one.prompt_tokens),
         ",.0f",
     ),
     Figure(
@@ -126,7 +132,7 @@ REPLAY_FIGURES: tuple[Figure[ReplayColumn], ...] = (
     Figure(
         "cache_hit_rate",
         "cache hits",
-        lambda one: sum(job.hits for job in one.replay.jobs) / max(sum(job.prompt for job in one.replay.jobs), 1),
+        lambda one: sum(job.hits for job in one.replay.jobs) / one.prompt_tokens if one.prompt_tokens else None,
         ".1%",
     ),
     Figure(

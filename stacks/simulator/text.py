@@ -26,7 +26,7 @@ def simulation_text(columns: Sequence[Column]) -> str:
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
         [
-            f"{plan.name}: {_which_day(columns[0])}, minute by minute; times are of {clock}",
+            f"{plan.name}: {_which_day(columns[0])}, minute by minute; times are in {clock}",
             "",
             table(list(rows)),
             "",
@@ -81,7 +81,13 @@ def _notes_of(column: Column) -> Iterator[str]:
         if not load.served_per_s:
             yield f"No {load.phase} unit is on at {load.at}, though requests come then."
         elif (asked := load.load * column.day.scale) > 1:
-            yield f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}."
+            most = load.share_of_most * column.day.scale
+            yield (
+                f"{load.phase} is asked for {asked:.0%} of what its units make at the operating point, at {load.at}, "
+                f"and for {most:.0%} of the most that they can make."
+            )
+    if not curves.tokens.any():
+        yield "nobody is answered, so latencies have no value."
     refused, is_off = curves.refused > 0, curves.token_units == 0
     if times := _stretches(refused & is_off):
         yield f"requests are refused {times}, since no unit is on."
@@ -110,5 +116,6 @@ def _stretches(marked: NDArray[np.bool_]) -> str:
         return "all day"
     edges = np.flatnonzero(np.diff(np.concatenate(([False], marked, [False])).astype(int)))
     parts = [f"{hh_mm(int(start))}-{hh_mm(int(end))}" for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    more = f" and at {left} other time{'s' if left > 1 else ''}" if (left := len(parts) - MAX_STRETCHES) > 0 else ""
-    return ", ".join(parts[:MAX_STRETCHES]) + more
+    left = len(parts) - MAX_STRETCHES
+    more = f" and at {left} other time{'s' if left > 1 else ''} (curves in the JSON have each minute)"
+    return ", ".join(parts[:MAX_STRETCHES]) + (more if left > 0 else "")

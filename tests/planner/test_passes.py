@@ -34,6 +34,7 @@ NO_PASSES = {
     "missed_promises": "compares figures of a plan with its spec",
     "overloads": "compares figures of a plan with its spec",
     "split_memory": "counts memory anew, for a lighter load that is offered",
+    "full_rates": "predicts the same layouts again, with full units",
     "idle_overlaps": "compares a prediction with another of the same layout",
 }
 

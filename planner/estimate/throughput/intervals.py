@@ -35,6 +35,12 @@ WIDTHS: dict[Family, float] = {
     "same engine and GPU, other phase": 0.20,
     "same engine, other GPU": 0.20,
 }
+CHANCES: dict[Family, str] = {
+    "same engine and GPU": "each of this engine's published measurements lies within such a range",
+    "same engine and GPU, other phase": "the one measurement of this kind lies within such a range",
+}
+SCALED_CHANCE = "of operators, at least 85% were measured within such a range"
+UNKNOWN_CHANCE = "how likely that is, nobody has measured"
 SCALED_WIDTH = 0.35
 FACTOR = 2.0
 
@@ -70,6 +76,13 @@ class Evidence:
     unexplained: float = 0.0  # share of the rate that a factor of the engine takes away
     measured: tuple[float, float] = (1.0, 1.0)  # a user's own over what is predicted of them: the least, the most
 
+    @property
+    def chance(self) -> str:
+        """Return what is known of how likely a speed within the range is, for people: no range is a distribution."""
+        if self.family == "same engine, other GPU" and self.scaled:
+            return SCALED_CHANCE
+        return CHANCES.get(self.family, UNKNOWN_CHANCE)
+
 
 def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:
     """Return the family of a phase of an engine on a GPU; `unmeasured` says which kernels nobody measured, if any."""
@@ -89,7 +102,7 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
         return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
-    return Evidence("none", f"nobody has measured {phase} on {engine.name}{_instead(engine, phase)}", scaled)
+    return Evidence("none", f"nobody has measured {phase} units on {engine.name}{_instead(engine, phase)}", scaled)
 
 
 def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:

@@ -26,6 +26,7 @@ from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, U
 from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
 from planner.estimate.throughput.turns import SteadyTurns, pieces_of_turn, steady_turns
 from planner.estimate.throughput.work import ModelWork
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Overlap, Phase
 
 __all__ = [
@@ -140,8 +141,12 @@ class Prediction:
         return self.phase == "prefill" and self.point.utilisation >= 1
 
     def keeps(self, mean: Estimate, promised_ms: float) -> bool:
-        """Return whether one of its own mean latencies is within a promise."""
-        return mean.mid * 1e3 <= promised_ms and not (mean is self.ttft_seconds and self.waits_without_end)
+        """Return whether one of its own mean latencies is within a promise, at the expected speed."""
+        return self.keeps_at(mean, mean.mid, promised_ms)
+
+    def keeps_at(self, mean: Estimate, seconds: float, promised_ms: float) -> bool:
+        """Return whether that mean is within a promise where it takes so many `seconds` of its range."""
+        return seconds * MS_PER_S <= promised_ms and not (mean is self.ttft_seconds and self.waits_without_end)
 
     @property
     def tokens_per_s_with_hits(self) -> Estimate | None:

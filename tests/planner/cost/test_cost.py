@@ -1,12 +1,16 @@
 """What a day costs and earns: DeepSeek's published day, and what rates, supplies, prices and hours change of it."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from planner.compiler import compile_plan
 from planner.cost.cost import plan_cost
 from planner.layout.unit import Unit
 from planner.plan.cost_json import cost_json
 from planner.plan.text import plan_text
 from planner.schedule.schedule import plan_schedule
+from planner.spec.check import check_spec
 from planner.spec.schema import Spec
 from planner.spec.yaml import read_document
 from tests.planner.test_shipped_specs import SPECS
@@ -19,15 +23,18 @@ NIGHT = {"timezone": "UTC", "windows": [{"at": "08:00", "prefill_units": 2, "dec
 NIGHT["windows"] += [{"at": "20:00", "prefill_units": 1, "decode_units": 1}]
 
 
-def cost_of(cost, *, schedule=None, traffic=None, **sections):
-    """The cost of two prefill units of 4 nodes and one decode unit of 18, or of the published day."""
+def cost_of(cost, *, schedule=None, traffic=None, most=None, **sections):
+    """The cost of two prefill units of 4 nodes and one decode unit of 18, or of the published day.
+
+    `most` has the most tokens/s of a node of each phase; without it everything is answered.
+    """
     data = PUBLISHED | {"schedule": schedule, "traffic": traffic, "cost": cost}
     if schedule is None:
         data |= {"prefill": PUBLISHED["prefill"] | {"units": 2}}
-    return cost_by(data | sections)
+    return cost_by(data | sections, most or dict.fromkeys(NODES, 1e9))
 
 
-def cost_by(data):
+def cost_by(data, most):
     """The cost of a spec whose units stand anywhere."""
     spec = Spec.model_validate(data)
     units = [
@@ -35,28 +42,31 @@ def cost_by(data):
         for phase, number in NODES.items()
         for index in range(spec.num_units(phase))
     ]
-    return plan_cost(spec, plan_schedule(spec, units), units)
+    return plan_cost(spec, plan_schedule(spec, units), units, most)
 
 
 def test_deepseeks_day_costs_and_earns_what_was_published():
-    """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a margin of 545 %."""
-    document = cost_json(cost_by(PUBLISHED))
+    """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a markup of 545 %, a margin of 84.5 %."""
+    document = cost_json(cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9)))
 
     assert document["usd_per_day"] == 87_072
     assert document["revenue_usd_per_day"] == pytest.approx(562_027, rel=2e-4)
-    assert round(100 * document["margin"]) == 545
+    assert document["answered_share"] == 1
+    assert round(100 * document["markup"]) == 545
+    assert document["margin"] == pytest.approx(1 - 87_072 / document["revenue_usd_per_day"])
     assert document["usd_per_million_output_tokens"] == pytest.approx(87_072 / 168e3)
     assert document["freed"] == {"node_hours_per_day": 1230, "usd_per_day": 1230 * 8 * 2}
 
 
 def test_states_and_phases_add_up_to_the_day():
     """Every dollar, token and minute is in one state, and every node's hour is of one phase."""
-    cost = cost_by(PUBLISHED)
+    cost = cost_by(PUBLISHED, {"prefill": 1e9, "decode": 14_000})
 
     assert sum(each.usd for each in cost.states) == pytest.approx(cost.usd)
     assert sum(each.usd for each in cost.phases) == pytest.approx(cost.usd)
     assert sum(each.input_tokens for each in cost.states) == pytest.approx(608e9)
     assert sum(each.revenue_usd for each in cost.states) == pytest.approx(cost.tokens.revenue_usd)
+    assert sum(each.answered * each.output_tokens for each in cost.states) == pytest.approx(cost.tokens.output_tokens)
     assert [each.minutes for each in cost.states] == [720, 75, 45, 45, 15, 30, 180, 30, 30, 30, 30, 210]
     assert {each.phase: each.mean_nodes for each in cost.phases} == {"prefill": 95.5, "decode": 131.25}
 
@@ -81,6 +91,65 @@ def test_hours_without_units_sell_nothing():
     assert half.tokens.revenue_usd == pytest.approx(always.tokens.revenue_usd / 2)
     assert [each.revenue_usd for each in half.states] == [half.tokens.revenue_usd, 0]
     assert sum(each.input_tokens for each in half.states) == TRAFFIC["input_tokens"]
+
+
+def test_income_is_of_what_is_answered():
+    """A third of the day's tokens come in one hour, of which decode makes a third; prefill has room for them all."""
+    traffic = TRAFFIC | {"profile": [1] * 12 + [12] + [1] * 11}
+    asked = TRAFFIC["output_tokens"] * 12 / 35 / 3600
+    most = {"prefill": 1e9, "decode": asked / 18 / 3}
+    rates = {"usd_per_gpu_hour": 2.0, "prices": PRICES}
+    full, some = (cost_of(rates, traffic=traffic, most=each) for each in (None, most))
+
+    assert some.tokens.answered == pytest.approx(1 - 12 / 35 * 2 / 3)
+    assert some.tokens.revenue_usd == pytest.approx(some.tokens.answered * full.tokens.revenue_usd)
+    assert some.tokens.asked_usd == full.tokens.revenue_usd
+    assert full.tokens.answered == 1
+    assert some.usd_per_million_output_tokens == pytest.approx(some.usd / (some.tokens.answered * 100e3))
+
+
+def test_the_fullest_phase_decides_what_is_answered():
+    """A request that one phase refuses is computed by none: shares are not multiplied."""
+    per_s = {"prefill": 300e9 / 86_400, "decode": 100e9 / 86_400}
+    most = {"prefill": 0.5 * per_s["prefill"] / 8, "decode": 0.75 * per_s["decode"] / 18}
+    cost = cost_of({"usd_per_gpu_hour": 2.0, "prices": PRICES}, traffic=TRAFFIC, most=most)
+
+    assert cost.tokens.answered == pytest.approx(0.5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.floats(0, 10), min_size=24, max_size=24).filter(any),
+    st.tuples(st.floats(0.1, 3), st.floats(0.1, 3)),
+)
+def test_each_hour_answers_what_its_fullest_phase_makes(profile, shares):
+    """Hour by hour: the least that any phase makes of what is asked for, and never more than that."""
+    mean = {"prefill": 300e9 / 86_400 / 8, "decode": 100e9 / 86_400 / 18}  # of a node, if demand were even
+    most = {phase: share * mean[phase] for phase, share in zip(mean, shares, strict=True)}
+    tokens = cost_of({"usd_per_gpu_hour": 2.0}, traffic=TRAFFIC | {"profile": profile}, most=most).tokens
+    hours = [min(hour / sum(profile), min(shares) / 24) for hour in profile]
+
+    assert tokens.answered == pytest.approx(sum(hours))
+
+
+def test_a_phase_of_unknown_speed_is_named():
+    """Nobody knows what it refuses, so what comes while it is on counts as answered."""
+    tokens = cost_of({"usd_per_gpu_hour": 2.0, "prices": PRICES}, traffic=TRAFFIC, most={"prefill": 1e9}).tokens
+
+    assert (tokens.answered, tokens.unknown) == (1, ("decode",))
+
+
+def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
+    """The published day warns that requests are refused, counts the others, and says what all would bring in."""
+    plan = compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+    cost, text = plan.as_json()["cost"], " ".join(plan_text(plan).split())
+
+    assert "income does not count them" in plan.warnings[-1].reason
+    assert 0.98 < cost["answered_share"] < 1
+    assert cost["revenue_usd_per_day"] < cost["revenue_if_all_answered_usd_per_day"] == pytest.approx(561_975.36)
+    assert f"Income is ${cost['revenue_usd_per_day']:,.0f} a day." in text
+    assert "All of the traffic would bring in $561,975." in text
+    assert f"The margin is {cost['margin']:.1%} of the income; the markup is {cost['markup']:.0%} of the cost." in text
 
 
 def test_own_nodes_are_paid_while_they_are_off_and_others_not():
@@ -147,14 +216,14 @@ def test_hits_save_what_prefill_would_compute_without_them():
 
 
 def test_what_is_not_said_is_not_counted():
-    """Without traffic no tokens, without prices no income, without cost nothing; free nodes have no margin."""
+    """Without traffic no tokens, without prices no income, without cost nothing; free nodes have no markup."""
     bare = cost_of({"usd_per_gpu_hour": 2})
     free = cost_of({"usd_per_gpu_hour": 0, "prices": PRICES}, traffic=TRAFFIC)
 
     assert (bare.tokens, bare.hits, bare.margin) == (None, None, None)
     assert bare.usd == 26 * 8 * 24 * 2
     assert cost_of({"usd_per_gpu_hour": 2}, traffic=TRAFFIC).tokens.revenue_usd is None
-    assert free.margin is None
+    assert (free.margin, free.markup) == (1, None)
     assert cost_of(None) is None
 
 

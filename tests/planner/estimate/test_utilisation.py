@@ -89,4 +89,4 @@ def test_a_day_keeps_what_a_search_promised():
     )
 
     assert simulate_day(plan).outcomes["mid"].latencies.ttft_kept > 0.9
-    assert "It counts on units that are kept as full as that leaves time for" in plan_text(plan)
+    assert "It counts on units that are kept as full as the TTFT leaves time for" in plan_text(plan)

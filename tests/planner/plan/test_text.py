@@ -1,12 +1,19 @@
 """A plan as text: what a reader of a design review needs to see, and how nodes are named."""
 
 import json
+import re
 
 import pytest
 
 from planner.cli import main
+from planner.compiler import compile_plan
+from planner.facts.quantities import gb
+from planner.plan.previous import read_previous
 from planner.plan.text import plan_text
+from planner.search.decision import DEFAULT
+from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
+from tests.planner.test_shipped_specs import SPECS
 
 
 @pytest.mark.parametrize(
@@ -19,7 +26,7 @@ from tests.planner.layout.test_memory import PAIR
         (["n08", "n09", "n10"], "n08 to n10"),
         (["n8", "n09", "n10"], "n8, n09, n10"),
         (["a9", "b10", "b11", "b12"], "a9, b10 to b12"),
-        ([f"n-{2 * index}" for index in range(11)], "n-0, n-2, n-4, n-6, n-8, n-10, n-12, n-14 and 3 more"),
+        ([f"n-{2 * index}" for index in range(11)], ", ".join(f"n-{2 * index}" for index in range(11))),
     ],
 )
 def test_a_range_of_nodes_has_every_node_between(nodes, expected, spec_file, plan_of):
@@ -38,13 +45,13 @@ def test_a_range_of_nodes_has_every_node_between(nodes, expected, spec_file, pla
 
 
 def test_a_plan_names_what_it_counts_with(plan_of):
-    """Bytes of KV a token, the bound of each map, what a step's luck adds, and a default as YAML writes it."""
+    """Bytes of KV a token, the bound of each map, what a step's luck adds, and how many defaults were taken."""
     plan = plan_of(json.dumps(PAIR, indent=1))
     text = " ".join(plan_text(plan).split())
 
     assert "KV per GPU bytes/token tokens full-length requests prefill 70,272 366,720 " in text
     assert "max/mean bound in a step" in text
-    assert "deterministic false" in text
+    assert re.search(r"Left at their defaults: [0-9]+ fields\.", text)
     assert " prefill fp8 32 32,768 16,384 decode fp8 128 32,768 - " in text
     assert "1 of 1 unit " in text
     assert "Expert loads are drawn with alpha 1.01, seed 0" in text
@@ -73,15 +80,17 @@ def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, 
     assert [each.path for each in plan.decisions if each.path.startswith("expert_load")] == []
 
 
-@pytest.mark.parametrize(("num_away", "counted"), [(4, "."), (5, " and 1 more node."), (6, " and 2 more nodes.")])
-def test_nodes_that_are_not_used_fit_a_terminal(num_away, counted, with_line, plan_of):
-    """Some by name and reason, the others counted, in 80 columns."""
-    away = [f"{{name: n{index}, taints: [team=research:NoSchedule]}}" for index in range(num_away)]
+def test_nodes_that_are_not_used_are_named_with_their_reason(with_line, plan_of):
+    """All of them, each reason once, in 80 columns."""
+    away = [f"{{name: n{index}, taints: [team=research:NoSchedule]}}" for index in range(6)]
+    away.append("{name: x, taints: [down=yes:NoExecute]}")
     nodes = ", ".join([*away, "{name: a}", "{name: b}", "{name: c}"])
     text = plan_text(plan_of(with_line(8, f"  nodes: [{nodes}]")))
 
     assert max(map(len, text.splitlines())) <= 80
-    assert f"n3 (tainted team=research:NoSchedule){counted}" in " ".join(text.split())
+    assert "Not used: n0 to n5 (tainted team=research:NoSchedule); x (tainted down=yes:NoExecute)." in " ".join(
+        text.split()
+    )
 
 
 def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, spec_file, capsys):
@@ -93,7 +102,7 @@ def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, sp
     lines = capsys.readouterr().out.splitlines()
 
     assert max(map(len, planned.splitlines())) <= 80
-    assert planned.index("Warnings:\n  - prefill.overlap (five_stage) is ") < planned.index("by default")
+    assert planned.index("Warnings:\n  - prefill.overlap (five_stage) is ") < planned.index("phase    units")
     assert (status, lines[0]) == (0, f"{path}: valid")
     assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is meant for decode")
     assert "Warnings" not in plan_text(plan_of(spec_text))
@@ -146,3 +155,74 @@ def test_the_head_says_how_many_gpus_reach_each_other(gpu, per_node, reached, pl
     plan = plan_of(json.dumps(PAIR | {"cluster": {"gpu": gpu, "nodes": 120, "gpus_per_node": per_node}}, indent=1))
 
     assert f"GB/s each way to the other {reached - 1}\n" in plan_text(plan)
+
+
+def test_a_plan_spells_out_every_unit():
+    """Whoever is called at night finds each of 29 prefill and 9 decode units with its nodes."""
+    plan = compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+    lines = plan_text(plan).splitlines()
+
+    assert all(any(line.split()[:1] == [unit.name] for line in lines) for unit in plan.units)
+    assert max(map(len, lines)) <= 80
+
+
+def test_warnings_carry_the_ids_of_their_rules(spec_text, plan_of):
+    """As `validate` prints them: docs/rules.md is searched by id."""
+    text = " ".join(plan_text(plan_of(spec_text.replace("overlap: none", "overlap: five_stage", 1))).split())
+
+    assert "[W102]" in text[text.index("Warnings:") : text.index("phase units")]
+
+
+def test_only_defaults_that_figures_rest_on_are_listed(plan_of):
+    """The others are counted in one line, and the plan's JSON has them all."""
+    day = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
+    plan = plan_of(json.dumps(PAIR | {"schedule": {"timezone": "UTC", "windows": [day]}}, indent=1))
+    text = " ".join(plan_text(plan).split())
+    paths = {each.path for each in plan.decisions if each.why == DEFAULT}
+
+    assert {"kubernetes.host_network", "schedule.start.pods"} <= paths
+    assert "schedule.start pods 30s, weights_from storage" in text
+    assert "host_network false" not in text
+    assert re.search(r"Left at their defaults: ([0-9]+) more fields", text)[1] == str(
+        len([each for each in paths if not each.startswith("schedule.start.")])
+    )
+
+
+def test_rates_of_a_gpu_and_of_a_node_have_columns_of_their_own():
+    """A node's GPUs are those of its unit: each column of a node is eight times that of a GPU."""
+    plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
+    text = plan_text(plan)
+    head, prefill, decode = text[text.index("  tokens/s  per GPU") :].splitlines()[:3]
+    rates = [float(each.replace(",", "")) for line in (prefill, decode) for each in line.split()[1:]]
+
+    assert head.split("  ")[1:] == ["tokens/s", "per GPU", "GPU low", "GPU high", "per node", "node low", "node high"]
+    assert [rates[3:6], rates[9:]] == [[pytest.approx(8 * each, abs=4) for each in rates[at : at + 3]] for at in (0, 6)]
+    assert "at utilisation 0.539 (4,024 per GPU; at full use 7,465)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("profile", "is_flat"), [([1] * 24, True), ([1] * 23 + [2], False)])
+def test_flat_traffic_is_told_once(profile, is_flat):
+    """A day without a quietest hour has none in the text either; nor has a cache two rates."""
+    traffic = {"input_tokens": 1e10, "output_tokens": 1e9, "cache_hit_rate": 0.563, "profile": profile}
+    plan = compile_plan(with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"traffic": traffic}))
+    text = " ".join(plan_text(plan).split())
+
+    assert ("At any other time it is the same." in text) is is_flat
+    assert ("In the quietest hour" in text) is not is_flat
+    assert ("GB/s on average and" in text) is not is_flat
+    assert "The spec's own hits, 56.3% of prompt tokens, save" in text
+
+
+def test_experts_that_move_are_told_in_bytes_seconds_and_pods(tmp_path):
+    """A new map restarts each unit of its phase, which reads all its weights again."""
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(compile_plan(check_spec(SPECS / "h800-one-pair.yaml")).as_json()))
+    spec = with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"expert_load.alpha": 1.05})
+    plan = compile_plan(spec, read_previous(path))
+    text = " ".join(plan_text(plan).split())
+    moved = plan.as_json()["balance"]["decode"]["moves"]
+
+    assert (
+        f"decode: {moved['moved_slots']} of 16,704 slots differ from the previous plan's, {gb(moved['bytes'])}" in text
+    )
+    assert "61.0 GB a node: 30 s at kubernetes.load_rate. The pods are named at the end." in text

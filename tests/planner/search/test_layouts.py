@@ -127,7 +127,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     assert [each.candidate for each in searched.ranked if each.why_not is None] == [searched.chosen]
     assert json.dumps(plan.as_json()["search"])
     text = " ".join(plan_text(plan).split())
-    assert "decode EP x TP slots max requests tokens/s node" in text
+    assert "decode EP x TP redundant requests node tokens/s" in text
     assert "1 layout was tried" in text  # of prefill or decode, of which one number alone is free
 
 
@@ -360,7 +360,7 @@ def test_minutes_are_told_in_whole_digits():
     plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed, operating_point=point))
     (missed,) = [each for each in plan.warnings if each.rule.startswith("W115")]
 
-    assert re.search(r"is predicted at [0-9,]+\.[0-9] ms$", missed.rule)
+    assert re.search(r"is predicted at [0-9,]+\.[0-9] ms \([0-9,]+\.[0-9] to [0-9,]+\.[0-9]\)$", missed.rule)
 
 
 def test_a_missed_ttft_offers_units_that_are_less_full():

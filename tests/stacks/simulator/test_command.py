@@ -185,6 +185,28 @@ def test_a_spare_that_fails_first_is_said_to_stop_nothing(small_spec, capsys):
     assert "node-2 is a spare: its failure stops no unit" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_day_without_answers_has_no_latencies_in_text_or_json(small_spec, capsys):
+    """Text leaves their rows out and says why, and JSON has null; income is 0, which is told.
+
+    A spare that fails in the same minute takes nobody's place.
+    """
+    spec = yaml.safe_load(small_spec.read_text())
+    spec["cost"] = {"usd_per_gpu_hour": 2.0, "prices": {"input_hit": 0.1, "input_miss": 0.5, "output": 2.0}}
+    small_spec.with_name("dead.yaml").write_text(yaml.safe_dump(spec))
+    call = ["simulate", str(small_spec.with_name("dead.yaml"))]
+    call += [word for number in (2, 0, 1) for word in ("--fail", f"node-{number}@00:00")]
+    assert cli.main(call) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert cli.main([*call, "--format", "json"]) == 0
+    (column,) = json.loads(capsys.readouterr().out)["columns"]
+
+    assert "nobody is answered, so latencies have no value." in text
+    assert "TTFT" not in text
+    assert "income, US$ 0" in text
+    assert column["figures"]["ttft_mean_ms"] == {"low": None, "mid": None, "high": None}
+    assert set(column["curves"]["ttft_ms"] + column["curves"]["tpot_ms"]) == {None}
+
+
 def test_a_gpu_without_rates_cannot_be_simulated(spec_writer, tmp_path, capsys):
     """The demo runs on a CPU, whose speed no table has."""
     spec = spec_writer(tmp_path, traffic={"input_tokens": 1e6, "output_tokens": 1e6})

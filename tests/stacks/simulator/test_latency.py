@@ -13,9 +13,10 @@ from planner.estimate.throughput.queue import wait_at
 from planner.spec.check import check_spec
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.day import simulate_day
+from stacks.simulator.failures import Failure
 from stacks.simulator.fleet import planned_fleet
 from stacks.simulator.fluid import play_day
-from stacks.simulator.latency import Waits, latencies_of, waits_of
+from stacks.simulator.latency import Latencies, Waits, latencies_of, mean_tpot, mean_ttft, waits_of
 from stacks.simulator.service import service_of
 
 
@@ -95,3 +96,35 @@ def test_nobody_waits_for_units_that_are_off(pair_spec, tmp_path):
 
     assert outcome.refused > 0
     assert 0 < outcome.latencies.ttft_mean < float("inf")
+
+
+def test_a_minute_in_which_nobody_is_answered_has_no_latency(pair):
+    """After decode and the only spare have failed, all is refused: curves have NaN, and never 0 or an idle prompt's."""
+    decode = next(unit for unit in pair.units if unit.phase == "decode")
+    day = simulate_day(pair, failures=[Failure("node-22", 0), Failure(decode.nodes[0], 760)])
+    service, curves = day.services["mid"], day.curves["mid"]
+    latencies = np.stack([mean_ttft(service, curves), mean_tpot(curves)])
+
+    assert np.isnan(latencies[:, 761:]).all()
+    assert (latencies[:, :760] > 0).all()
+    assert (curves.refused == curves.asked)[761:].all()
+
+
+def test_a_day_on_which_nobody_is_answered_has_no_latency(pair):
+    """Neither a mean nor a percentile is 0, and no token keeps a promise; of requests none does."""
+    decode = next(unit for unit in pair.units if unit.phase == "decode")
+    day = simulate_day(pair, failures=[Failure("node-22", 0), Failure(decode.nodes[0], 0)])
+    kept = latencies_of(day.services["mid"], day.curves["mid"], SloSpec(ttft_ms=6000, tpot_ms=60))
+
+    assert kept == Latencies(None, (None,) * 3, (None,) * 3, ttft_kept=0.0, tpot_kept=None)
+
+
+def test_tokens_of_units_that_drain_take_time(pair_spec, tmp_path):
+    """Once all units are off, those that drain still make tokens, and none of them in 0 ms."""
+    spec = yaml.safe_load(pair_spec.read_text())
+    windows = [{"at": at, "prefill_units": on, "decode_units": on} for at, on in (("12:00", 0), ("18:00", 1))]
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec | {"schedule": {"timezone": "UTC", "windows": windows}}))
+    curves = simulate_day(compile_plan(check_spec(tmp_path / "spec.yaml"))).curves["mid"]
+
+    assert curves.tokens[720] > 0
+    assert (mean_tpot(curves)[curves.tokens > 0] > 0.01).all()

@@ -12,11 +12,13 @@ import pytest
 from planner.problems.errors import CallError
 from runtime.gateway.router import Policy
 from stacks import cli
+from stacks.simulator.columns import Variant
 from stacks.simulator.fleet import planned_fleet
 from stacks.simulator.fluid import play_day
 from stacks.simulator.hits import PrefixCache
 from stacks.simulator.latency import waits_of
-from stacks.simulator.replay import replay
+from stacks.simulator.replay import Replay, replay
+from stacks.simulator.replayed import ReplayColumn
 from stacks.simulator.service import service_of
 from stacks.simulator.trace import TraceRequest, in_window, read_trace, read_window
 
@@ -193,3 +195,12 @@ def test_a_call_that_mixes_days_and_traces_is_refused(small_spec, capsys):
     assert cli.main(["simulate", str(small_spec), "--window", "0-1"]) == 2
     assert cli.main(["simulate", str(small_spec), "--fail", "node-0@12:00", "--trace", str(AZURE)]) == 2
     assert re.findall(r"\[(R\d+)\]", capsys.readouterr().err) == ["R415", "R416"]
+
+
+def test_a_trace_of_which_nothing_is_answered_keeps_no_promise(pair):
+    """Requests that were refused kept none, and those that never came have neither kept nor broken one."""
+    refused, nobody = (
+        ReplayColumn("", Variant("", {}), pair, Replay(Policy.BALANCED, refused=number)) for number in (3, 0)
+    )
+
+    assert [each.kept(each.ttft, 6000) for each in (refused, nobody)] == [0.0, None]
