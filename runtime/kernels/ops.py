@@ -47,11 +47,21 @@ class Ops:
     def check_scales(self, power_of_two: bool) -> None:
         """Refuse a model in FP8 whose scales this table cannot multiply with. Raise RuntimeFailure."""
 
+    # products
+
+    def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return a b, of two matrices or of two batches of them, rounded once."""
+        return torch.matmul(a, b, out=out)
+
+    def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """Return scale x q k^T, for batches of matrices, rounded once."""
+        return torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)
+
     # projections, norms, MLPs
 
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
         """Return x w^T, [R, O]."""
-        return F.linear(x_RD, w_OD)
+        return self.matmul(x_RD, w_OD.mT)
 
     def rms_norm(self, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """Return x / sqrt(mean of x^2 + eps) * weight, [..., D], with the mean square in FP32."""
@@ -104,8 +114,8 @@ class Ops:
         before, contexts = len(kv_SHX) - len(q_THQ), []
         for start, q_block in zip(range(before, len(kv_SHX), QUERY_BLOCK), q_THQ.split(QUERY_BLOCK), strict=True):
             end = start + len(q_block)
-            scores_HTS = _scores(own(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous(), scale)
-            context_HTU = torch.bmm(self.causal_softmax(scores_HTS), v_HSU[:, :end].contiguous())
+            scores_HTS = self.scores(own(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous(), scale)
+            context_HTU = self.matmul(self.causal_softmax(scores_HTS), v_HSU[:, :end].contiguous())
             contexts.append(context_HTU.transpose(0, 1))
         return torch.cat(contexts)
 
@@ -120,14 +130,14 @@ class Ops:
         """Bring queries [B, H, N + P] into the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`."""
         q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
         w_k_HNL = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size]
-        absorbed_HBL = torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL)
+        absorbed_HBL = self.matmul(q_nope_BHN.transpose(0, 1), w_k_HNL)
         return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
 
     def attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor, lora_rank: int, scale: float) -> Tensor:
         """Let each request's query attend to its first `lengths_B` latents: [B, H, L]; L is `lora_rank`."""
         beyond_BS = torch.arange(latent_BSC.shape[1], device=lengths_B.device) >= lengths_B[:, None]
-        scores_BHS = _scores(q_BHC, latent_BSC, scale).masked_fill_(beyond_BS[:, None], -torch.inf)
-        return torch.bmm(scores_BHS.softmax(-1), latent_BSC[..., :lora_rank])
+        scores_BHS = self.scores(q_BHC, latent_BSC, scale).masked_fill_(beyond_BS[:, None], -torch.inf)
+        return self.matmul(scores_BHS.softmax(-1), latent_BSC[..., :lora_rank])
 
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
@@ -144,7 +154,7 @@ class Ops:
     def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
         """Turn the heads' contexts into values, [B, H x U]; `up_XL` is `kv_b_proj`."""
         w_v_HUL = up_XL.unflatten(0, (context_BHL.shape[1], -1))[:, -value_size:]
-        value_HBU = torch.bmm(context_BHL.transpose(0, 1), w_v_HUL.mT)
+        value_HBU = self.matmul(context_BHL.transpose(0, 1), w_v_HUL.mT)
         return value_HBU.transpose(0, 1).flatten(1)
 
     # the gate
@@ -179,8 +189,8 @@ class Ops:
 
     def expert(self, rows_RD: Tensor, gate_up_XD: Tensor, down_DI: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute one expert's gated MLP, [R, D]; gate and up are one matrix, `out` may be the rows themselves."""
-        gate_RI, up_RI = F.linear(rows_RD, gate_up_XD).chunk(2, -1)
-        return torch.mm(self.silu_product(gate_RI, up_RI), down_DI.mT, out=out)
+        gate_RI, up_RI = self.matmul(rows_RD, gate_up_XD.mT).chunk(2, -1)
+        return self.matmul(self.silu_product(gate_RI, up_RI), down_DI.mT, out)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Compute rows that lie slot after slot, `counts` of each; the results take the rows' memory."""
@@ -191,9 +201,9 @@ class Ops:
 
     def masked_experts(self, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Compute the first `counts_M` of each slot's Z rows, [M, Z, D]; the other rows of the result are 0."""
-        gate_MZI, up_MZI = torch.bmm(rows_MZD, gate_up_MXD.mT).chunk(2, -1)
+        gate_MZI, up_MZI = self.matmul(rows_MZD, gate_up_MXD.mT).chunk(2, -1)
         hidden_XI = self.silu_product(gate_MZI.flatten(0, 1), up_MZI.flatten(0, 1))
-        results_MZD = torch.bmm(hidden_XI.unflatten(0, rows_MZD.shape[:2]), down_MDI.mT)
+        results_MZD = self.matmul(hidden_XI.unflatten(0, rows_MZD.shape[:2]), down_MDI.mT)
         is_empty_MZ = torch.arange(rows_MZD.shape[1], device=counts_M.device) >= counts_M[:, None]
         return results_MZD.masked_fill_(is_empty_MZ[..., None], 0)
 
@@ -238,8 +248,3 @@ def inverse(order: Tensor) -> Tensor:
     positions = torch.empty_like(order)
     positions[order] = torch.arange(len(order), device=order.device)
     return positions
-
-
-def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Return scale x q k^T, for batches of matrices."""
-    return torch.baddbmm(q.new_empty(1), q, k.mT, beta=0, alpha=scale)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.expert_parallel.dispatcher import ContiguousRows
+from runtime.kernels import say
 from runtime.kernels.backend import choose_backend
 from runtime.kernels.cpu import kernels as cpu_kernels
 from runtime.kernels.cpu import ops as cpu_ops
@@ -295,6 +296,53 @@ def test_one_table_fits_a_model(dtype: torch.dtype, threads: int, deterministic:
     torch.set_num_threads(threads)
 
     assert type(backend(dtype, deterministic).ops) is table
+
+
+@pytest.mark.parametrize("table", [CpuOps, RowLoopOps, LoopOps])
+def test_widened_products_are_rounded_once(table: type[CpuOps]) -> None:
+    """Without instructions for BF16, products are FP32's, rounded once, and the results of a slot lie in its rows."""
+    ops, rows, k = table(widens=True), random(40, 32), random(3, 9, 32)
+    gate_up, down = random(48, 32), random(32, 24)
+
+    scores, linear = ops.scores(random(3, 7, 32), k, 0.3), ops.linear(rows, gate_up)
+    expert = ops.expert(rows, gate_up, down, out=(out := rows.clone()))
+
+    assert scores.equal((random(3, 7, 32).float() @ k.float().mT * 0.3).bfloat16())
+    assert linear.equal((rows.float() @ gate_up.float().T).bfloat16())
+    assert expert.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out, table().expert(rows, gate_up, down), rtol=2**-6, atol=2**-4)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "highest", "dtype", "widens"),
+    [
+        (set(), "DEFAULT", torch.bfloat16, True),
+        (set(), "DEFAULT", torch.float8_e4m3fn, True),
+        (set(), "DEFAULT", torch.float32, False),
+        ({"avx512_bf16"}, "DEFAULT", torch.bfloat16, False),
+        ({"amx_bf16"}, "AVX512_CORE_AMX", torch.bfloat16, False),
+        ({"amx_bf16", "avx512_bf16"}, "AVX512_CORE_VNNI", torch.bfloat16, True),
+    ],
+)
+def test_bf16_is_widened_where_the_core_has_no_instructions_for_it(
+    instructions: set[str],
+    highest: str,
+    dtype: torch.dtype,
+    widens: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The log says so, and which precision is faster there."""
+    found = {name: name in instructions for name in ("avx512_bf16", "amx_bf16")}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    monkeypatch.setattr(cpu_ops.platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", highest)
+    say._said.clear()
+
+    table = backend(dtype).ops
+
+    assert table._widens == widens
+    assert ("no instructions for BF16" in capsys.readouterr().err) == widens
 
 
 def test_another_device_gets_torchs_operations() -> None:
