@@ -29,6 +29,7 @@ class Failures:
     def say(self, record: Record) -> None:
         """Say on stderr what has failed since the last record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
+        down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
         for name, why in down.items():
             if why is not None and self._said.get(name) != why:
                 say(f"{name} {why}")
@@ -93,7 +94,7 @@ def record_json(record: Record) -> dict[str, Any]:
         for gateway in record.gateways
     ]
     head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units, "gateways": gateways}
-    return head | _day_json(record)
+    return head | ({"trouble": record.trouble} if record.trouble else {}) | _day_json(record)
 
 
 def _troubles(part: UnitRecord | GatewayRecord) -> dict[str, Any]:
@@ -143,4 +144,4 @@ def _in_words(act: DueAct) -> str:
 
 
 def _elapsed_s(day: DayRecord) -> float:
-    return 0.0 if day.began is None else max(time.time() - day.began, 0.0)
+    return 0.0 if day.began is None else time.monotonic() - day.began
