@@ -23,6 +23,7 @@ from kubernetes import config
 from kubernetes.client import ApiClient, ApiException, Configuration
 from urllib3.connectionpool import ConnectionPool
 
+from planner.problems.printable import without_secrets
 from stacks.kube.errors import KubeconfigError, RefusedError, UnreachableError
 
 __all__ = ["CONNECT_TIMEOUT_S", "Connection"]
@@ -106,8 +107,8 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """The server's address: `https://10.0.0.1:6443`."""
-        return str(self._client.configuration.host)
+        """The server's address: `https://10.0.0.1:6443`, without a password that the kubeconfig may have in it."""
+        return without_secrets(str(self._client.configuration.host))
 
     @property
     def server_time(self) -> float | None:
@@ -145,7 +146,8 @@ class Connection:
             self._told = _date(response.headers.get("Date"), self._own()), self._elapsed()
             answer = _document(response.read())  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, ApiException, OSError, config.ConfigException) as error:
-            raise UnreachableError(_about_connection(self.address, error)) from error
+            why = _about_connection(self.address, error).replace(str(self._client.configuration.host), self.address)
+            raise UnreachableError(why) from error
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             raise RefusedError(subject, response.status, answer)
         if not isinstance(answer, dict):
