@@ -56,6 +56,7 @@ SILENT_S = 15.0  # assumed: a look takes seconds where gateways are slow to answ
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
 ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
 FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk, or a full share of it, answers
+NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # what reading says of what is no record's file
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -104,6 +105,7 @@ class Record:
     looked_at: float | None = field(default=None, compare=False)  # when the supervisor looked last, by time.monotonic
     trouble: str | None = None  # what the supervisor itself cannot do now
     failure: str | None = None  # why the whole deployment ended, once it has
+    stopped_by: str | None = None  # the signal by which somebody ended it
     is_stopping: bool = False  # nothing new is begun; what runs may take `drain_s` to end
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
@@ -201,6 +203,8 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE:
+                raise unusable(self.path, error) from None
             raise _damaged(path, error) from None
         if self.supervisor not in (None, record.supervisor):
             return None

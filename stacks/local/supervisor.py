@@ -180,6 +180,7 @@ class _Supervisor:
             self._units[unit.name].is_off = unit.state == "off"
         self._unwritable = 0  # the errno that ends the start
         self._num_stops = 0
+        self._stopped_by: str | None = None
         for number in ENDINGS:
             signal.signal(number, self._request_stop)
         self._write()
@@ -213,6 +214,7 @@ class _Supervisor:
 
     def _request_stop(self, number: int, frame: object) -> None:
         self._num_stops += 1
+        self._stopped_by = signal.Signals(number).name
 
     def _stop(self) -> None:
         """End the gateways once their answers have, then the units, which have nothing left to do.
@@ -229,7 +231,7 @@ class _Supervisor:
 
     def _say_stopping(self) -> None:
         """Record that every unit which is up only finishes what it has: answers may take a while yet."""
-        self._record = replace(self._record, is_stopping=True)
+        self._record = replace(self._record, is_stopping=True, stopped_by=self._stopped_by)
         for unit in self._record.units:
             if unit.state == "ready" and self._record.failure is None:
                 self._record = self._record.with_unit(replace(unit, state="draining"))

@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -175,6 +176,16 @@ def test_a_supervisor_that_fails_says_so_in_its_record(two_units, monkeypatch, t
     assert left.failure == module.BROKEN
     assert {unit.state for unit in left.units} == {"ended"}
     assert not any(watched.group.is_running() for watched in two_units._units.values())
+
+
+def test_a_supervisor_that_is_told_to_end_says_by_what(two_units, tmp_path):
+    """Any signal that leaves it time for it: nobody takes what it left for a deployment that runs."""
+    two_units._request_stop(signal.SIGHUP, None)
+    two_units.run()
+    left = RunFolder(tmp_path).read()
+
+    assert (left.failure, left.stopped_by, left.is_stopping) == (None, "SIGHUP", True)
+    assert {part.state for part in left.parts} == {"ended"}
 
 
 def test_a_gateway_is_not_ended_because_it_cannot_be_asked(deployment, monkeypatch):

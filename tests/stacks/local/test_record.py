@@ -1,5 +1,6 @@
 """The record of a deployment and the lock that says whether it lives."""
 
+import errno
 import json
 import os
 import re
@@ -135,6 +136,18 @@ def test_a_damaged_record_is_one_sentence(written, folder):
     with folder.locked(), pytest.raises(LocalError, match=r"deployment\.json must be the record.*R121") as error:
         folder.is_running()
     assert f"remove {folder.path}" in str(error.value)
+
+
+@pytest.mark.parametrize(("reads", "looks"), [("_opened", RunFolder.is_running), ("read_file", RunFolder.read)])
+def test_what_cannot_be_read_now_is_not_damaged_and_not_away(folder, monkeypatch, reads, looks):
+    """R110 of a folder or a record that is closed to us: nobody is told that nothing runs, or to remove it."""
+
+    def closed(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(record, reads, closed)
+    with pytest.raises(LocalError, match=r"Permission denied; set XDG_STATE_HOME to a folder of yours \[R110\]"):
+        looks(folder)
 
 
 def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, capsys):
