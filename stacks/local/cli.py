@@ -4,6 +4,7 @@
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from planner.command.printed import say
@@ -37,11 +38,15 @@ class Failures:
 
 
 def stay(folder: RunFolder) -> None:
-    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure.
+
+    What a full disk does not take of that is lost: the deployment would end with us.
+    """
     say("Ctrl-C stops it")
     failures = Failures()
     for record in follow(folder):
-        failures.say(record)
+        with suppress(OSError):
+            failures.say(record)
 
 
 def play_day(folder: RunFolder) -> None:
@@ -54,9 +59,10 @@ def play_day(folder: RunFolder) -> None:
     failures = Failures()
     with DayProgress(Console(stderr=True)) as progress:
         for record in follow(folder, REFRESH_S):
-            failures.say(record)
-            if record.day is not None:
-                progress.show(record.day, _elapsed_s(record.day), [_in_words(act) for act in _done(record.day)])
+            with suppress(OSError):  # as above
+                failures.say(record)
+                if record.day is not None:
+                    progress.show(record.day, _elapsed_s(record.day), [_in_words(act) for act in _done(record.day)])
 
 
 def say_day(day: DayRecord) -> int:

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import pytest
 
+from stacks.local import cli
 from stacks.local import supervisor as module
 from stacks.local.certificates import RENEWED_AFTER, now
 from stacks.local.deployment import CRASHED, follow
@@ -87,6 +88,17 @@ def test_up_says_why_its_supervisor_has_ended(end, said, tmp_path):
     """Its exit status is all that it can leave where nothing can be written."""
     with subprocess.Popen(["sh", "-c", end]) as supervisor, pytest.raises(LocalError, match=said):
         list(follow(RunFolder(tmp_path, supervisor.pid)))
+
+
+def test_up_stays_where_it_can_say_nothing(monkeypatch):
+    """`tidemill up 2> log` on a full disk: what it owns ends when it does."""
+    down = GatewayRecord("gateway", "http://127.0.0.1:1", "failed", "it was killed")
+    seen = iter([Record("demo", "sha256:0", (down,), "demo", ())] * 2)
+    monkeypatch.setattr(cli, "follow", lambda _: seen)
+    monkeypatch.setattr(cli, "say", lambda sentence: full() if "killed" in sentence else None)
+    cli.stay(None)
+
+    assert list(seen) == []
 
 
 def test_certificates_that_cannot_be_renewed_are_renewed_later(deployment, monkeypatch):
