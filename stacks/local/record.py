@@ -282,10 +282,11 @@ def state_root() -> Path:
     own.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
-    try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "tidemill"
-    except RuntimeError:
-        raise unusable(Path("~/.local/state"), OSError("this user has no home folder")) from None
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.local/state")  # which stays as it is where nobody knows a home folder
+    if not os.path.isabs(base):
+        raise unusable(Path(base), OSError("this user has no home folder"))
+    return Path(base) / "tidemill"
 
 
 def running_deployments(name: str | None = None) -> list[RunFolder]:

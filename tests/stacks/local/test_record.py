@@ -268,10 +268,14 @@ def test_a_relative_state_folder_does_not_count(monkeypatch, base, found):
     assert str(record.state_root()) == f"{found}/tidemill"
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
-    """As in a container whose user has no entry: R110."""
-    monkeypatch.setattr(record.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+@pytest.mark.parametrize("home", [None, "home"])
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys, home):
+    """As in a container whose user has no entry: R110. A relative one is none."""
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    monkeypatch.setenv("HOME", home or "")
+    if home is None:
+        monkeypatch.delenv("HOME")
 
     assert cli.main(["status"]) == 1
     assert "this user has no home folder; set XDG_STATE_HOME to a folder of yours [R110]" in capsys.readouterr().err
