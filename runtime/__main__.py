@@ -10,10 +10,11 @@ call was wrong, 75 when only a peer was lost).
 
 import argparse
 import gc
+import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -57,6 +58,19 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"was called wrongly; {message}; see {self.prog} --help [S900]")
+
+
+class _Log(io.TextIOWrapper):
+    """Stderr, which is a log: what a full disk does not take is lost, and whoever said it goes on."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -276,6 +290,7 @@ def _end_at_once(kind: type[BaseException], error: BaseException, trace: Traceba
 
 if __name__ == "__main__":
     sys.excepthook = _end_at_once
+    sys.stderr = _Log(sys.stderr.buffer, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
     try:
         exit_status = main()
     except SystemExit as ended:  # a node's, by SIGTERM

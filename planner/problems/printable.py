@@ -1,8 +1,17 @@
-"""Text of files and pods, fit for a terminal: what would move the cursor or hide words is written out."""
+"""Text of files and pods, fit for a terminal: what would move the cursor or hide words is written out.
 
-__all__ = ["printable"]
+And addresses, fit for a log: without what nobody else is to read.
+"""
+
+__all__ = ["printable", "without_secrets"]
 
 
 def printable(text: str) -> str:
     r"""Return `text` with every character escaped that nobody sees, line ends included: ESC becomes `\x1b`."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def without_secrets(url: str) -> str:
+    """Return an address without its user, password and query, also one that is malformed."""
+    scheme = next((each for each in ("https://", "http://") if url.startswith(each)), "")
+    return scheme + url.removeprefix(scheme).rpartition("@")[2].partition("?")[0]

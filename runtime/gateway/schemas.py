@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -91,7 +92,7 @@ class Schemas:
 
 
 class _Trials:
-    """The process, for one thread. One that says nothing, or has ended, is replaced at the next schema."""
+    """The process, for one thread. One that says nothing is replaced at the next schema, one that has ended at once."""
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
         words = [file, vocab_size, *([] if end_of_text is None else [end_of_text])]
@@ -100,7 +101,16 @@ class _Trials:
         self._is_closed = False
 
     def why_not(self, schema: str) -> str | None:
-        """Return what the process says of the schema. Raise EOFError, OSError, TimeoutError."""
+        """Return what the process says of the schema. Raise EOFError, OSError, TimeoutError.
+
+        It may have ended since the last schema, as where memory is short: then another one is asked, once.
+        """
+        if self._process is not None:
+            with suppress(EOFError, ConnectionError):
+                return self._said(schema)
+        return self._said(schema)
+
+    def _said(self, schema: str) -> str | None:
         try:
             if self._process is None:
                 self._process = self._started()
@@ -132,10 +142,12 @@ class _Trials:
 
     def _line(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
         assert process.stdout is not None
-        if not select.select([process.stdout], [], [], timeout_s)[0]:
+        poll = select.poll()  # select() takes no descriptor from 1,024 on, and a gateway has as many connections
+        poll.register(process.stdout, select.POLLIN)
+        if not poll.poll(1000 * timeout_s):
             raise TimeoutError(f"nothing was said of it for {timeout_s} s")
         line = process.stdout.readline()
-        if not line:
+        if not line.endswith(b"\n"):
             raise EOFError("the process that tries schemas has ended")
         return msgspec.json.decode(line, type=str | None)
 

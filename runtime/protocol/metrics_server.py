@@ -28,6 +28,7 @@ from runtime.protocol.sockets import check_address
 
 __all__ = ["MAX_CONNECTIONS", "path_of", "serve_metrics"]
 
+PAUSE_S = 0.1  # assumed: a scrape or a probe waits for seconds
 LONGEST_S = 10.0  # assumed, of a connection: Prometheus gives up a scrape after as long, unless it is told otherwise
 MAX_CONNECTIONS = 16  # assumed: a few dashboards, and the kubelet; a process may have as few as 64 descriptors
 METRICS = "/metrics"
@@ -85,6 +86,14 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, *arguments: Any) -> None:
         self._began: dict[socket.socket, float] = {}  # the oldest first
         super().__init__(*arguments)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Take a connection. Wait a moment where there is no descriptor for it: it stays, and we would ask at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin to serve a connection."""

@@ -27,6 +27,7 @@ __all__ = [
 HANDSHAKE_S = 5.0  # assumed: as long as a rank has for its Hello
 SHUTDOWN_S = 1.0  # assumed: a peer that is there says at once that it ends
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+OF_DATES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h
 PURPOSES = {"server": ssl.PROTOCOL_TLS_SERVER, "client": ssl.PROTOCOL_TLS_CLIENT}
 
 _Seen = tuple[tuple[int, int], ...]
@@ -110,9 +111,14 @@ def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
 
 
 def why_refused(error: Exception) -> str:
-    """Return in a few words why a handshake failed or files cannot be used, without OpenSSL's file and line."""
+    """Return in a few words why a handshake failed or files cannot be used, without OpenSSL's file and line.
+
+    Where it is a matter of dates, say by whose clock: a certificate is seldom wrong, and a clock often.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return str(error.verify_message)
+        clock = time.strftime(" by this machine's clock, which shows %Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return f"{error.verify_message}{clock if error.verify_code in OF_DATES else ''}"
     if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.replace("_", " ").lower()
-    return getattr(error, "strerror", None) or str(error)
+        clock = " by the other end's clock" if error.reason.endswith("CERTIFICATE_EXPIRED") else ""
+        return error.reason.replace("_", " ").lower() + clock
+    return getattr(error, "strerror", None) or str(error) or "the other end closed the connection"

@@ -4,10 +4,9 @@ import argparse
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +80,9 @@ def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
     health = Health()
     try:
         api = connect(arguments.context) if arguments.context else connect_inside()
-        following = Following(api, namespace, name, lease, _say)
+        following = Following(api, namespace, name, lease, _say, api.now)
         if arguments.once:
-            _say(once(following, time.time()))
+            _say(once(following, api.now()))
             return
         with answering(health, arguments.address) if arguments.address else nullcontext():
             follow(following, ending.is_set, ending.wait, health)
@@ -92,4 +91,5 @@ def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {printable(sentence)}", file=sys.stdout, flush=True)
+    with suppress(OSError):  # a full disk takes no log, and the day goes on
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {printable(sentence)}", flush=True)

@@ -109,14 +109,15 @@ def asked_units(load: Load, room: Room, limits: Limits) -> int:
 
 def follow_phase(before: Floor | None, asked: int, planned: int, now: float, limits: Limits) -> Floor:
     """Return the floor after a look at which `asked` units were asked for, while the day wants `planned`."""
-    floor = before or Floor(min(asked, planned), now + limits.stay_s, 0)
+    longest = now + limits.stay_s  # also where the clock was set back since
+    floor = replace(before, until=min(before.until, longest)) if before else Floor(min(asked, planned), longest, 0)
     on = max(planned, floor.units)
     if asked > on:
-        since = now if floor.since is None else floor.since
+        since = now if floor.since is None else min(floor.since, now)
         if now - since < limits.after_s:
             return replace(floor, peak=on, since=since)
-        return Floor(asked, now + limits.stay_s, asked)
+        return Floor(asked, longest, asked)
     peak = max(floor.peak, asked)
     if now >= floor.until:
-        return Floor(peak, now + limits.stay_s, asked)
+        return Floor(peak, longest, asked)
     return Floor(max(floor.units, asked), floor.until, peak)

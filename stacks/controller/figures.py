@@ -15,6 +15,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from planner.facts.terms import PHASES, Phase
+from planner.problems.printable import without_secrets
 from stacks.controller.demand import Load
 
 __all__ = ["Figures", "NoFigures", "figures_in", "read_figures"]
@@ -45,10 +46,11 @@ class Figures:
 
 
 def read_figures(url: str) -> Figures:
-    """Ask the gateway. Raise NoFigures.
+    """Ask the gateway, which takes no password. Raise NoFigures.
 
     Whether names are resolved in time is not for us to say, and a day must not wait for it: a thread asks.
     """
+    url = without_secrets(url)
     try:
         question = _Question(url)
     except (http.client.HTTPException, ValueError) as error:

@@ -1,5 +1,6 @@
 """A deployment that is followed: its units are turned on and off, and a person is told of it."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class Following:
     name: str
     lease: Lease | None  # none in a dry run, which takes nothing from anybody
     say: Say
+    clock: Callable[[], float] = time.time  # the world's time as the API server has it; may raise ProviderError
 
     @property
     def is_dry_run(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from planner.facts.names import Ports
 from stacks.kube.errors import ProviderError
@@ -21,6 +22,7 @@ __all__ = ["STALLED_S", "Health", "answering"]
 
 STALLED_S = 300.0  # assumed: three times what the first look takes where it marks 2,000 nodes at 50 ms each
 LONGEST_S = 5.0  # assumed, of a connection
+PAUSE_S = 0.1  # assumed: a probe waits for a second
 
 
 class Health:
@@ -62,6 +64,14 @@ def answering(health: Health, address: str, port: int = Ports.HEALTH) -> Iterato
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Take a connection. Wait a moment where there is no descriptor for it: it stays, and we would ask at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE_S)
+            raise
 
 
 class _Server6(_Server):

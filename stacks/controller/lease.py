@@ -1,7 +1,7 @@
 """One controller at a time: whoever holds a Lease acts, and the others wait until it is let go or runs out.
 
-It runs out for each of them when they have seen it unchanged for `LASTS_S`, by their own clock. Nobody reads the times
-and the duration in it: they are the writer's, whose clock may be a year ahead.
+It runs out for each of them when they have seen it unchanged for `LASTS_S`. Nobody reads the times and the duration in
+it: whoever wrote them may have had a clock that is a year ahead.
 
 Two that act at once would do no harm, since both read everything anew and would decide alike; they would say everything
 twice. So a lease that is lost is no error.
@@ -50,7 +50,7 @@ class Lease:
             self._write(api, live, "", now)
 
     def _is_held(self, spec: Manifest, now: float) -> bool:
-        """Return whether somebody else holds it still. A clock of ours that was set back begins to count anew."""
+        """Return whether somebody else holds it still. Where the clock was set back, begin to count anew."""
         if spec != self._seen or now < self._seen_since:
             self._seen, self._seen_since = spec, now
         return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._seen_since + LASTS_S

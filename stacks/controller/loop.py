@@ -3,11 +3,11 @@
     lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> status
 
 Each round reads everything anew. So it makes no difference at which moment a controller ends: what it has done is in
-the cluster, and the next one decides from that.
+the cluster, and the next one decides from that. What time it is the API server says: it writes when a pod has to be
+gone, and a clock of ours that is ahead would end what has time left.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stacks.controller.act import mark_nodes, write_status
@@ -38,8 +38,8 @@ def follow(following: Following, is_over: Callable[[], bool], wait: Callable[[fl
     """
     said, last = "", -math.inf
     while not is_over():
-        now = time.time()
         try:
+            now = following.clock()
             news = one_round(following, now, now - last if now > last else math.inf)
             last = now
             health.ended(well=True)
@@ -165,6 +165,6 @@ def _keep_quota(following: Following, deployment: Manifest, marks: Marks, now: f
 
 def _let_go(following: Following, lease: Lease) -> None:
     try:
-        lease.let_go(following.api, time.time())
+        lease.let_go(following.api, following.clock())
     except ProviderError as error:
         following.say(f"the lease runs out by itself: {error}")

@@ -64,5 +64,5 @@ def _renamed(steps: Sequence[Step], becomes: Mapping[str, str]) -> tuple[Step, .
 
 
 def _after(known: Suspect, now: float, lasts_s: float) -> Suspect:
-    since = now if known.since is None else known.since
+    since = now if known.since is None else min(known.since, now)  # the clock may have been set back
     return Suspect(not known.is_last) if now - since >= lasts_s else Suspect(known.is_last, since)

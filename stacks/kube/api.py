@@ -47,6 +47,14 @@ class Api:
         cluster = f"cluster at {self._connection.address}"
         self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
 
+    def now(self) -> float:
+        """Return the time by the clock of the API server, which writes the times of objects. Raise ProviderError."""
+        if (told := self._connection.server_time) is None:
+            self.require_answer()
+            told = self._connection.server_time
+        assert told is not None
+        return told
+
     def require_kind(self, api_version: str, kind: str) -> None:
         """Raise NotServedError for a kind that the cluster does not know."""
         self._discovered(api_version, kind)

@@ -2,13 +2,17 @@
 
 This is the only file that makes requests. The package `kubernetes` reads the kubeconfig for it: addresses,
 certificates, tokens, login programs. Every request ends: with an answer, or because its time is up.
+
+Each answer has the server's time, by which it writes the times of objects. Ours may be an hour ahead.
 """
 
 import json
 import os
 import re
 import ssl
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +23,7 @@ from kubernetes import config
 from kubernetes.client import ApiClient, ApiException, Configuration
 from urllib3.connectionpool import ConnectionPool
 
+from planner.problems.printable import without_secrets
 from stacks.kube.errors import KubeconfigError, RefusedError, UnreachableError
 
 __all__ = ["CONNECT_TIMEOUT_S", "Connection"]
@@ -64,8 +69,12 @@ RETRIES = Retries(total=3, connect=0, allowed_methods=None, raise_on_status=Fals
 class Connection:
     """A way to one cluster. May be used by many threads."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+    def __init__(
+        self, client: ApiClient, own: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`own` is this machine's time, for where a server tells none, and `elapsed` counts seconds."""
+        self._client, self._own, self._elapsed = client, own, elapsed
+        self._told: tuple[float, float] | None = None  # the server's time, and when we heard it
 
     @classmethod
     def by_kubeconfig(cls, context: str | None) -> Self:
@@ -98,8 +107,16 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """The server's address: `https://10.0.0.1:6443`."""
-        return str(self._client.configuration.host)
+        """The server's address: `https://10.0.0.1:6443`, without a password that the kubeconfig may have in it."""
+        return without_secrets(str(self._client.configuration.host))
+
+    @property
+    def server_time(self) -> float | None:
+        """The server's time, or ours where its answers have none; None before the first answer."""
+        if self._told is None:
+            return None
+        told, heard_at = self._told
+        return told + self._elapsed() - heard_at
 
     def request(
         self,
@@ -126,9 +143,11 @@ class Connection:
                 auth_settings=["BearerToken"],
             )
             response = self._client.call_api(*request, _request_timeout=(CONNECT_TIMEOUT_S, answer_timeout_s))
+            self._told = _date(response.headers.get("Date"), self._own()), self._elapsed()
             answer = _document(response.read())  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, ApiException, OSError, config.ConfigException) as error:
-            raise UnreachableError(_about_connection(self.address, error)) from error
+            why = _about_connection(self.address, error).replace(str(self._client.configuration.host), self.address)
+            raise UnreachableError(why) from error
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             raise RefusedError(subject, response.status, answer)
         if not isinstance(answer, dict):
@@ -147,6 +166,14 @@ def _settings() -> Configuration:
     settings.retries = RETRIES
     settings.connection_pool_maxsize = CONNECTIONS
     return settings
+
+
+def _date(written: str | None, otherwise: float) -> float:
+    """Return the time that the head of an answer tells (RFC 9110, 6.6.1), in whole seconds."""
+    try:
+        return parsedate_to_datetime(written or "").timestamp()
+    except ValueError:
+        return otherwise
 
 
 def _document(body: bytes) -> Any:

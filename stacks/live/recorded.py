@@ -10,27 +10,35 @@ It does not know which ranks there are: an expert of which nobody told is found 
 """
 
 import json
+import queue
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 import urllib3
 
 from planner.problems.errors import TidemillError, Violation
+from planner.problems.printable import without_secrets
 
 __all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
 
 METRIC = "tidemill_expert_rows_total"
 QUERY = f"sum by (model_name, unit, rank, moe_layer, expert) ({METRIC})"
 TIMEOUT_S = 10.0
+DEADLINE_S = 30.0  # assumed: of a whole answer; a Prometheus sends the samples below, some 24 MB, in a few seconds
 MAX_ANSWER_BYTES = 2**28  # a DeepSeek-V3 on 300 ranks has 160,000 samples, of 150 bytes each
 LINE = re.compile(METRIC + r"\{(.*)\} (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
+UNUSABLE = (
+    urllib3.exceptions.HTTPError,
+    *(ArithmeticError, LookupError, OSError, TypeError, ValueError, RecursionError),
+)
 MAX_LAYERS, MAX_EXPERTS = 2**10, 2**12  # assumed: whoever answers with more is no rank
 
 
@@ -74,7 +82,7 @@ def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoad
     if not samples:
         raise RecordedError(
             f"R113 --from must have samples of {METRIC}",
-            f"there are none at {', '.join(urls)}",
+            f"there are none at {', '.join(map(without_secrets, urls))}",
             "give a rank's metrics, on its own port, or a Prometheus that scrapes the ranks",
         )
     if model not in models and (model is not None or len(models) > 1):
@@ -100,25 +108,59 @@ def _summed(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
 
 def _samples(url: str) -> Iterator[Sample]:
     try:
-        is_rank = urlsplit(url).path.endswith("/metrics")
+        is_rank = _path(url).endswith("/metrics")
         asked = url if is_rank else f"{url.rstrip('/')}/api/v1/query?{urlencode({'query': QUERY})}"
-        answer = _ask(asked)
+        answer = _in_time(asked)
         told = _of_text(answer.decode()) if is_rank else _of_prometheus(json.loads(answer))
         yield from (_sample(labels, value) for labels, value in told)
-    except (urllib3.exceptions.HTTPError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except UNUSABLE as error:
         raise RecordedError(
-            f"R112 --from ({url}) must be the metrics of a rank, or a Prometheus",
+            f"R112 --from ({without_secrets(url)}) must be the metrics of a rank, or a Prometheus",
             _said(error),
             "for example http://127.0.0.2:9400/metrics, or http://prometheus:9090",
         ) from None
 
 
-def _ask(url: str) -> bytes:
-    """Return the answer. Raise HTTPError or ValueError."""
-    if urlsplit(url).scheme not in ("http", "https"):
+def _path(url: str) -> str:
+    """Return the path of what is an address. Raise ValueError."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which would say all of it
+        raise ValueError("it is no address") from None
+    if parts.scheme not in ("http", "https"):
         raise ValueError("an address begins with http:// or https://")
+    return parts.path
+
+
+def _in_time(url: str) -> bytes:
+    """Return the answer. Raise HTTPError or ValueError, also where it is not whole in time, however it drips.
+
+    A thread asks: it may wait for a name, for a handshake, or for one byte after another.
+    """
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(_ask(url))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="recorded", daemon=True).start()
+    try:
+        found = answers.get(timeout=DEADLINE_S)
+    except queue.Empty:
+        raise ValueError(f"its answer is not whole within {DEADLINE_S:g} s") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _ask(url: str) -> bytes:
+    """Return the answer, with the user and the password of the address. Raise HTTPError, OSError or ValueError."""
+    auth = urllib3.util.parse_url(url).auth
+    headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
     pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False)
-    response = pool.request("GET", url, preload_content=False)
+    response = pool.request("GET", url, headers=headers, preload_content=False)
     try:
         answer: bytes = response.read(MAX_ANSWER_BYTES + 1, decode_content=True)
     finally:
@@ -153,6 +195,8 @@ def _of_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
 
 def _said(error: Exception) -> str:
     """Return the error in words, without the addresses of objects that urllib3 puts before them."""
+    if isinstance(error, urllib3.exceptions.LocationValueError):
+        return "it is no address"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return "nobody answers there"
     if isinstance(error, urllib3.exceptions.TimeoutError):

@@ -4,6 +4,9 @@ The authority's key is only in the supervisor's memory, so nobody can issue anot
 deployment. Each process has a folder that this user alone can read. Its key stays; a new certificate for it is written
 over the old one, and the process reads it before its next connection (`runtime/protocol/tls.py`).
 
+Clocks are set, back and forward, while a deployment runs. So the authority is valid at any time, and a certificate as
+long before it is issued as after. All are renewed as soon as the clock shows a time before that, or long after.
+
 Nothing here is for a cluster, where cert-manager or somebody else issues them.
 """
 
@@ -24,14 +27,15 @@ __all__ = ["Certificates", "now"]
 
 LASTS = datetime.timedelta(hours=24)  # assumed: no longer than a day that somebody has got hold of one
 RENEWED_AFTER = datetime.timedelta(hours=8)  # assumed: a machine may sleep for a night
-AUTHORITY_LASTS = datetime.timedelta(days=3650)  # assumed: longer than a process
-CLOCKS_DIFFER = datetime.timedelta(minutes=5)  # assumed: a clock may be set back
+UTC = datetime.UTC
+BEGIN = datetime.datetime(1950, 1, 1, tzinfo=UTC)  # the first date that fits (RFC 5280, 4.1.2.5.1)
+NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # of what has none (RFC 5280, 4.1.2.5)
 PURPOSES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
 
 
 def now() -> datetime.datetime:
     """Return the time by which certificates are valid."""
-    return datetime.datetime.now(datetime.UTC)
+    return datetime.datetime.now(UTC)
 
 
 class Certificates:
@@ -40,23 +44,26 @@ class Certificates:
     def __init__(self, identities: Iterable[Identity], at: datetime.datetime) -> None:
         """Write every process's files. Raise OSError."""
         self._key = _new_key()
-        self._authority = _authority(self._key, at)
+        self._authority = _authority(self._key)
         self._holders = [_Holder(each, _new_key()) for each in identities]
-        for holder in self._holders:
-            holder.identity.folder.mkdir(mode=0o700, parents=True)
-            _write(holder.identity.folder / "ca.crt", self._authority.public_bytes(serialization.Encoding.PEM))
-            _write(holder.identity.folder / "tls.key", _pem(holder.key))
         self._issue(at)
 
     def renew_if_due(self, at: datetime.datetime) -> None:
-        """Issue all anew when their time has come. Raise OSError."""
-        if at - self._issued >= RENEWED_AFTER:
+        """Issue all anew when their time has come, or before it when the clock was set or a file is gone.
+
+        Raise OSError.
+        """
+        is_due = not self._issued <= at < self._issued + RENEWED_AFTER
+        if is_due or not all(path.exists() for holder in self._holders for path in holder.paths):
             self._issue(at)
 
     def _issue(self, at: datetime.datetime) -> None:
         for holder in self._holders:
             certificate = _certificate(holder, self._authority, self._key, at)
-            _write(holder.identity.folder / "tls.crt", certificate.public_bytes(serialization.Encoding.PEM))
+            holder.identity.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            contents = (_encoded(self._authority), _pem(holder.key), _encoded(certificate))
+            for path, content in zip(holder.paths, contents, strict=True):
+                _write(path, content)
         self._issued = at
 
 
@@ -65,11 +72,17 @@ class _Holder:
     identity: Identity
     key: ec.EllipticCurvePrivateKey
 
+    @property
+    def paths(self) -> tuple[Path, Path, Path]:
+        """The files of the authority, the key and the certificate."""
+        folder = self.identity.folder
+        return folder / "ca.crt", folder / "tls.key", folder / "tls.crt"
 
-def _authority(key: ec.EllipticCurvePrivateKey, at: datetime.datetime) -> x509.Certificate:
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     name = _name("Tidemill on this machine")
     return (
-        _builder(name, name, key.public_key(), at, AUTHORITY_LASTS)
+        _builder(name, name, key.public_key(), BEGIN, NO_END)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -82,7 +95,7 @@ def _certificate(
     """Return a certificate whose one URI is the holder's identity, good for its one purpose."""
     identity, issuer = holder.identity, x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
-        _builder(_name("Tidemill"), authority.subject, holder.key.public_key(), at, LASTS)
+        _builder(_name("Tidemill"), authority.subject, holder.key.public_key(), at - LASTS, at + LASTS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([PURPOSES[identity.side]]), critical=False)
@@ -96,8 +109,8 @@ def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
-    at: datetime.datetime,
-    lasts: datetime.timedelta,
+    begin: datetime.datetime,
+    end: datetime.datetime,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -105,8 +118,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(at - CLOCKS_DIFFER)
-        .not_valid_after(at + lasts)
+        .not_valid_before(begin)
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
@@ -131,6 +144,10 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
 
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _encoded(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

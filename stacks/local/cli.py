@@ -4,6 +4,7 @@
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from planner.command.printed import say
@@ -29,6 +30,7 @@ class Failures:
     def say(self, record: Record) -> None:
         """Say on stderr what has failed since the last record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
+        down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
         for name, why in down.items():
             if why is not None and self._said.get(name) != why:
                 say(f"{name} {why}")
@@ -36,11 +38,15 @@ class Failures:
 
 
 def stay(folder: RunFolder) -> None:
-    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure."""
+    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure.
+
+    What a full disk does not take of that is lost: the deployment would end with us.
+    """
     say("Ctrl-C stops it")
     failures = Failures()
     for record in follow(folder):
-        failures.say(record)
+        with suppress(OSError):
+            failures.say(record)
 
 
 def play_day(folder: RunFolder) -> None:
@@ -53,9 +59,10 @@ def play_day(folder: RunFolder) -> None:
     failures = Failures()
     with DayProgress(Console(stderr=True)) as progress:
         for record in follow(folder, REFRESH_S):
-            failures.say(record)
-            if record.day is not None:
-                progress.show(record.day, _elapsed_s(record.day), [_in_words(act) for act in _done(record.day)])
+            with suppress(OSError):  # as above
+                failures.say(record)
+                if record.day is not None:
+                    progress.show(record.day, _elapsed_s(record.day), [_in_words(act) for act in _done(record.day)])
 
 
 def say_day(day: DayRecord) -> int:
@@ -93,7 +100,7 @@ def record_json(record: Record) -> dict[str, Any]:
         for gateway in record.gateways
     ]
     head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units, "gateways": gateways}
-    return head | _day_json(record)
+    return head | ({"trouble": record.trouble} if record.trouble else {}) | _day_json(record)
 
 
 def _troubles(part: UnitRecord | GatewayRecord) -> dict[str, Any]:
@@ -143,4 +150,4 @@ def _in_words(act: DueAct) -> str:
 
 
 def _elapsed_s(day: DayRecord) -> float:
-    return 0.0 if day.began is None else max(time.time() - day.began, 0.0)
+    return 0.0 if day.began is None else time.monotonic() - day.began

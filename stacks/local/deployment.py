@@ -23,7 +23,7 @@ from planner.problems.errors import CallError, InfeasibleError, Violation
 from stacks.local.errors import LocalError
 from stacks.local.layout import Layout, Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
-from stacks.local.processes import exit_status, terminate
+from stacks.local.processes import exit_status, log_opened, terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
@@ -143,10 +143,10 @@ def start(
             held.enter_context(folder.locked())
             require_free(layout.listeners)
             _write_launch_files(folder.launch_folder, plan)
-            log = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            log = log_opened(folder.path / "supervisor.log", is_new=True)
+            supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
         except OSError as error:
             raise unusable(folder.path, error) from None
-        supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
     return RunFolder(folder.path, supervisor)
 
 
@@ -167,12 +167,14 @@ def require_free(listeners: Iterable[Listener]) -> None:
 def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     """Yield the record at every change, and every `refresh_s`, as long as the supervisor lives.
 
+    A record that cannot be read now is waited for as long as the supervisor is our child: `up` ends it when it ends.
+
     Raise LocalError when the deployment fails.
     """
     last, said_at = None, 0.0
     while True:
         is_running = folder.is_running()  # asked before reading, so that the last words are read
-        record = folder.read()
+        record = _read_of(folder)
         if record is not None and (record != last or time.monotonic() - said_at >= refresh_s):
             yield record
             last, said_at = record, time.monotonic()
@@ -187,6 +189,15 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
         raise LocalError(f"R104 {folder.name} could not go on", failure, fix)
     if status:
         raise unusable(folder.path, OSError(status, os.strerror(status)))
+
+
+def _read_of(folder: RunFolder) -> Record | None:
+    try:
+        return folder.read()
+    except LocalError:
+        if folder.supervisor is None:
+            raise
+        return None
 
 
 def _supervisor_failure(status: int) -> str | None:

@@ -1,5 +1,6 @@
 """What runs here of what a command was given: a spec, a plan, or the name of what runs."""
 
+import os
 from pathlib import Path
 
 from planner.plan.given import read_given
@@ -33,13 +34,17 @@ def nothing_runs() -> str:
 
 
 def _name_of(given: Path) -> str:
-    """The name in a spec or a plan, for which nothing is planned; or what is no file, but the name of what runs."""
-    if given.exists():
-        found = read_given(given)
-        return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
+    """Return the name of what runs if it is one, also beside a file or a folder that is called so.
+
+    Otherwise return the name in a spec or a plan, for which nothing is planned. Raise SpecError.
+    """
     if find_running(str(given)):
         return str(given)
+    if os.path.exists(given) and not os.path.isdir(given):
+        found = read_given(given)
+        return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
     others = running_names()
-    reason = "there is no such file, and nothing of that name is running here"
+    what = "it is a folder" if os.path.isdir(given) else "there is no such file"
+    reason = f"{what}, and nothing of that name is running here"
     fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
     raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])

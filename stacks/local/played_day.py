@@ -65,7 +65,9 @@ class DueAct:
 
 @dataclass(frozen=True)
 class DayRecord:
-    """The play of one day, which takes `length_s`. `began` is a time of time.time(), once every first unit is ready."""
+    """The play of one day, which takes `length_s`. `began` is a time of time.monotonic(), once every first unit is
+    ready: whoever asks how long ago that was asks on the same machine, whose clock may be set meanwhile.
+    """
 
     length_s: float
     first_units: tuple[str, ...]

@@ -1,8 +1,9 @@
 """Processes that live and die together: the nodes of a unit, or the gateway alone.
 
 A group is started as a whole and ended as a whole: a unit cannot compute without one of its ranks, and ranks of two
-starts cannot join each other. The processes die with the supervisor, however it dies, because the runtime asks the
-kernel for that (`--parent`); a node's ranks die with their node in the same way, stopped ones too.
+starts cannot join each other. A start that fails in the middle leaves nothing that runs. The processes die with the
+supervisor, however it dies, because the runtime asks the kernel for that (`--parent`); a node's ranks die with their
+node in the same way, stopped ones too.
 """
 
 import os
@@ -15,12 +16,16 @@ from pathlib import Path
 
 from stacks.local.layout import NodeProcess
 
-__all__ = ["PEER_LOST", "ProcessGroup", "began_at", "exit_status", "last_words", "state_of", "terminate"]
+__all__ = [
+    *("GONE", "PEER_LOST", "STOPPED", "ProcessGroup", "began_at", "exit_status", "has_ended", "last_words"),
+    *("log_opened", "state_of", "terminate"),
+]
 
 PEER_LOST = 75  # the runtime's exit status for "another rank went first"
 CAUSE_GRACE_S = 3.0  # how long the node that caused a failure may take to say so after one that only noticed
 GONE_WITHIN_S = 5.0  # assumed: freeing a rank's memory takes a while on a busy machine; zombies may stay for longer
 POLL_S = 0.05
+LAST_BYTES = 2**16  # assumed: a process ends within so many bytes of its last sentence; a traceback is a tenth of it
 GONE, STOPPED = "", "T"  # of state_of
 STARTTIME = 22 - 3  # proc(5) counts `stat` from 1, and the state is 3
 
@@ -40,18 +45,18 @@ class ProcessGroup:
         return [handle.pid for handle in self._handles.values()]
 
     def start(self) -> None:
-        """Start every process, in a process group of its own, so that Ctrl-C reaches only the supervisor."""
-        self._first_died_at = None
-        for member in self._members:
-            with self._log(member).open("ab" if member in self._log_begins else "wb") as log:
-                self._log_begins[member] = log.tell()
-                self._handles[member] = subprocess.Popen(
-                    [*member.command, "--parent", str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    process_group=0,
-                )
+        """Start every process, in a process group of its own, so that Ctrl-C reaches only the supervisor.
+
+        Raise OSError when that is impossible; then none of them runs.
+        """
+        self._first_died_at, self._handles = None, {}
+        try:
+            for member in self._members:
+                self._handles[member] = self._started(member)
+        except OSError:
+            self.kill()
+            self._handles = {}
+            raise
 
     def end_if_known(self) -> tuple[int, str] | None:
         """Return the status of the process whose end explains all others, and its reason; None while nobody ended.
@@ -79,10 +84,8 @@ class ProcessGroup:
         """
         for handle in self._handles.values():
             handle.kill()
-        for handle in self._handles.values():
-            handle.wait()
         deadline = time.monotonic() + GONE_WITHIN_S
-        while any(map(_has_members, self.pids)) and time.monotonic() < deadline:
+        while (self.is_running() or any(map(_has_members, self.pids))) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
     def terminate(self) -> None:
@@ -94,18 +97,42 @@ class ProcessGroup:
         """Return whether one of the processes has not ended."""
         return any(handle.poll() is None for handle in self._handles.values())
 
+    def _started(self, member: NodeProcess) -> "subprocess.Popen[bytes]":
+        is_first = member not in self._log_begins
+        with open(log_opened(self._log(member), is_new=is_first), "ab") as log:
+            self._log_begins[member] = os.fstat(log.fileno()).st_size
+            return subprocess.Popen(
+                [*member.command, "--parent", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+
     def _log(self, member: NodeProcess) -> Path:
         return self._folder / f"{member.name}.log"
+
+
+def log_opened(log: Path, *, is_new: bool) -> int:
+    """Return a descriptor that appends to a log, which is emptied before if `is_new`. Raise OSError.
+
+    Each line goes to the end that the log has then, also after somebody has truncated it.
+    """
+    emptied = os.O_TRUNC if is_new else 0
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | emptied, 0o600)
 
 
 def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
     """Say why a process ended: its own last sentence, unless a signal left it no time for one.
 
-    What it said begins at byte `begin` of its log.
+    What it said begins at byte `begin` of its log, or anywhere in one that somebody has cut since.
     """
     if status < 0:
         return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
-    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+    try:
+        lines = _end_of(log, begin).decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"{name} ended with status {status}; {log} cannot be read: {error.strerror}"
     said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
     return f"{name} ended with status {status}; see {log}" if said is None else said.removeprefix("tidemill: ")
 
@@ -131,22 +158,43 @@ def exit_status(child: int) -> int | None:
     It is not reaped, so its number stays its own.
     """
     deadline = time.monotonic() + GONE_WITHIN_S
-    while (ended := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+    while (ended := _ended(child)) is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
+def has_ended(child: int) -> bool:
+    """Return whether a child of ours has ended. It is not reaped."""
+    return _ended(child) is not None
+
+
 def terminate(pid: int, began: int) -> None:
-    """Ask the process to end that began then; nothing where it is gone, whoever has its number now."""
+    """Ask the process to end that began then, also a stopped one; nothing where it is gone.
+
+    Whoever has its number now is not asked.
+    """
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)  # stays that process, also where it ends before the signal
         try:
             if began_at(pid) == began:
                 signal.pidfd_send_signal(process, signal.SIGTERM)
+                signal.pidfd_send_signal(process, signal.SIGCONT)
         finally:
             os.close(process)
+
+
+def _ended(child: int) -> os.waitid_result | None:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+
+def _end_of(log: Path, begin: int) -> bytes:
+    """Return the last bytes of a log, from `begin` on if it is as long as that. Raise OSError."""
+    with log.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(begin if begin <= size else 0, size - LAST_BYTES))
+        return file.read(LAST_BYTES)
 
 
 def _stat(pid: int) -> list[str]:

@@ -1,16 +1,19 @@
 """The record of what runs on this machine: a folder for each deployment, with a record that its supervisor keeps true.
 
-    $XDG_STATE_HOME/tidemill/NAME/   lock              held by the supervisor for as long as it lives, and before it by
-                                                       the `up` that writes the files below and starts it
-                                     deployment.json   the record, replaced as a whole at every change
+    $XDG_STATE_HOME/tidemill/NAME/   deployment.json   the record, replaced as a whole at every change
                                      launch/           the plan's launch files
                                      *.log             what each process said on stderr
 
-The lock says whether a supervisor lives. A process number would not do: the kernel may have given it away again. So
-the record has when the supervisor began as well, and a lock that anybody else holds says nothing.
+The folder itself is locked: by the `up` that writes these files and starts the supervisor, then by the supervisor for
+as long as it lives. A file could be removed while it is held, and a second supervisor would lock its successor. The
+lock says whether a supervisor lives. A process number would not do: the kernel may have given it away again. So the
+record has when the supervisor began as well, and a lock that anybody else holds says nothing.
 
-The folder is its user's alone: whoever can open the lock can hold it, and whoever can write the record says which
-process `down` ends. Root, too, takes no folder that belongs to somebody else.
+A supervisor that is stopped, or hangs, holds its lock and corrects nothing. So it writes every few seconds when it
+looked last, and from a record that is older nobody learns a state.
+
+The folder is its user's alone: whoever can open it can lock it, and whoever can write the record says which process
+`down` ends. Root, too, takes no folder that belongs to somebody else.
 """
 
 import errno
@@ -30,7 +33,7 @@ from typing import TYPE_CHECKING
 from planner.facts.files import read_file
 from stacks.local.errors import LocalError
 from stacks.local.played_day import DayRecord
-from stacks.local.processes import began_at
+from stacks.local.processes import STOPPED, began_at, has_ended, state_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -48,9 +51,12 @@ __all__ = [
 ]
 
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
+SILENT_S = 15.0  # assumed: a look takes seconds where gateways are slow to answer or a unit's processes to end
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
 ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
 FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk, or a full share of it, answers
+NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # what reading says of what is no record's file
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -63,7 +69,7 @@ class UnitRecord:
 
     name: str
     phase: str
-    state: str  # starting | loading | joining | ready | draining | ended | failed | off
+    state: str  # starting | loading | joining | ready | draining | ended | failed | off | unknown
     ranks: int
     reason: str | None = None
     loaded: float = 0.0
@@ -79,7 +85,7 @@ class GatewayRecord:
 
     name: str
     endpoint: str
-    state: str = "starting"  # starting | ready | failed
+    state: str = "starting"  # starting | ready | failed | ended | unknown
     reason: str | None = None
     restarts: int = 0
 
@@ -96,7 +102,10 @@ class Record:
     supervisor: int = 0  # its process; 0 before there is one
     supervisor_began: int = 0  # as `began_at` has it
     stages: dict[str, float] = field(default_factory=dict)
+    looked_at: float | None = field(default=None, compare=False)  # when the supervisor looked last, by time.monotonic
+    trouble: str | None = None  # what the supervisor itself cannot do now
     failure: str | None = None  # why the whole deployment ended, once it has
+    stopped_by: str | None = None  # the signal by which somebody ended it
     is_stopping: bool = False  # nothing new is begun; what runs may take `drain_s` to end
     drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
@@ -127,8 +136,8 @@ class Record:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a gateway, or a unit that nobody told to end, is down."""
-        return any(part.state == "failed" for part in self.parts)
+        """Whether a gateway, or a unit that nobody told to end, is down, or may be."""
+        return any(part.state in ("failed", "unknown") for part in self.parts)
 
     def with_gateway(self, gateway: GatewayRecord) -> "Record":
         """Return the record with one gateway replaced."""
@@ -140,12 +149,24 @@ class Record:
         units = tuple(unit if known.name == unit.name else known for known in self.units)
         return replace(self, units=units)
 
+    def with_all(self, state: str, reason: str | None = None) -> "Record":
+        """Return the record with each part in that state, apart from those that are off or have failed."""
+        record = self
+        for gateway in self.gateways:
+            if gateway.state != "failed":
+                record = record.with_gateway(replace(gateway, state=state, reason=reason))
+        for unit in self.units:
+            if unit.state not in ("failed", "off"):
+                record = record.with_unit(replace(unit, state=state, reason=reason))
+        return record
+
 
 class RunFolder:
     """A deployment's folder; as that of one `supervisor`, if given, whose end is the deployment's."""
 
     def __init__(self, path: Path, supervisor: int | None = None) -> None:
         self.path, self.supervisor = path, supervisor
+        self._lock: int | None = None  # a descriptor of the folder, while it is ours
 
     @property
     def name(self) -> str:
@@ -170,7 +191,10 @@ class RunFolder:
             path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record; None where there is none of ours. Raise LocalError where something else stands there."""
+        """Return the record, as far as it is still true; None where there is none of ours.
+
+        Raise LocalError where something else stands there.
+        """
         path = self.path / "deployment.json"
         try:
             record = _reader().validate_json(read_file(path))
@@ -179,42 +203,89 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE:
+                raise unusable(self.path, error) from None
             raise _damaged(path, error) from None
-        return record if self.supervisor in (None, record.supervisor) else None
+        if self.supervisor not in (None, record.supervisor):
+            return None
+        why = _why_unknown(record)
+        return record if why is None else record.with_all("unknown", why)
+
+    def has_record(self) -> bool:
+        """Return whether there is a record, in the folder that we hold if we hold one."""
+        is_ours = self._lock is None or _is_at(self.path, self._lock)
+        return is_ours and os.path.exists(self.path / "deployment.json")
 
     def write(self, record: Record) -> None:
-        """Replace the record; a reader sees the old one or the new one."""
+        """Replace the record; a reader sees the old one or the new one. Raise OSError.
+
+        Where the folder that we hold was removed or moved, make and hold another one.
+        """
+        if self._lock is not None and not _is_at(self.path, self._lock):
+            self._hold_anew(self._lock)
         partial = self.path / "deployment.json.partial"
         partial.write_text(json.dumps(asdict(record), indent=1))
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """Return whether the recorded supervisor lives and the lock is held; never for a folder of another user."""
+        """Return whether the supervisor lives: our child, if given, or the recorded one, which holds the lock.
+
+        Never for a folder of another user. Raise LocalError where that cannot be told.
+        """
+        if self.supervisor is not None:
+            return not has_ended(self.supervisor)
         try:
             if _strangers(self.path.parent) or _strangers(self.path):
                 return False
-            with _opened(self.path / "lock", os.O_RDONLY) as lock:
+            with _opened(self.path) as lock:
                 is_held = not _try_lock(lock)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise unusable(self.path, error) from None
         record = self.read() if is_held else None
         return record is not None and began_at(record.supervisor) == record.supervisor_began
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock, for whom we fork as well. Raise OSError, and LocalError where another process holds it."""
-        with _opened(self.path / "lock", os.O_RDWR | os.O_CREAT) as lock:
-            deadline = time.monotonic() + PROBE_GRACE_S
-            while not _try_lock(lock):
-                if time.monotonic() > deadline:
-                    raise LocalError(f"R101 {self.name} is being started or run by another process", *ONE_AT_A_TIME)
-                time.sleep(PROBE_GRACE_S / 100)
-            yield
+        deadline = time.monotonic() + PROBE_GRACE_S
+        while True:
+            with _opened(self.path) as lock:
+                if _try_lock(lock) and _is_at(self.path, lock):
+                    self._lock = lock
+                    try:
+                        yield
+                    finally:
+                        self._lock = None
+                    return
+            if time.monotonic() > deadline:
+                raise LocalError(f"R101 {self.name} is being started or run by another process", *ONE_AT_A_TIME)
+            time.sleep(PROBE_GRACE_S / 100)
+
+    def _hold_anew(self, lock: int) -> None:
+        """Make the folder again, and lock it under the same descriptor. Raise OSError where another process has it."""
+        try:
+            self.make()
+        except LocalError as error:
+            raise PermissionError(errno.EACCES, str(error)) from None
+        with _opened(self.path) as new:
+            if not _try_lock(new):
+                raise BlockingIOError(errno.EAGAIN, f"another process holds {self.path}")
+            os.dup2(new, lock, inheritable=False)
 
 
 def state_root() -> Path:
-    """Return the folder where deployments are recorded (XDG base directory specification)."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    """Return the folder where deployments are recorded. Raise LocalError where nobody knows a home folder.
+
+    A relative path does not count (XDG Base Directory Specification 0.8): every folder would have deployments of its
+    own.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.local/state")  # which stays as it is where nobody knows a home folder
+    if not os.path.isabs(base):
+        raise unusable(Path(base), OSError("this user has no home folder"))
     return Path(base) / "tidemill"
 
 
@@ -290,14 +361,35 @@ def _damaged(path: Path, error: OSError | ValueError) -> LocalError:
     return LocalError(rule, reason, f"end the processes of that deployment, and remove {path.parent}")
 
 
+def _why_unknown(record: Record) -> str | None:
+    """Return why a supervisor that lives cannot have kept its record true; None if it has."""
+    number = record.supervisor
+    if began_at(number) != record.supervisor_began:
+        return None  # these are its last words
+    if state_of(number) == STOPPED:
+        return f"the supervisor, process {number}, is stopped; kill -CONT {number} lets it go on"
+    silent_s = 0.0 if record.looked_at is None else time.monotonic() - record.looked_at
+    if silent_s > SILENT_S:
+        return f"the supervisor, process {number}, hangs or cannot write: its record is {silent_s:.0f} s old"
+    return None
+
+
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Open a file, and wait for nobody: not for the other end of a pipe. Raise OSError, for a link too."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+def _opened(path: Path) -> Iterator[int]:
+    """Open a folder. Raise OSError."""
+    descriptor = os.open(path, FOLDER)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_at(path: Path, folder: int) -> bool:
+    """Return whether the folder that we have opened is at `path`, where it was."""
+    try:
+        return os.path.samestat(os.fstat(folder), path.stat())
+    except OSError:
+        return False
 
 
 def _try_lock(file: int) -> bool:

@@ -1,7 +1,8 @@
 """What gateways say of their ranks, and what that makes of a unit."""
 
-import http.client
 import json
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,8 @@ from stacks.local.record import ORDER, UnitRecord
 
 __all__ = ["GatewayReport", "RankReport", "as_reported", "ask_gateway", "has_living_lost", "ranks_of_all"]
 
+QUESTION = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
+MAX_ANSWER_BYTES = 2**24  # assumed: a rank takes 100 bytes
 ASK_S = 2
 STATES = ("lost", *ORDER, "draining")  # of a rank, from what was to what is
 
@@ -40,17 +43,14 @@ class GatewayReport:
 def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport | None:
     """Return what our gateway says, whose process is one of `pids`; None while it does not answer.
 
-    An answer on its port from any other program does not count.
+    An answer on its port from any other program does not count. Raise OSError where we cannot ask, whatever it does.
     """
-    connection = http.client.HTTPConnection(gateway.host, gateway.http_port, timeout=ASK_S)
-    try:
-        connection.request("GET", "/readyz")
-        report: dict[str, Any] = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-    if report.get("pid") not in pids:
+    with socket.socket() as line:
+        try:
+            report = json.loads(_answer(line, gateway))
+        except (OSError, ValueError, RecursionError):
+            return None
+    if not isinstance(report, dict) or report.get("pid") not in pids:
         return None
     return GatewayReport(report["ready"], {unit["unit"]: _rank_reports(unit) for unit in report["units"]})
 
@@ -110,3 +110,19 @@ def _rank_reports(unit: Mapping[str, Any]) -> dict[int, RankReport]:
 
 def _slowness(rank: Mapping[str, Any]) -> str:
     return f"rank {rank['rank']} on {rank['node']} takes {rank['times']:g} times as long a step as its peers"
+
+
+def _answer(line: socket.socket, gateway: GatewayProcess) -> bytes:
+    """Return what stands below the head of an answer. Raise OSError, also for one that is not whole in time."""
+    until = time.monotonic() + ASK_S
+    line.settimeout(ASK_S)
+    line.connect((gateway.host, gateway.http_port))
+    line.sendall(QUESTION)
+    answer = bytearray()
+    while chunk := line.recv(2**16):
+        answer += chunk
+        left_s = until - time.monotonic()
+        if left_s <= 0 or len(answer) > MAX_ANSWER_BYTES:
+            raise TimeoutError
+        line.settimeout(left_s)
+    return bytes(answer.partition(b"\r\n\r\n")[2])

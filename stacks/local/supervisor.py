@@ -1,7 +1,9 @@
 """Owns a deployment's processes: starts them, watches them, keeps the record true, and ends them all.
 
 A unit that fails before everything was ready ends the whole start, with the reason. One that ends or hangs later is
-recorded so, and started again as a whole (`restarts.py`), like a gateway; the rest goes on.
+recorded so, and started again as a whole (`restarts.py`), like a gateway; the rest goes on. So it does when that start
+fails, as where no log can be opened: it is tried again later. What this process itself cannot do, such as write the
+record, it tries again at every look, and no unit ends for it. However it ends, short of SIGKILL, the record says so.
 
 When a day is played (`played_day.py`), units come and go: one that goes is told to drain, as in a cluster, and is off
 when its processes have ended. The play's last act ends the deployment.
@@ -22,7 +24,7 @@ from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Layout
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup, began_at
-from stacks.local.record import FULL, ORDER, GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
 from stacks.local.reports import (
     GatewayReport,
     RankReport,
@@ -36,6 +38,9 @@ from stacks.local.restarts import Backoff
 __all__ = ["end_with", "supervise"]
 
 POLL_S = 0.2
+BEAT_S = 3.0  # assumed: often enough for whoever asks whether this process still looks
+BROKEN = "its supervisor failed; see supervisor.log"
+ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 STOP_GRACE_S = 8.0  # beyond the drain
 HANGS_S = 3.0  # assumed: a rank that was given up by mistake calls again within half a second
 UNANSWERED_S = 30.0  # assumed: a gateway on a busy machine answers within it
@@ -43,7 +48,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callable[[], None]) -> int:
-    """Run the deployment until SIGTERM or SIGINT, or until it cannot go on. This process holds the folder's lock.
+    """Run the deployment until one of `ENDINGS`, or until it cannot go on. This process holds the folder's lock.
 
     `started` is called as soon as the record says that this process runs it. Return 0, or the errno for which the
     record could not be written before everything was ready: what does not stand there, nobody learns from it.
@@ -90,10 +95,20 @@ class _Watched:
         """True if it is neither off nor on its way there."""
         return not self.is_off and self.leaves_by is None
 
-    def arrive(self) -> None:
-        """Start the group, which was off."""
+    def arrive(self) -> str | None:
+        """Start the group, which was off. Return why that failed, if it did."""
         self.is_off, self.backoff = False, Backoff()
-        self.group.start()
+        return self.start()
+
+    def start(self) -> str | None:
+        """Start the group. Return why that failed, if it did; then its next start is planned."""
+        try:
+            self.group.start()
+        except OSError as error:
+            self.end()
+            where = f" ({error.filename})" if error.filename else ""
+            return f"{self.group.name} could not be started: {error.strerror or error}{where}"
+        return None
 
     def leave(self, within_s: float) -> None:
         """Ask the group to finish what it has and end, and plan no more starts. Asked again, it has no more time."""
@@ -135,12 +150,14 @@ class _Watched:
         self.backoff = self.backoff.ended(now)
         self.due = now + self.backoff.wait_s
 
-    def start_if_due(self) -> None:
-        """Start the group again when its time has come."""
-        if self.due is not None and time.monotonic() >= self.due:
-            self.due = None
-            self.num_restarts += 1
-            self.group.start()
+    def start_if_due(self) -> str | None:
+        """Start the group again when its time has come. Return why that failed, if it did."""
+        if self.due is None or time.monotonic() < self.due:
+            return None
+        self.due = None
+        why = self.start()
+        self.num_restarts += why is None
+        return why
 
 
 class _Supervisor:
@@ -161,34 +178,33 @@ class _Supervisor:
         }
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
-        self._day_began = 0.0
         self._unwritable = 0  # the errno that ends the start
         self._num_stops = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self._stopped_by: str | None = None
+        for number in ENDINGS:
             signal.signal(number, self._request_stop)
-        folder.write(record)
-        self._written = record
+        self._write()
 
     def run(self) -> int:
+        failure: str | None = BROKEN
         try:
             self._start_all()
             while not self._num_stops and not self._is_over():
                 self._watch()
                 time.sleep(POLL_S)
+            failure = self._record.failure
         finally:
+            self._record = replace(self._record, failure=failure)
             self._stop()
         return self._unwritable
 
     def _start_all(self) -> None:
-        """Start what is wanted. A full disk, which takes no log, ends the start."""
-        try:
-            for watched in (*self._gateways.values(), *self._units.values()):
-                if watched.is_wanted:
-                    watched.group.start()
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            self._unwritable = error.errno
+        """Start what is wanted. Where that fails, the whole start does."""
+        for watched in (*self._gateways.values(), *self._units.values()):
+            why = watched.start() if watched.is_wanted else None
+            if why is not None:
+                self._record = replace(self._record, failure=why)
+                return
 
     def _is_over(self) -> bool:
         """Whether the deployment cannot go on, or the day that it plays is over."""
@@ -198,6 +214,7 @@ class _Supervisor:
 
     def _request_stop(self, number: int, frame: object) -> None:
         self._num_stops += 1
+        self._stopped_by = signal.Signals(number).name
 
     def _stop(self) -> None:
         """End the gateways once their answers have, then the units, which have nothing left to do.
@@ -209,30 +226,40 @@ class _Supervisor:
         if self._record.failure is None:
             self._end(gateways, self._layout.drain_s + STOP_GRACE_S)
         self._end([*gateways, *(watched.group for watched in self._units.values())], STOP_GRACE_S)
+        self._record = self._record.with_all("ended")
+        self._write_if_due()
 
     def _say_stopping(self) -> None:
         """Record that every unit which is up only finishes what it has: answers may take a while yet."""
-        self._record = replace(self._record, is_stopping=True)
+        self._record = replace(self._record, is_stopping=True, stopped_by=self._stopped_by)
         for unit in self._record.units:
             if unit.state == "ready" and self._record.failure is None:
                 self._record = self._record.with_unit(replace(unit, state="draining"))
-        self._write_if_changed()
+        self._write_if_due()
 
     def _end(self, groups: Sequence[ProcessGroup], within_s: float) -> None:
         for group in groups:
             group.terminate()
         deadline = time.monotonic() + within_s
         while self._num_stops < 2 and time.monotonic() < deadline and any(group.is_running() for group in groups):
+            self._write_if_due()
             time.sleep(POLL_S)
         for group in groups:
             group.kill()
 
     def _watch(self) -> None:
         """Look once at everything, and record what has changed."""
-        with suppress(OSError):  # a full disk: the old ones are good for hours, and this is tried at every look
+        troubles: list[str] = []
+        try:
             self._certificates.renew_if_due(now())
-        record = self._record
-        reports = self._reports()
+        except OSError as error:  # as on a full disk: the old ones are good for hours
+            troubles.append(f"certificates cannot be renewed: {error.strerror}")
+        try:
+            reports = self._reports()
+        except OSError as error:
+            reports = self._blame_no_gateway()
+            troubles.append(f"the gateways cannot be asked: {error.strerror}")
+        record = replace(self._record, trouble="; ".join(troubles) or None)
         ranks = ranks_of_all(list(reports.values()))
         if reports:
             record = self._with_states(self._with_stage(record, "gateway"), ranks)
@@ -247,26 +274,38 @@ class _Supervisor:
             record = self._with_stage(record, "ready")
         record = self._with_day(record)
         self._record = record
-        self._write_if_changed()
+        self._write_if_due()
 
     def _reports(self) -> dict[str, GatewayReport]:
-        """Return what each gateway says that answers."""
+        """Return what each gateway says that answers. Raise OSError where we cannot ask."""
         asked = {each.name: ask_gateway(each, self._gateways[each.name].group.pids) for each in self._layout.gateways}
         return {name: report for name, report in asked.items() if report is not None}
 
-    def _write_if_changed(self) -> None:
-        """Keep the file true. What a full disk does not take is written when there is room: answers go on meanwhile.
+    def _blame_no_gateway(self) -> dict[str, GatewayReport]:
+        """Count no gateway as silent that could not be asked. Return that none has said anything."""
+        for watched in self._gateways.values():
+            watched.answered_at = watched.answered_at and time.monotonic()
+        return {}
 
-        Until the file says that everything is ready, `up` waits for that, so the start is given up.
+    def _write_if_due(self) -> None:
+        """Keep the file true, and there. What a full disk does not take is written when there is room.
+
+        Answers go on meanwhile. Until the file says that everything is ready, `up` waits for that, so the start is
+        given up.
         """
-        if self._written == self._record:
+        is_old = time.monotonic() - self._written_at >= BEAT_S
+        if self._written == self._record and not is_old and self._folder.has_record():
             return
         try:
-            self._folder.write(self._record)
-            self._written = self._record
+            self._write()
         except OSError as error:
             if "ready" not in self._written.stages:
                 self._unwritable = error.errno or errno.EIO
+
+    def _write(self) -> None:
+        at = time.monotonic()
+        self._folder.write(replace(self._record, looked_at=at))
+        self._written, self._written_at = self._record, at
 
     def _with_stage(self, record: Record, stage: str) -> Record:
         if stage in record.stages:
@@ -287,7 +326,9 @@ class _Supervisor:
     def _with_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
         """Record whether a gateway is down. Before everything was ready, that ends the deployment."""
         watched, now = self._gateways[gateway.name], time.monotonic()
-        watched.start_if_due()
+        why = watched.start_if_due()
+        if why is not None:
+            return record.with_gateway(replace(gateway, state="failed", reason=why))
         if watched.due is not None:
             return record
         watched.answered_at = now if report is not None else watched.answered_at
@@ -308,7 +349,9 @@ class _Supervisor:
         watched, (unit,) = self._units[name], [unit for unit in record.units if unit.name == name]
         if not watched.is_wanted:
             return self._with_departure(record, unit)
-        watched.start_if_due()
+        why = watched.start_if_due()
+        if why is not None:
+            return record.with_unit(replace(unit, state="failed", reason=why))
         if watched.due is not None:
             return record
         ended = watched.why_ended(hangs=has_living_lost(report, name))
@@ -331,18 +374,18 @@ class _Supervisor:
         day, now = record.day, time.monotonic()
         if day is None or "ready" not in record.stages:
             return record
-        if day.began is None:
-            day, self._day_began = replace(day, began=time.time()), now
+        began = now if day.began is None else day.began
         units = {unit.name: unit for unit in record.units}
         day, starts, drains = advance(
-            day,
-            round(now - self._day_began, 2),
+            replace(day, began=began),
+            round(now - began, 2),
             {name: unit.state for name, unit in units.items()},
             {name: unit.reason for name, unit in units.items()},
         )
         for name in starts:
-            self._units[name].arrive()
-            record = record.with_unit(replace(units[name], state="starting", reason=None))
+            why = self._units[name].arrive()
+            state = "starting" if why is None else "failed"
+            record = record.with_unit(replace(units[name], state=state, reason=why))
         for name in drains:
             self._units[name].leave(self._layout.drain_s + STOP_GRACE_S)
             record = record.with_unit(replace(units[name], state="draining", reason=None))

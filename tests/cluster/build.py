@@ -135,7 +135,8 @@ def _key(product: Product) -> str:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidemill" / "toolchain"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base if os.path.isabs(base) else Path.home() / ".cache") / "tidemill" / "toolchain"
 
 
 def _go() -> str:

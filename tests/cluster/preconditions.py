@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from tests.cluster import build, cgroups
+from planner.facts import names
+from tests.cluster import build, cgroups, images
 from tests.cluster.products import Product
 
 __all__ = ["has_cluster", "missing", "missing_for_nodes", "require", "require_built"]
@@ -46,7 +48,7 @@ def missing(products: Sequence[Product]) -> list[str]:
 
 def missing_for_nodes() -> list[str]:
     """Everything that it lacks besides to be several machines."""
-    programs = _missing_programs(PROGRAMS_OF_NODES) + _missing_busybox()
+    programs = _missing_programs(PROGRAMS_OF_NODES) + _missing_busybox() + _unmountable()
     if os.geteuid() != 0:
         return [*programs, "root"]
     if not shutil.which("unshare") or not _succeeds("true"):
@@ -81,6 +83,18 @@ def _missing_busybox() -> list[str]:
     if path and subprocess.run(["ldd", path], capture_output=True, check=False).returncode != 0:
         return []
     return ["busybox, statically linked (package busybox-static)"]
+
+
+def _unmountable() -> list[str]:
+    """Name the folders of this machine that no plan has pods mount at their own paths."""
+    taken = [(path, own) for path in images.host_paths() for own in names.MOUNTED if _meet(Path(path), Path(own))]
+    return [
+        f"another place for {path}: pods mount it there, and have their own {own} (rule S413)" for path, own in taken
+    ]
+
+
+def _meet(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _succeeds(command: str) -> bool:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.cluster import build, preconditions
+from tests.cluster import build, images, preconditions
 from tests.cluster.products import ETCD
 
 
@@ -88,3 +88,14 @@ def test_a_busybox_that_needs_libraries_will_not_do(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     assert "busybox, statically linked (package busybox-static)" in preconditions.missing_for_nodes()
+
+
+@pytest.mark.parametrize(("checkout", "is_named"), [("/tmp/work/tidemill", True), ("/home/a/tidemill", False)])
+def test_a_checkout_that_no_pod_can_mount_is_named(monkeypatch, checkout, is_named):
+    """Below the temporary folder it would be refused in the middle of a test, by rule S413."""
+    monkeypatch.setattr(images, "host_paths", lambda: ("/usr", checkout))
+    said = [each for each in preconditions.missing_for_nodes() if "S413" in each]
+
+    assert (
+        said == [f"another place for {checkout}: pods mount it there, and have their own /tmp (rule S413)"] * is_named
+    )

@@ -4,10 +4,15 @@ Two calls only look wrong.
 """
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from runtime.__main__ import main
+
+REPOSITORY = Path(__file__).parents[2]
 
 WHOLE = [list(range(32))] * 4
 
@@ -66,6 +71,16 @@ def test_the_process_says_no_more_than_the_sentence(run_runtime, tmp_path):
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"tidemill: prompt 0 of {tmp_path / 'ids.json'} must hold token ids from 0 to 4095\n"
+
+
+def test_a_log_on_a_full_disk_changes_nothing_but_itself(tmp_path):
+    """A rank, a node or a gateway goes on without it; here, the status is that of the sentence that is lost."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", "node", "--nonsense"], stderr=full, cwd=REPOSITORY, check=False
+        )
+
+    assert done.returncode == 2
 
 
 MISFITS = {

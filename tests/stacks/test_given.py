@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -191,6 +192,23 @@ def test_keys_that_cannot_be_read_start_nothing(kind, tmp_path, capsys):
     assert cli.main(["up", "--keys", str(path)]) == 2
 
     assert f"--keys ({path}) must be a file that can be read" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("river_runs")
+def test_a_name_is_found_beside_a_folder_that_is_called_so(tmp_path, monkeypatch, capsys):
+    """As beside a file; of a folder whose name nothing has, that is said."""
+    monkeypatch.chdir(tmp_path)
+    for make in (Path.mkdir, Path.touch):
+        make(tmp_path / "river")
+        assert cli.main(["status", "river"]) == 1
+        assert capsys.readouterr().out.startswith("river: ")
+        (Path.rmdir if make is Path.mkdir else Path.unlink)(tmp_path / "river")
+    (tmp_path / "creek").mkdir()
+
+    assert cli.main(["down", "creek"]) == 2
+    assert "it is a folder, and nothing of that name is running here; name what is running: river" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.fixture

@@ -76,6 +76,22 @@ def test_a_process_that_ends_is_said(tmp_path):
     assert error.value.status == 503
 
 
+def test_a_process_that_ended_since_is_replaced_at_once():
+    """As where memory was short: the next caller sees nothing of it."""
+
+    async def ask():
+        checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
+        await checked.why_refused("a", ANY_OBJECT)
+        first = checked._trials._process
+        first.kill()
+        first.wait()
+        reason = await checked.why_refused("a", '{"type": "array"}')
+        checked.close()
+        return reason, checked._trials._process is first
+
+    assert asyncio.run(ask()) == (None, False)
+
+
 def test_so_many_wait_to_be_tried(monkeypatch):
     """Whoever comes then is told to come again."""
     monkeypatch.setattr(schemas, "MAX_WAITING", 1)

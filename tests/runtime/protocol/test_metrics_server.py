@@ -1,11 +1,13 @@
 """The metrics port, asked over HTTP."""
 
+import errno
 import socket
 import struct
 import threading
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -158,3 +160,18 @@ def test_idle_connections_keep_no_probe_waiting(port, monkeypatch):
             each.close()
 
     assert (answer, ended) == ((200, "ready\n"), b"")
+
+
+def test_a_process_without_a_descriptor_waits_for_one(monkeypatch):
+    """The connection stays where it is, so asking again at once would take all of a core."""
+
+    def accept(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    slept = []
+    monkeypatch.setattr(metrics_server, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr("socketserver.TCPServer.get_request", accept)
+    with pytest.raises(OSError, match="Too many open files"):
+        metrics_server._Server.get_request(metrics_server._Server.__new__(metrics_server._Server))
+
+    assert slept == [metrics_server.PAUSE_S]

@@ -1,9 +1,12 @@
 """A process's certificate, key and authority, as they lie in its folder."""
 
+import re
+import ssl
+
 import pytest
 
 from runtime.errors import RuntimeFailure
-from runtime.protocol.tls import Credentials
+from runtime.protocol.tls import Credentials, why_refused
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Identity
 
@@ -49,3 +52,24 @@ def test_files_that_cannot_be_used_are_said_at_the_start(folder, name, content):
 
     with pytest.raises(RuntimeFailure, match=f"cannot use the certificate in {folder}: .+"):
         Credentials(folder, "server")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (9, r"it is not valid by this machine's clock, which shows \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+        (10, r"it is not valid by this machine's clock, which shows .+Z"),
+        (18, "it is not valid"),
+    ],
+)
+def test_a_certificate_that_is_refused_for_its_dates_names_the_clock(code, said):
+    """Which may be wrong, as the certificate may."""
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = code, "it is not valid"
+
+    assert re.fullmatch(said, why_refused(error))
+
+
+def test_a_handshake_that_the_other_end_breaks_off_has_a_reason():
+    """The system says nothing of it."""
+    assert why_refused(ConnectionResetError()) == "the other end closed the connection"

@@ -46,6 +46,17 @@ def test_units_are_asked_for_by_what_is_shortest(load, room, asked):
     assert asked_units(load, room, LIMITS) == asked
 
 
+@pytest.mark.parametrize("back_s", [1, 3600, 86_400])
+def test_a_clock_that_is_set_back_keeps_units_no_longer(back_s):
+    """A floor ends, and more is asked for, after as much time as ever, counted from the step."""
+    floor = Floor(3, MIDNIGHT + LIMITS.stay_s, 3, since=MIDNIGHT)
+    stepped = follow_phase(floor, 4, 1, MIDNIGHT - back_s, LIMITS)
+    more = follow_phase(stepped, 4, 1, MIDNIGHT - back_s + LIMITS.after_s, LIMITS)
+    fewer = follow_phase(replace(stepped, since=None, peak=0), 0, 1, MIDNIGHT - back_s + LIMITS.stay_s, LIMITS)
+
+    assert (stepped.units, more.units, fewer.units) == (3, 4, 0)
+
+
 def test_every_sequence_of_loads_keeps_the_promises():
     """None of four units starts before it was asked for so long, or goes before its stay is over, in six looks."""
     for asked in product(range(4), repeat=6):

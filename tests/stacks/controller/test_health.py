@@ -1,11 +1,14 @@
 """What a kubelet is answered by the controller."""
 
+import errno
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
+from stacks.controller import health
 from stacks.controller.health import STALLED_S, Health, answering
 from stacks.kube.errors import ProviderError
 
@@ -75,3 +78,18 @@ def status_of(port, path):
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+def test_a_controller_without_a_descriptor_waits_for_one(monkeypatch):
+    """The kubelet's connection stays where it is, so asking again at once would take all of a core."""
+
+    def accept(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    slept = []
+    monkeypatch.setattr(health, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr("socketserver.TCPServer.get_request", accept)
+    with pytest.raises(OSError, match="Too many open files"):
+        health._Server.get_request(health._Server.__new__(health._Server))
+
+    assert slept == [health.PAUSE_S]

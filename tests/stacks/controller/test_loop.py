@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from planner.facts import names
+from stacks.cli import main
 from stacks.controller import loop, measure
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
 from stacks.controller.heal import STEADY_S
 from stacks.controller.loop import follow, once, one_round
 from stacks.controller.report import timestamp
+from stacks.kube import api
 from tests.stacks.controller.cluster import PLAN, MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
 from tests.stacks.controller.test_observe import SPEC
@@ -200,12 +202,20 @@ def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
             looks.append(begun[-1])
         return listed(api_version, kind, *arguments, **options)
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(time=clock))
     monkeypatch.setattr(cluster, "list_all", list_all)
-    follow(cluster.following(), lambda: len(begun) == 600 // round_s, lambda _: None, health)
+    follow(replace(cluster.following(), clock=clock), lambda: len(begun) == 600 // round_s, lambda _: None, health)
 
     assert looks[0] == begun[0]
     assert {each // 30 for each in looks} == {each // 30 for each in begun[:-1]}  # the lease is let go at the last
+
+
+def test_the_controller_goes_by_the_clock_of_the_api_server(monkeypatch, capsys):
+    """Which has said when pods have to be gone: ours may be an hour ahead."""
+    monkeypatch.setattr(api, "connect", lambda _: SimpleNamespace(now=lambda: NOON))
+    monkeypatch.setattr(loop, "once", lambda following, now: f"{now}, then {following.clock()}")
+
+    assert main(["controller", "ns/a", "--context", "kind", "--dry-run", "--once"]) == 0
+    assert capsys.readouterr().out.endswith(f" {NOON}, then {NOON}\n")
 
 
 def test_a_fault_that_was_seen_once_moves_no_unit():

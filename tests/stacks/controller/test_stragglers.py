@@ -85,3 +85,10 @@ def test_the_order_is_the_plans_where_nobody_is_slow_or_all_are():
 
     assert with_last(seen, ()) == seen == with_last(seen, {"d0", "d1"})
     assert units_on(with_last(seen, {"d0", "d1"}), AT_NIGHT) == {"p0", "d0"}
+
+
+def test_a_clock_that_is_set_back_delays_a_suspect_by_no_more_than_ever():
+    """What was seen in the clock's future counts from the step on."""
+    suspects = follow_stragglers({"d0": Suspect(False, 3600.0)}, {"d0"}, {"d0"}, 0, LASTS_S)
+
+    assert follow_stragglers(suspects, {"d0"}, {"d0"}, LASTS_S, LASTS_S) == {"d0": Suspect(True)}

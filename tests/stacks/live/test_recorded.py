@@ -1,8 +1,14 @@
 """Recorded loads, from ranks' metrics and from a Prometheus; both answer from a small server here."""
 
 import json
+import re
+import socket
 import threading
+import time
+from base64 import b64decode
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -10,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from planner.facts.loads import read_loads
 from stacks import cli
+from stacks.live import recorded
 from stacks.live.recorded import METRIC, QUERY, RecordedError, read_recorded
 
 LABELS = ("model_name", "unit", "rank", "moe_layer", "slot", "expert")
@@ -49,7 +56,7 @@ PAGES = {
     "/list/api/v1/query": b"[]",
     "/nan/api/v1/query": answer_of([(labels, "NaN") for labels, _ in slots(0, [0])]),
 }
-asked = []
+asked, authorized = [], []
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +64,7 @@ def url():
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append(self.path)
+            authorized.append(self.headers.get("Authorization"))
             page = PAGES.get(urlsplit(self.path).path)
             self.send_response(404 if page is None else 200)
             self.end_headers()
@@ -138,3 +146,59 @@ def test_where_nobody_answers_is_said(url):
     """A closed port, another protocol, and what is no URL."""
     with pytest.raises(RecordedError, match="R112"):
         read_recorded([url])
+
+
+@contextmanager
+def answering(*pieces, pause_s=0.0):
+    """The address of a server that says these, the last one for ever."""
+
+    def answer(server):
+        with suppress(OSError), server.accept()[0] as caller:
+            for piece in chain(pieces, repeat(pieces[-1])):
+                caller.sendall(piece)
+                time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause_s", "why"),
+    [
+        ((b"H",), 0.02, "its answer is not whole within 0.3 s"),
+        ((HEAD, b"A: b\r\n"), 0.02, "its answer is not whole within 0.3 s"),
+        ((HEAD + b"\r\n", b"x"), 0.02, "its answer is not whole within 0.3 s"),
+        ((HEAD + b"\r\n", b"x" * 4096), 0.0, "its answer has more than 65,536 bytes"),
+    ],
+    ids=["a slow line", "a slow head", "a slow body", "a body without end"],
+)
+def test_an_answer_without_end_ends(monkeypatch, pieces, pause_s, why):
+    """By one deadline for all of it, or by its size."""
+    monkeypatch.setattr(recorded, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(recorded, "MAX_ANSWER_BYTES", 2**16)
+    with answering(*pieces, pause_s=pause_s) as url, pytest.raises(RecordedError, match=f"{why}.*R112"):
+        read_recorded([url])
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["{}/none/metrics", "{}/gone/metrics", "http://127.0.0.1:1/metrics", "http://[/metrics", "ftp://{}", "h/x"],
+)
+def test_no_message_has_an_addresss_password(url, address):
+    """Logs and screens are read by others; the user is not said either."""
+    scheme, _, rest = address.format(url).rpartition("//")
+    with pytest.raises(RecordedError, match=r"R11[23]") as error:
+        read_recorded([f"{scheme}//eve:s3cr/et@{rest}" if scheme else f"eve:s3cret@{rest}"])
+
+    assert not re.search(r"eve|s3cr|et@", str(error.value))
+
+
+def test_a_password_is_sent_to_whom_it_is_for(url):
+    """As the address says; some put a Prometheus behind one."""
+    read_recorded([url.replace("//", "//eve:s%20t@") + "/0/metrics"])
+
+    assert b64decode(authorized[-1].removeprefix("Basic ")) == b"eve:s t"

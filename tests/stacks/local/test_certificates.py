@@ -1,13 +1,18 @@
 """The certificates that `tidemill up` makes for the processes of a deployment."""
 
 import datetime
+import shutil
 import stat
+import tempfile
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stacks.local.certificates import AUTHORITY_LASTS, LASTS, RENEWED_AFTER, Certificates
+from stacks.local.certificates import LASTS, NO_END, RENEWED_AFTER, Certificates
 from stacks.local.layout import Identity
 
 NOON = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
@@ -63,4 +68,41 @@ def test_they_are_renewed_long_before_they_expire_and_keep_their_keys(identities
     assert certificate(folder).not_valid_after_utc == NOON + RENEWED_AFTER + LASTS
     assert certificate(folder).public_key() == first.public_key()
     assert (folder / "tls.key").read_bytes() == key
-    assert certificate(folder, "ca.crt").not_valid_after_utc == NOON + AUTHORITY_LASTS
+    assert certificate(folder, "ca.crt").not_valid_after_utc == NO_END
+
+
+HOURS = st.integers(-24 * 365 * 50, 24 * 365 * 50) | st.sampled_from([-24, -1, 1, 24])
+
+
+@given(st.lists(HOURS, min_size=1, max_size=5))
+def test_a_clock_that_is_set_leaves_certificates_that_are_valid(hours):
+    """Whatever it shows after each step: the next look renews what is not valid then, or not for long any more."""
+    with tempfile.TemporaryDirectory() as folder:
+        identity = Identity("spiffe://test/gateway", "server", Path(folder))
+        certificates = Certificates([identity], NOON)
+        for each in hours:
+            at = NOON + each * 3600 * SECOND
+            certificates.renew_if_due(at)
+
+            assert certificate(identity.folder).not_valid_before_utc < at
+            assert at + LASTS - RENEWED_AFTER < certificate(identity.folder).not_valid_after_utc <= at + LASTS
+            assert certificate(identity.folder, "ca.crt").not_valid_before_utc < at < NO_END
+
+
+def test_a_clock_that_is_set_back_by_hours_leaves_them_valid_without_a_look(identities):
+    """The supervisor may be stopped meanwhile, or the disk full."""
+    Certificates(identities, NOON)
+
+    assert certificate(identities[0].folder).not_valid_before_utc <= NOON - 23 * 3600 * SECOND
+
+
+def test_files_that_somebody_removed_are_written_again(identities, tmp_path):
+    """A process that starts later needs its own; those that run have theirs, which fit it."""
+    certificates = Certificates(identities, NOON)
+    key = (identities[0].folder / "tls.key").read_bytes()
+    shutil.rmtree(tmp_path / "tls")
+    certificates.renew_if_due(NOON + SECOND)
+
+    assert (identities[0].folder / "tls.key").read_bytes() == key
+    for each in identities:
+        certificate(each.folder).verify_directly_issued_by(certificate(each.folder, "ca.crt"))

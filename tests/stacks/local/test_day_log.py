@@ -28,7 +28,7 @@ def said(monkeypatch, capsys):
                 yield Record("river", "sha256:0", gateways=(), model="m", units=(), day=day)
 
         monkeypatch.setattr(cli, "follow", follow)
-        monkeypatch.setattr(cli.time, "time", lambda: now.seconds)
+        monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: now.seconds))
         cli.play_day(None)
         return [each for each in capsys.readouterr().err.splitlines() if re.match(r"\d\d:\d\d ", each)]
 

@@ -1,5 +1,6 @@
 """The reason that `status` shows for a process that ended: its own, and nobody else's."""
 
+import os
 import signal
 
 import pytest
@@ -22,3 +23,18 @@ def test_a_process_gives_its_own_reason(tmp_path, status, said, reason):
     log.write_text(said)
 
     assert last_words("node-0", status, log) == reason.format(log=log)
+
+
+def test_a_log_that_is_gone_or_was_cut_costs_its_words_at_most(tmp_path):
+    """Somebody may remove it, or truncate it after a copy; one of any size is read at its end alone."""
+    log, said = tmp_path / "node-0.log", b"tidemill: the port is taken\n"
+    gone = last_words("node-0", 1, log)
+    log.write_bytes(said)
+    cut = last_words("node-0", 1, log, begin=4096)
+    with log.open("wb") as file:
+        file.truncate(2**40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + said)
+
+    assert gone == f"node-0 ended with status 1; {log} cannot be read: No such file or directory"
+    assert cut == last_words("node-0", 1, log, begin=4096) == "the port is taken"

@@ -233,7 +233,7 @@ def played(monkeypatch, tmp_path):
     def sleep(_):
         CLOCK.now += POLL_S
 
-    clock = SimpleNamespace(monotonic=lambda: CLOCK.now, time=lambda: 1e9 + CLOCK.now, sleep=sleep)
+    clock = SimpleNamespace(monotonic=lambda: CLOCK.now, sleep=sleep)
     monkeypatch.setattr(supervisor, "time", clock)
     monkeypatch.setattr(supervisor, "ProcessGroup", FakeGroup)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
@@ -266,7 +266,7 @@ def test_the_supervisor_starts_and_drains_units_when_they_are_due(played):
     day = play(timetable({"08:00": 3, "14:00": 1, "20:00": 2, "23:00": 1}), 300)
     record, groups, seen = played(day, ["u0", "u1", "u2"])
     states = {name: list(dict.fromkeys(at_look[name] for _, at_look in seen)) for name in groups}
-    began = record.day.began - 1e9
+    began = record.day.began
     logs = {name: [(what, round(at - began)) for what, at in group.log] for name, group in groups.items()}
 
     assert record.day.is_over

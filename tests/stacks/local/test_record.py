@@ -1,31 +1,36 @@
 """The record of a deployment and the lock that says whether it lives."""
 
+import errno
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from stacks import cli
 from stacks.live import status_cli
-from stacks.local import record, up_cli
+from stacks.local import deployment, record, up_cli
 from stacks.local.deployment import stop
 from stacks.local.errors import LocalError
 from stacks.local.processes import began_at
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments
+from tests.stacks.deployments import wait_until
 
 GATEWAY = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
 RECORD = Record("demo", "sha256:0", (GATEWAY,), "m", ())
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "PROBE_GRACE_S", 0.2)
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "lock").touch()
     return RunFolder(tmp_path / "demo")
 
 
@@ -133,6 +138,18 @@ def test_a_damaged_record_is_one_sentence(written, folder):
     assert f"remove {folder.path}" in str(error.value)
 
 
+@pytest.mark.parametrize(("reads", "looks"), [("_opened", RunFolder.is_running), ("read_file", RunFolder.read)])
+def test_what_cannot_be_read_now_is_not_damaged_and_not_away(folder, monkeypatch, reads, looks):
+    """R110 of a folder or a record that is closed to us: nobody is told that nothing runs, or to remove it."""
+
+    def closed(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(record, reads, closed)
+    with pytest.raises(LocalError, match=r"Permission denied; set XDG_STATE_HOME to a folder of yours \[R110\]"):
+        looks(folder)
+
+
 def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, capsys):
     """Others are found by their names, and it is named beside them; only who asks for it is told R121."""
     monkeypatch.setattr(record, "state_root", lambda: folder.path.parent)
@@ -158,12 +175,110 @@ def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, caps
             assert (words == ("status",)) == said.out.startswith(f"{folder.name}: ")
 
 
-def test_a_lock_that_is_a_pipe_is_waited_for_by_nobody(folder):
-    """Opening one waits for its other end."""
-    (folder.path / "lock").unlink()
-    os.mkfifo(folder.path / "lock")
+def test_a_lock_cannot_be_removed_from_under_its_holder(folder):
+    """Whatever is removed from the folder, `status` sees what runs, and nobody else starts it."""
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    with folder.locked():
+        for path in folder.path.iterdir():
+            path.unlink()
+        assert not folder.has_record()
+        folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
 
-    assert not folder.is_running()
+        assert RunFolder(folder.path).is_running()
+        with pytest.raises(LocalError, match="R101"), RunFolder(folder.path).locked():
+            pass
+
+
+def test_a_folder_that_is_replaced_while_it_is_locked_is_another(folder, monkeypatch):
+    """Whoever comes between opening and locking has the new one: the old one is nobody's to write."""
+    opened = record._opened
+
+    def replaced(path):
+        monkeypatch.setattr(record, "_opened", opened)
+        path.rename(path.with_name("gone"))
+        path.mkdir()
+        return opened(path.with_name("gone"))
+
+    monkeypatch.setattr(record, "_opened", replaced)
+    with folder.locked(), pytest.raises(LocalError, match="R101"), RunFolder(folder.path).locked():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "silent_s", "said"),
+    [
+        (["kill", "-STOP"], 0.0, r"the supervisor, process \d+, is stopped; kill -CONT \d+ lets it go on"),
+        (["true"], record.SILENT_S + 1, r"the supervisor, process \d+, hangs or cannot write: its record is \d+ s old"),
+    ],
+)
+def test_what_a_supervisor_cannot_correct_is_unknown(folder, innocent, monkeypatch, capsys, words, silent_s, said):
+    """A stopped one holds its lock, and its last record says that all is ready. A unit that has failed still has."""
+    _only_this_runs(folder, monkeypatch)
+    units = (UnitRecord("demo-decode-0", "decode", "ready", 4), UnitRecord("demo-decode-1", "decode", "failed", 4, "x"))
+    began = {"supervisor": innocent.pid, "supervisor_began": began_at(innocent.pid)}
+    folder.write(replace(RECORD, units=units, looked_at=time.monotonic() - silent_s, **began))
+    subprocess.run([*words, str(innocent.pid)], check=True)
+    wait_until(lambda: folder.read().units[0].state == "unknown")
+
+    assert cli.main(["status"]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(rf"demo-decode-0  decode  4 ranks  unknown \({said}\)\n", printed)
+    assert "demo-decode-1  decode  4 ranks  failed (x)\n" in printed
+
+
+def test_a_stopped_supervisor_is_ended_all_the_same(folder, innocent):
+    """It would heed the request when somebody lets it go on."""
+    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid)))
+    folder.is_running = lambda: innocent.poll() is None
+    innocent.send_signal(signal.SIGSTOP)
+    stop(folder)
+
+    assert innocent.returncode == -signal.SIGTERM
+
+
+def test_up_goes_on_while_its_supervisor_does(folder, innocent, monkeypatch):
+    """A record that is gone, or cannot be read, ends nothing: it comes again."""
+    ours, looks = RunFolder(folder.path, innocent.pid), []
+
+    def sleep(_):
+        looks.append(len(looks))
+        if len(looks) == 1:
+            (folder.path / "deployment.json").write_text("damaged")
+        if len(looks) == 2:
+            folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid)))
+        if len(looks) == 3:
+            innocent.kill()
+            os.waitid(os.P_PID, innocent.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(deployment, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with pytest.raises(LocalError, match="was killed by SIGKILL"):
+        list(deployment.follow(ours))
+
+    assert len(looks) == 3
+
+
+@pytest.mark.parametrize(
+    ("base", "found"), [("/state", "/state"), ("state", "/home/.local/state"), ("", "/home/.local/state")]
+)
+def test_a_relative_state_folder_does_not_count(monkeypatch, base, found):
+    """As the XDG specification has it: what runs would depend on where one asks."""
+    monkeypatch.setenv("HOME", "/home")
+    monkeypatch.setenv("XDG_STATE_HOME", base)
+
+    assert str(record.state_root()) == f"{found}/tidemill"
+
+
+@pytest.mark.parametrize("home", [None, "home"])
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys, home):
+    """As in a container whose user has no entry: R110. A relative one is none."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    monkeypatch.setenv("HOME", home or "")
+    if home is None:
+        monkeypatch.delenv("HOME")
+
+    assert cli.main(["status"]) == 1
+    assert "this user has no home folder; set XDG_STATE_HOME to a folder of yours [R110]" in capsys.readouterr().err
 
 
 def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):
