@@ -54,6 +54,7 @@ def test_each_gateway_has_an_address_and_a_certificate_of_its_own_and_every_node
         (("ready", None), "ready"),  # one gateway has just started
         (("lost", "lost"), "lost"),
         (("lost", "loading"), "loading"),  # of the next start, whom one gateway has not heard of yet
+        (("ready", "refused"), "refused"),  # it loaded other weights, which one gateway knows already
         (("ready", "draining"), "draining"),  # it leaves, which one gateway has heard first
     ],
 )
