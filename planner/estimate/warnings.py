@@ -262,8 +262,8 @@ def _unnamed_weights(spec: ResolvedSpec) -> Iterator[Violation]:
         return
     rule = "W143 has no manifest that the plan knows"
     reason = "ranks compare what they read with each other alone, and nobody notices when all of it is wrong"
-    named = "write its digest in model.weights_digest" if model.config is None else "copy it beside model.config"
-    fix = f"run tidemill checkpoint digest {path}, and {named}"
+    give = "write its digest in model.weights_digest" if model.config is None else "have it beside model.config"
+    fix = f"write one with tidemill checkpoint digest {path}, and {give}"
     yield Violation("model.checkpoint", path, rule, reason, fix)
 
 

@@ -1,5 +1,6 @@
 """A checkpoint that changes while its deployment runs: the unit that starts again gets no requests, and says why."""
 
+import http.client
 import os
 import shutil
 import signal
@@ -46,6 +47,13 @@ def kill_rank(tidemill: Tidemill) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def readiness(tidemill: Tidemill) -> int:
+    """What the rank answers to a kubelet that asks whether it is ready."""
+    node = http.client.HTTPConnection(tidemill.host.rpartition(".")[0] + ".2", 9400, timeout=60)
+    node.request("GET", "/readyz")
+    return node.getresponse().status
+
+
 def unit(tidemill: Tidemill) -> dict:
     return tidemill.status()["units"][0]
 
@@ -74,6 +82,7 @@ def test_a_changed_checkpoint_is_not_served_before_the_user_starts_it(tidemill, 
     assert report["units"][0]["refused"] in unit(tidemill)["reason"]
     assert report["units"][0]["refused"] in log.read_text()
     assert tidemill.run("status").returncode == 1
+    assert readiness(tidemill) == 503
 
     assert tidemill.run("down").returncode == 0
     done = tidemill.up(spec)

@@ -133,6 +133,20 @@ def test_a_deployment_is_ready_when_every_gateway_has_ranks(watched):
     assert [record.is_ready for record, _, _ in seen] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("was_ready", [False, True])
+def test_a_unit_that_is_refused_ends_the_start_and_nothing_that_serves(watched, was_ready):
+    """Nobody waits for a unit that would load the same again; once all were ready, the others go on."""
+    look, _ = watched
+    if was_ready:
+        look(SERVES, SERVES)
+    refused = GatewayReport(False, {"demo-mixed-0": {0: RankReport("refused", 1.0, 4711, None, "it differs")}})
+    record, *_ = look(refused, KNOWS_NOBODY)
+
+    assert record.failure == (None if was_ready else "demo-mixed-0 gets no requests: it differs")
+    assert record.has_failed
+    assert record.units[0].reason == "demo-mixed-0 gets no requests: it differs"
+
+
 def test_a_gateway_that_dies_is_started_again_and_its_unit_stays_ready(watched):
     """It has failed until it answers, and starts until ranks have called it; the other one goes on all the while."""
     look, groups = watched
