@@ -6,9 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint import MANIFEST, agreed_weights, index_tensors, make_manifest, read_shards, write_manifest
+from runtime.checkpoint import (
+    MANIFEST,
+    ReadWeights,
+    agreed_weights,
+    index_tensors,
+    make_manifest,
+    read_shards,
+    write_manifest,
+)
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
 from runtime.launch import read_unit_launch
@@ -23,7 +33,7 @@ EXPERTS = [LOGICAL] * 2
 TWICE = [LOGICAL * 2] * 2  # each of two ranks holds all of them
 EXPERT = "model.layers.2.mlp.experts.7"
 UP, SHARED = f"{EXPERT}.up_proj.weight", "model.layers.1.self_attn.o_proj.weight"
-SHARD = "model-00002-of-00002.safetensors"
+PARTS = [f"model.layers.{layer}.mlp.experts.{expert}" for layer in (1, 2) for expert in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +102,27 @@ def test_equal_copies_join(original, copy, join, expert_map):
     assert join(original, copy, expert_map=expert_map) == [weights(original)] * 2
 
 
+@given(st.lists(st.sets(st.sampled_from(PARTS)), min_size=1, max_size=5), st.data())
+def test_the_digest_is_that_of_all_experts_wherever_they_are(shares, data):
+    """However many ranks hold each. Where one reads another expert, the other holders or the digest tell."""
+    shares = [*shares, set(PARTS)]
+    ranks = [
+        ReadWeights(f"rank {rank}", {"lm_head.weight": "a"}, dict.fromkeys(held, "b"))
+        for rank, held in enumerate(shares)
+    ]
+    whole = agreed_weights(ranks[-1:])
+    rank, part = data.draw(st.sampled_from([(rank, part) for rank in ranks for part in sorted(rank.experts)]))
+    is_alone = sum(part in each.experts for each in ranks) == 1
+
+    assert agreed_weights(ranks) == whole
+    rank.experts[part] = "another"
+    if is_alone:
+        assert agreed_weights(ranks) != whole
+    else:
+        with pytest.raises(CheckpointError, match=f"reads other weights than rank .: {part} is "):
+            agreed_weights(ranks)
+
+
 @pytest.mark.parametrize("num_shards", [1, 5])
 def test_the_same_tensors_in_other_files_are_the_same_weights(original, copy, num_shards):
     """Cut into other shards, in another order, with other times."""
@@ -123,7 +154,7 @@ def test_ranks_that_hold_different_copies_do_not_join(original, copy, join, name
 
 
 def test_another_type_is_another_weight(tmp_path):
-    """Zeros are the same bytes in BF16, twice as many, and in FP32."""
+    """Also where the values are the same, as zeros are: it is the stored bytes that count."""
     folder = write_checkpoint(tmp_path / "one", V3)
     tensors = load_file(folder / "model.safetensors")
     digests = []
