@@ -1,7 +1,7 @@
 """Digests of the tensors that a rank reads, made while it reads them.
 
 With a manifest they are the manifest's SHA-256. Without one they only tell ranks apart that read different bytes by
-accident, and a CRC-32 does that at half the price: it misses one change of a tensor in 4 billion, and none within 32
+accident, and a CRC-32 does that for less: it misses one change of a tensor in 4 billion, and none within 32
 bits. Nobody is kept from forging one: whoever can write a checkpoint can write its manifest as well.
 
 Hashing lets go of the interpreter, so parts are hashed on threads of their own while the next ones are read. A tensor's

@@ -27,6 +27,7 @@ __all__ = ["Parts", "ReadWeights", "agreed_weights", "read_parts"]
 
 CONFIG = "config.json"
 EXPERT, LAYER = re.compile(r".+\.experts\.\d+(?=\.)"), re.compile(r".+\.layers\.\d+(?=\.)")
+KEPT = 19  # characters of a part's digest, `sha256:` and twelve: each rank of a unit gets those of all
 MORE = "tidemill checkpoint digest makes a manifest that says which copy is right"
 
 Parts = dict[str, str]  # part -> digest of what was read of it
@@ -49,7 +50,7 @@ def read_parts(
     tensors: dict[str, dict[str, tuple[str, tuple[int, ...], str]]] = defaultdict(dict)
     for name, digest in found.items():
         tensors[_part(name)][name] = index[name].dtype, index[name].shape, digest
-    parts = {part: digest_of_bytes(msgspec.json.encode(each, order="sorted")) for part, each in tensors.items()}
+    parts = {part: digest_of_bytes(msgspec.json.encode(each, order="sorted"))[:KEPT] for part, each in tensors.items()}
     experts = {part: digest for part, digest in parts.items() if EXPERT.match(f"{part}.")}
     common = {part: digest for part, digest in parts.items() if part not in experts}
     return ReadWeights(rank, common | {CONFIG: config_digest(folder)}, experts)
@@ -86,4 +87,4 @@ def _require_same(part: str, rank: ReadWeights, digest: str | None, other: ReadW
 
 
 def _described(digest: str | None) -> str:
-    return "missing" if digest is None else digest[:19]
+    return "missing" if digest is None else digest[:KEPT]

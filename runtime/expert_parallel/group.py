@@ -137,7 +137,7 @@ class GlooGroup:
         try:
             self._store.set(names[self.rank], part)
             self._store.wait(names, STEP_TIMEOUT)
-            return [self._store.get(name) for name in names]
+            return self._store.multi_get(names)
         except RuntimeError as error:
             raise PeerLost(f"a rank of this unit is gone ({first_line(error)})") from None
 
