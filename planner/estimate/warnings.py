@@ -63,6 +63,7 @@ def warnings_of(
         _nowhere(nodes),
         _unseen_checkpoint(spec.written),
         _unseen_tokenizer(spec.written),
+        _unnamed_weights(spec) if is_runnable else (),
         _folder_of_any_node(spec.written) if is_runnable else (),
         _image_for_cpus(spec.written) if is_runnable else (),
         _image_of_another(spec.written),
@@ -251,6 +252,19 @@ def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
         rule = "W106 is in none of kubernetes.volumes"
         reason = "pods see only the volumes they mount, and images rarely contain weights"
         yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
+
+
+def _unnamed_weights(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield a checkpoint whose weights the plan does not name; a bundled one has its manifest beside them."""
+    model, is_ours = spec.written.model, spec.written.engine_name == "tidemill"
+    path = spec.written.checkpoint or "bundled:"
+    if isinstance(model, str) or path.startswith("bundled:") or spec.weights_digest is not None or not is_ours:
+        return
+    rule = "W143 has no manifest that the plan knows"
+    reason = "ranks compare what they read with each other alone, and nobody notices when all of it is wrong"
+    give = "write its digest in model.weights_digest" if model.config is None else "have it beside model.config"
+    fix = f"write one with tidemill checkpoint digest {path}, and {give}"
+    yield Violation("model.checkpoint", path, rule, reason, fix)
 
 
 def _unseen_tokenizer(spec: Spec) -> Iterator[Violation]:

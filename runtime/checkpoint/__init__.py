@@ -15,26 +15,26 @@ from runtime.checkpoint.manifest import (
     write_manifest,
 )
 from runtime.checkpoint.reading import ReadDigests
-from runtime.checkpoint.same_weights import Files, check_same_files, compared_files
+from runtime.checkpoint.same_weights import ReadWeights, agreed_weights, read_parts
 from runtime.checkpoint.tensors import Shard, StoredTensor, index_tensors, read_shards, refuse_holes
 from runtime.checkpoint.text_model import TextModel, read_text_model
 
 __all__ = [
     "MANIFEST",
-    "Files",
     "Manifest",
     "ReadDigests",
+    "ReadWeights",
     "Shard",
     "StoredTensor",
     "TextModel",
+    "agreed_weights",
     "check_config_digest",
-    "check_same_files",
     "check_weights_digest",
-    "compared_files",
     "index_tensors",
     "make_manifest",
     "read_json",
     "read_manifest",
+    "read_parts",
     "read_shards",
     "read_text_model",
     "refuse_holes",

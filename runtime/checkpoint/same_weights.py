@@ -1,55 +1,90 @@
-"""Tell from a few bytes a file whether two ranks read the same weights.
+"""Tell whether ranks read the same weights, although none of them can see the other's files.
 
-With a manifest, every rank has held what it read against it, and equal manifests are equal weights. Without one, ranks
-compare config.json, the size and the header of each file, and the tensors that all of them read: everything but routed
-experts. An expert is read by the ranks that hold it, so a wrong one is found by the manifest only.
+Each rank digests the stored bytes of whatever it reads, and sums them up by part:
+
+    config.json                         the file
+    model.layers.3.mlp.experts.17       one routed expert in one layer: every holder of it must have read the same
+    model.layers.3, lm_head.weight      the rest of a layer, and tensors outside layers: every rank reads these
+
+The digest over the parts of a whole unit names its weights. It depends on no rank's share, no expert map and no file:
+units that read the same tensors have the same one, also where shards are cut or ordered differently. With a manifest,
+every rank has held what it read against it, so the manifest's own digest stands for all parts.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from runtime.checkpoint.folder import digest_of_bytes, read_bytes
+from runtime.checkpoint.folder import config_digest, digest_of_bytes, read_bytes
 from runtime.checkpoint.manifest import MANIFEST
-from runtime.checkpoint.tensors import Shard
+from runtime.checkpoint.tensors import StoredTensor
 from runtime.errors import CheckpointError
 
-__all__ = ["Files", "check_same_files", "compared_files"]
+__all__ = ["Parts", "ReadWeights", "agreed_weights", "read_parts"]
 
 CONFIG = "config.json"
+EXPERT, LAYER = re.compile(r".+\.experts\.\d+(?=\.)"), re.compile(r".+\.layers\.\d+(?=\.)")
+KEPT = 19  # characters of a part's digest, `sha256:` and twelve: each rank of a unit gets those of all
+MORE = "tidemill checkpoint digest makes a manifest that says which copy is right"
 
-Files = dict[str, tuple[int, str]]  # name -> size, and the digest of what all ranks read of it
+Parts = dict[str, str]  # part -> digest of what was read of it
 
 
-def compared_files(folder: Path, shards: Sequence[Shard], common: Mapping[str, str], has_manifest: bool) -> Files:
-    """Return this rank's files as it found them. `common`: the digests of the tensors that every rank reads."""
+class ReadWeights(msgspec.Struct, frozen=True):
+    """The parts that one rank read: those that every rank of a unit reads, and its own experts."""
+
+    rank: str
+    common: Parts
+    experts: Parts
+
+
+def read_parts(
+    rank: str, folder: Path, index: Mapping[str, StoredTensor], found: Mapping[str, str], *, has_manifest: bool
+) -> ReadWeights:
+    """Sum up what a rank read. `found` has the digest of each tensor of `index` that it read. Raise CheckpointError."""
     if has_manifest:
-        content = read_bytes(folder / MANIFEST)
-        return {MANIFEST: (len(content), digest_of_bytes(content))}
-    config = read_bytes(folder / CONFIG)
-    read = {shard.path.name: (shard.num_bytes, _digest_of_shard(shard, common)) for shard in shards}
-    return read | {CONFIG: (len(config), digest_of_bytes(config))}
+        return ReadWeights(rank, {MANIFEST: digest_of_bytes(read_bytes(folder / MANIFEST))}, {})
+    tensors: dict[str, dict[str, tuple[str, tuple[int, ...], str]]] = defaultdict(dict)
+    for name, digest in found.items():
+        tensors[_part(name)][name] = index[name].dtype, index[name].shape, digest
+    parts = {part: digest_of_bytes(msgspec.json.encode(each, order="sorted"))[:KEPT] for part, each in tensors.items()}
+    experts = {part: digest for part, digest in parts.items() if EXPERT.match(f"{part}.")}
+    common = {part: digest for part, digest in parts.items() if part not in experts}
+    return ReadWeights(rank, common | {CONFIG: config_digest(folder)}, experts)
 
 
-def check_same_files(own: Files, own_name: str, others: Files, other_name: str) -> None:
-    """Refuse weights that differ, naming the first file that does, and both ranks. Raise CheckpointError."""
-    for name in sorted(own.keys() | others.keys(), key=lambda name: (name != MANIFEST, name)):
-        if own.get(name) != others.get(name):
-            raise CheckpointError(
-                f"{own_name} reads other weights than {other_name}: {name} is {_described(own.get(name))}, not"
-                f" {_described(others.get(name))}: copy the checkpoint again; tidemill checkpoint digest makes a"
-                " manifest that says which copy is right"
-            )
+def agreed_weights(ranks: Sequence[ReadWeights]) -> str:
+    """Return the digest of the weights that all ranks of a unit read together.
+
+    Refuse ranks that read different ones: name the part and both ranks. Raise CheckpointError.
+    """
+    first = ranks[0]
+    holders: dict[str, ReadWeights] = {}
+    for rank in ranks:
+        for part in sorted(first.common.keys() | rank.common.keys()):
+            _require_same(part, rank, rank.common.get(part), first, first.common.get(part))
+        for part, digest in rank.experts.items():
+            holder = holders.setdefault(part, rank)
+            _require_same(part, rank, digest, holder, holder.experts[part])
+    experts = {part: holder.experts[part] for part, holder in holders.items()}
+    return digest_of_bytes(msgspec.json.encode([first.common, experts], order="sorted"))
 
 
-def _digest_of_shard(shard: Shard, common: Mapping[str, str]) -> str:
-    read = {name: common[name] for name in shard.tensors if name in common}
-    return digest_of_bytes(msgspec.json.encode([shard.header_digest, read], order="sorted"))
+def _part(tensor: str) -> str:
+    found = EXPERT.match(tensor) or LAYER.match(tensor)
+    return tensor if found is None else found.group()
 
 
-def _described(file: tuple[int, str] | None) -> str:
-    if file is None:
-        return "missing"
-    num_bytes, digest = file
-    return f"{num_bytes:,} bytes with {digest[:19]}"
+def _require_same(part: str, rank: ReadWeights, digest: str | None, other: ReadWeights, others: str | None) -> None:
+    if digest != others:
+        raise CheckpointError(
+            f"{rank.rank} reads other weights than {other.rank}: {part} is {_described(digest)}, not"
+            f" {_described(others)}: copy the checkpoint again; {MORE}"
+        )
+
+
+def _described(digest: str | None) -> str:
+    return "missing" if digest is None else digest[:KEPT]

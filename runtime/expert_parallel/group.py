@@ -33,7 +33,6 @@ __all__ = ["Begun", "GlooGroup", "Group", "SoloGroup"]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-FIRST_SAYS = "first-says"
 LOST_IN = "gloo/transport/"  # of the source file that gloo names: closed, reset or silent connections
 STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
 
@@ -54,9 +53,6 @@ class Group(Protocol):
 
     def join(self, meeting: MeetingPoint) -> None:
         """Wait until all ranks of the unit are here. Raise RuntimeFailure."""
-
-    def from_first(self, text: str) -> str:
-        """Return the first rank's text, on every rank."""
 
     def gather(self, part: bytes) -> list[bytes]:
         """Return each rank's part, on every rank; for small things, before the first step."""
@@ -83,10 +79,6 @@ class SoloGroup:
 
     def join(self, meeting: MeetingPoint) -> None:
         """Return at once: there is nobody to wait for."""
-
-    def from_first(self, text: str) -> str:
-        """Return the text: this rank is the first."""
-        return text
 
     def gather(self, part: bytes) -> list[bytes]:
         """Return the one part: this rank is the only one."""
@@ -138,17 +130,6 @@ class GlooGroup:
         """Make what talks to the peers, whom the store knows."""
         self._backend = _gloo(self._store, self.rank, self.size, address)
 
-    def from_first(self, text: str) -> str:
-        """Pass the text through the store, once in a group's life."""
-        try:
-            if self.rank == 0:
-                self._store.set(FIRST_SAYS, text)
-                return text
-            self._store.wait([FIRST_SAYS], STEP_TIMEOUT)  # it may take longer to connect to its peers
-            return self._store.get(FIRST_SAYS).decode()
-        except RuntimeError as error:
-            raise PeerLost(f"the first rank of this unit is gone ({first_line(error)})") from None
-
     def gather(self, part: bytes) -> list[bytes]:
         """Pass the parts through the store."""
         names = [f"gathered/{self._num_gathered}/{rank}" for rank in range(self.size)]
@@ -156,7 +137,7 @@ class GlooGroup:
         try:
             self._store.set(names[self.rank], part)
             self._store.wait(names, STEP_TIMEOUT)
-            return [self._store.get(name) for name in names]
+            return self._store.multi_get(names)
         except RuntimeError as error:
             raise PeerLost(f"a rank of this unit is gone ({first_line(error)})") from None
 

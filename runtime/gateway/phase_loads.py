@@ -23,6 +23,7 @@ OF_PHASES = {
     "phase_kv_tokens": "Tokens of KV that these requests are expected to need, in whole pages.",
 }
 STRAGGLER = "unit_straggler"
+REFUSED = "unit_refused"
 
 
 class PhaseLoads(Collector):
@@ -32,6 +33,7 @@ class PhaseLoads(Collector):
         self._model_name = model_name
         self._phases: dict[str, Sequence[float]] = {}  # in the order of OF_PHASES
         self._stragglers: dict[str, float] = {}  # unit -> how many times longer its slow rank takes
+        self._refused: dict[str, float] = {}  # unit -> 1
 
     async def follow(self, units: Callable[[], Iterable[Unit]]) -> None:
         """Take the loads for ever."""
@@ -41,6 +43,7 @@ class PhaseLoads(Collector):
 
     def take(self, units: Iterable[Unit]) -> None:
         """Take the loads of now."""
+        units = list(units)
         ready = [unit for unit in units if unit.is_ready]
         self._phases = {
             phase: _sums([unit for unit in ready if unit.phase == phase])
@@ -48,13 +51,15 @@ class PhaseLoads(Collector):
         }
         slow = {unit.name: unit.straggler for unit in ready}
         self._stragglers = {name: found[1] for name, found in slow.items() if found is not None}
+        self._refused = {unit.name: 1.0 for unit in units if unit.refusal is not None}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        phases, stragglers = self._phases, self._stragglers
+        phases, stragglers, refused = self._phases, self._stragglers, self._refused
         for index, (name, meaning) in enumerate(OF_PHASES.items()):
             yield self._family(name, meaning, "phase", {phase: values[index] for phase, values in phases.items()})
         yield self._family(STRAGGLER, "How many times longer than its peers a slow rank takes.", "unit", stragglers)
+        yield self._family(REFUSED, "1 for a unit that gets no requests: it loaded other weights.", "unit", refused)
 
     def _family(self, name: str, meaning: str, label: str, values: dict[str, float]) -> Metric:
         family = GaugeMetricFamily(f"tidemill_{name}", meaning, labels=["model_name", label])

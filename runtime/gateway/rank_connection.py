@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
+
 from runtime.errors import WireError
 from runtime.gateway.ledger import Ledger
 from runtime.gateway.rank_load import RankLimits, RankLoad, RequestSize
@@ -30,6 +32,7 @@ from runtime.protocol.messages import (
     State,
     StepTime,
     Token,
+    Wait,
 )
 from runtime.protocol.sockets import write_or_hang_up
 
@@ -57,6 +60,8 @@ class Rank:
         self.loaded = 0.0  # of its tensors, of 1
         self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
         self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
+        self.loaded_digest: str | None = None  # of `served_weights.py`; None before it has said any
+        self.refusal: str | None = None  # why it gets no requests, though it may be ready
         self._writer, self._may_have_room = writer, may_have_room
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
@@ -64,6 +69,11 @@ class Rank:
 
     def __str__(self) -> str:
         return f"rank {self.hello.rank} of unit {self.hello.unit}"
+
+    @property
+    def serves(self) -> bool:
+        """True if it is ready for requests, and may have some."""
+        return self.state == "ready" and self.refusal is None
 
     @property
     def load(self) -> RankLoad:
@@ -88,6 +98,11 @@ class Rank:
         if self.state != "lost":
             write_or_hang_up(self._writer, encode_frame(message))
 
+    def refuse(self, reason: str) -> None:
+        """Give it no requests, for as long as its process lives."""
+        self.refusal = reason
+        self.send(Wait(reason))
+
     def take(self, message: FromRank) -> None:
         """Act on what the rank says. Raise WireError."""
         self.looks_since_word = 0
@@ -107,7 +122,9 @@ class Rank:
                 self._pass_on(message)
             case Moved(ticket=ticket):
                 self._move(ticket)
-            case Hello() | Renewal():
+            case Hello():
+                self._take_loaded(message)
+            case Renewal():
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
@@ -147,6 +164,12 @@ class Rank:
         """End the connection, which is of no more use, and fail every request that it had."""
         self.fail_all(reason)
         self._writer.transport.abort()
+
+    def _take_loaded(self, hello: Hello) -> None:
+        is_same = msgspec.structs.replace(hello, kv_digest=self.hello.kv_digest) == self.hello
+        if not is_same or hello == self.hello or self.loaded_digest is not None:
+            raise WireError(f"{self} said Hello twice")
+        self.loaded_digest = hello.kv_digest
 
     def _move(self, ticket: str) -> None:
         if ticket not in self._moves:

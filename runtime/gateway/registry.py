@@ -3,7 +3,8 @@
     connection -> Hello (within a deadline) -> admitted as loading -> State ... -> ready -> connection gone -> lost
 
 The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the known ranks of a unit
-have one unit_digest and one `num_ranks`; every connected rank has the gateway's kv_digest.
+have one unit_digest and one `num_ranks`; every connected rank has the gateway's kv_digest; ready units have loaded the
+same weights (`served_weights.py`). So any ready prefill unit and any ready decode unit exchange KV.
 Whoever breaks the protocol loses the connection, with one line in the log, and nobody else is touched. A process that
 calls again, because its end of the connection broke first, takes its own place: it says the same Hello, digest and
 process id included, from the same address. Whoever has copied a Hello takes nothing from its rank. A rank whose
@@ -20,6 +21,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
@@ -36,12 +38,13 @@ from runtime.gateway.router import (
     room,
     room_to_embed,
 )
+from runtime.gateway.served_weights import ServedWeights
 from runtime.gateway.silence import watch
 from runtime.gateway.stragglers import straggler
 from runtime.gateway.strangers import Strangers
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal
+from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal, State
 from runtime.protocol.sockets import notice_a_vanished_peer
 from runtime.protocol.tls import identity, seconds_valid
 
@@ -67,8 +70,13 @@ class Unit:
 
     @property
     def is_ready(self) -> bool:
-        """True if all ranks are here and ready."""
-        return len(self.ranks) == self.num_ranks and all(rank.state == "ready" for rank in self.ranks)
+        """True if all ranks are here and ready, and none is refused."""
+        return len(self.ranks) == self.num_ranks and all(rank.serves for rank in self.ranks)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why a unit whose ranks are here gets no requests; None if it may have some."""
+        return next((rank.refusal for rank in self.ranks if rank.refusal and rank.state != "lost"), None)
 
     @property
     def straggler(self) -> tuple[int, float] | None:
@@ -86,15 +94,18 @@ class Registry:
         stall_timeout_s: float,
         policy: Policy = Policy.BALANCED,
         units_identity: str | None = None,
+        weights_file: Path | None = None,
     ) -> None:
         """Take the ranks of units whose certificates name `units_identity` and the unit; None asks for no certificate.
 
-        A rank whose steps stand still for `stall_timeout_s` is given up.
+        A rank whose steps stand still for `stall_timeout_s` is given up. `weights_file` outlives this process. Raise
+        RuntimeFailure.
         """
         self.strangers = Strangers()
         self._kv_digest, self._units_identity = kv_digest, units_identity
         self._limits, self._policy = limits, policy
         self._stall_timeout_s = stall_timeout_s
+        self._weights = ServedWeights(weights_file)
         self._roster = Roster()
         self._units: list[Unit] | None = None  # of its ranks, until one comes or is forgotten
         self._turns = count()
@@ -214,7 +225,7 @@ class Registry:
         has_moved = False
         try:
             async with asyncio.timeout(seconds_valid(writer)):
-                has_moved = await _hear(frames, rank)
+                has_moved = await self._hear(frames, rank)
             if not (has_moved or self._is_closing or rank.state == "lost"):
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         except TimeoutError:
@@ -260,6 +271,17 @@ class Registry:
         self._units = None
         return rank
 
+    async def _hear(self, frames: FrameReader[FromRank], rank: Rank) -> bool:
+        """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
+        while (message := frames.whole_here() or await _next_word(frames)) is not None:
+            rank.take(message)
+            if isinstance(message, State | Hello):
+                is_ready = any(unit.is_ready for unit in self.units() if unit.name == rank.hello.unit)
+                self._weights.heed(rank, self._roster, unit_is_ready=is_ready)
+            elif isinstance(message, Moved):
+                return True
+        return False
+
     def _require_own_certificate(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Refuse whoever has proven to be somebody else than a rank of the unit that it names. Raise WireError."""
         if self._units_identity is None:
@@ -282,15 +304,6 @@ class Registry:
         known = next(iter(self._roster.of_unit(hello.unit)), None)
         if known is not None and _identity(known.hello) != _identity(hello):
             self._roster.drop_unit(hello.unit)
-
-
-async def _hear(frames: FrameReader[FromRank], rank: Rank) -> bool:
-    """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
-    while (message := frames.whole_here() or await _next_word(frames)) is not None:
-        rank.take(message)
-        if isinstance(message, Moved):
-            return True
-    return False
 
 
 async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:
@@ -352,11 +365,15 @@ def _where(rank: Rank) -> str:
 
 
 def _report_unit(unit: Unit) -> dict[str, Any]:
-    """Return the unit's part of the report. `straggler` is there when one of its ranks holds up the others."""
+    """Return the unit's part of the report.
+
+    `straggler` is there when one of its ranks holds up the others, `refused` when it gets no requests.
+    """
     ranks = [_report_rank(rank) for rank in unit.ranks]
     found = unit.straggler
     slow = {} if found is None else {"straggler": {**ranks[found[0]], "times": round(found[1], 1)}}
-    return {"unit": unit.name, "phase": unit.phase, "ranks": ranks, **slow}
+    refused = {} if unit.refusal is None else {"refused": unit.refusal}
+    return {"unit": unit.name, "phase": unit.phase, "ranks": ranks, **slow, **refused}
 
 
 def _report_rank(rank: Rank) -> dict[str, Any]:
@@ -367,6 +384,6 @@ def _report_rank(rank: Rank) -> dict[str, Any]:
         "rank": hello.rank,
         **where,
         "pid": hello.pid,
-        "state": rank.state,
+        "state": "refused" if rank.refusal and rank.state in ("joining", "ready") else rank.state,
         "loaded": round(rank.loaded, 3),
     }

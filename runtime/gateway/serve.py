@@ -67,11 +67,13 @@ def run(
     tls: Path | None = None,
     policy: Policy = Policy.BALANCED,
     num_gateways: int = 1,
+    weights_file: Path | None = None,
 ) -> None:
     """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody. `policy` chooses ranks.
 
     Answers that run then get `drain_s`. With the certificate in the folder `tls`, ranks must have one as well. What
-    keys have, and the places to wait, are divided among `num_gateways`.
+    keys have, and the places to wait, are divided among `num_gateways`, which remember in `weights_file` with which
+    weights they serve.
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
@@ -90,7 +92,7 @@ def run(
         serve_metrics(measured, address, launch.ports.metrics),
     ):
         units = None if credentials is None else launch.tls.units
-        registry = Registry(launch.kv_digest, _limits(launch), launch.stall_timeout_s, policy, units)
+        registry = Registry(launch.kv_digest, _limits(launch), launch.stall_timeout_s, policy, units, weights_file)
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)

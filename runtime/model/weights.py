@@ -13,12 +13,12 @@ by each of its holders. Whatever can be wrong with a checkpoint is found in its 
 A tensor is read in parts of `PART_BYTES`, so that a loading rank's memory is that of its weights and little more:
 safetensors would map whole files, whose pages count as ours until the file is closed. No pickle.
 
-What is read is hashed on the way: with a manifest every tensor, and without one those that all ranks read, so that
-ranks can compare them (`checkpoint/same_weights.py`).
+Every tensor is hashed as it is read, before any conversion: a manifest is compared with, and ranks and units with each
+other (`checkpoint/same_weights.py`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from runtime.checkpoint import (
-    Files,
     ReadDigests,
+    ReadWeights,
     StoredTensor,
-    compared_files,
     index_tensors,
     read_manifest,
+    read_parts,
     read_shards,
     read_text_model,
     refuse_holes,
@@ -45,7 +45,7 @@ __all__ = ["Loaded", "load"]
 PART_BYTES = 8 * 2**20
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": E4M3}
 SCALE = "_scale_inv"
-EXPERTS = ".mlp.experts."  # in the names of the tensors that a rank reads only if it holds their expert
+EXPERTS = ".mlp.experts."  # in the names of parameters that are stacks of the experts that a rank holds
 
 Index = dict[str, StoredTensor]
 
@@ -61,10 +61,21 @@ class _Destination:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The tensors that were read, by name, and what ranks compare to know that they read the same weights."""
+    """What was read: the digest of each tensor's stored bytes, by name. With a manifest they are those that it has."""
 
-    tensor_names: list[str]
-    files: Files
+    folder: Path
+    index: Index
+    digests: Mapping[str, str]
+    has_manifest: bool
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """The tensors that were read, scales included."""
+        return list(self.digests)
+
+    def read_by(self, rank: str) -> ReadWeights:
+        """Return what ranks compare; `rank` is what others call this one. Raise CheckpointError."""
+        return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
 
 @torch.no_grad()
@@ -87,13 +98,11 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
     in_order_of_files = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
     with ReadDigests(None if manifest is None else manifest.tensors, torch.get_num_threads()) as digests:
         for done, name in enumerate(in_order_of_files, 1):
-            is_hashed = manifest is not None or EXPERTS not in name
-            for first, part in _read(name, index, digests if is_hashed else None):
+            for first, part in _read(name, index, digests):
                 for destination in destinations[name]:
                     _put(part, destination, first)
             progress(done, len(destinations))
-    names = [*destinations, *(name + SCALE for name in destinations if _is_fp8(index[name]))]
-    return Loaded(names, compared_files(folder, shards, digests.found, has_manifest=manifest is not None))
+    return Loaded(folder, index, digests.found, has_manifest=manifest is not None)
 
 
 def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list[_Destination]]:

@@ -1,11 +1,11 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
-    rank    -> gateway    Hello once, State when it changes, then Token, Embedding and Failed for requests; Load now and
-                          then, when what the rank has to do has changed; StepTime now and then; Pong. On a
-                          connection that follows another one: Renewal first, and Moved last on the old one
+    rank    -> gateway    Hello, again once it has loaded; State when it changes, then Token, Embedding and Failed for
+                          requests; Load now and then, when what the rank has to do has changed; StepTime now and then;
+                          Pong. On a connection that follows another one: Renewal first, and Moved last on the old one
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Expect announces its KV to a
                           decode rank; Abort ends one; Dismissed lets a draining rank end; Rejected ends it at once;
-                          Ping asks whether it lives; Renewed answers Renewal
+                          Wait sends it no requests; Ping asks whether it lives; Renewed answers Renewal
     prefill -> decode     Offer, then Pieces of the prompt's latent KV as they are computed, then Handover; answered by
                           Accepted or Refused
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
@@ -102,7 +102,8 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.
 class Hello(_Message):
     """A rank presents itself. `kv_host` is None where no KV comes in: it does at decode ranks.
 
-    `for_node` is the planned node that this one, a spare, stands in for.
+    `for_node` is the planned node that this one, a spare, stands in for. Where the plan names no weights, the rank says
+    Hello again when it has loaded some: only the `kv_digest` is another, that of the plan and of its unit's weights.
     """
 
     unit: str
@@ -310,13 +311,13 @@ class Place(_Message):
 
 
 class Wait(_Message):
-    """There is no place for the node now."""
+    """There is no place for the node now; or no work for the rank, because of the weights that it loaded."""
 
     reason: str
 
 
 FromRank = Hello | Renewal | Moved | State | Load | StepTime | Token | Embedding | Failed | Pong
-FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Renewed | Ping
+FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Wait | Renewed | Ping
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected

@@ -1,7 +1,8 @@
 """The rank's line to one gateway: it presents itself, says its state, passes requests in and tokens out.
 
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
-again is simply called again: Hello, State and Load are said anew on every connection. Tokens said while nobody listens
+again is simply called again: Hello, State and Load are said anew on every connection. Hello is said once more when the
+weights are loaded, with a `kv_digest` that is theirs as well. Tokens said while nobody listens
 are dropped: the gateway that asked for them is gone, and has failed their requests.
 
 A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is. So is one
@@ -34,6 +35,7 @@ from runtime.protocol.messages import (
     Rejected,
     Renewed,
     State,
+    Wait,
     gateway_of,
 )
 from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
@@ -66,12 +68,13 @@ class GatewayLink:
     """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread.
 
     `gateway` is whose requests come on this line, `is_dismissed` whether none of them needs this rank any more.
+    `is_refused` says whether none will come, because of the weights that it loaded.
     """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
-        self.gateway, self.is_dismissed = "", False
+        self.gateway, self.is_dismissed, self.is_refused = "", False, False
         self._address = gateway
-        self._hello = hello
+        self._hello = self._loaded_hello = hello
         self._state = State("loading", 0.0)
         self._load: Load | None = None
         self._receive = receive
@@ -105,6 +108,11 @@ class GatewayLink:
         self._state = state
         self.send(state)
 
+    def say_kv_digest(self, kv_digest: str) -> None:
+        """Tell with whom this rank can exchange KV, now and on every later connection."""
+        self._loaded_hello = msgspec.structs.replace(self._hello, kv_digest=kv_digest)
+        self._say_loaded_hello()
+
     def say_load(self, load: Load) -> None:
         """Tell the load now and on every later connection. There, no request is new: each is an earlier one's."""
         self._load = msgspec.structs.replace(load, arrived=[])
@@ -115,10 +123,15 @@ class GatewayLink:
         if self._writer is not None:
             write_or_hang_up(self._writer, encode_frame(message))
 
+    def _say_loaded_hello(self) -> None:
+        if self._loaded_hello != self._hello:
+            self.send(self._loaded_hello)
+
     async def _serve(self, line: Line) -> None:
         """Present the rank, and hear the gateway until it is gone: on this connection, and those that follow it."""
-        self._writer, self.gateway, self.is_dismissed = line[1], "", False
+        self._writer, self.gateway, self.is_dismissed, self.is_refused = line[1], "", False, False
         self.send(self._hello)
+        self._say_loaded_hello()
         self.send(self._state)
         if self._load is not None:
             self.send(self._load)
@@ -164,6 +177,9 @@ class GatewayLink:
                 self.send(Pong())  # from this thread, however long a step takes
             case Dismissed():
                 self.is_dismissed = True
+            case Wait():
+                self.is_refused = True
+                self._receive(message)
             case Prefill() | Embed() if self._hello.phase == "decode":
                 raise WireError("it asks a decode rank to compute a prompt")
             case Renewed():

@@ -45,6 +45,7 @@ class GatewayLinks:
         self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None], start: Start
     ) -> None:
         self._gateway, self._hello, self._receive, self._start = gateway, hello, receive, start
+        self._kv_digest = hello.kv_digest
         self._links: dict[str, GatewayLink] = {}  # by address
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._refused: set[str] = set()  # addresses of gateways that have just refused this rank
@@ -55,6 +56,12 @@ class GatewayLinks:
     def is_dismissed(self) -> bool:
         """True if no gateway that listens waits for anything from this rank, which is draining."""
         return all(link.is_dismissed for link in list(self._links.values()) if link.is_connected)
+
+    @property
+    def is_admitted(self) -> bool:
+        """True if somebody listens, and nobody who does refuses what this rank loaded."""
+        listening = [link for link in self._links.values() if link.is_connected]
+        return bool(listening) and not any(link.is_refused for link in listening)
 
     async def run(self) -> None:
         """Keep a line to each gateway, for ever."""
@@ -68,6 +75,12 @@ class GatewayLinks:
         self._state = state
         for link in self._links.values():
             link.say_state(state)
+
+    def say_kv_digest(self, kv_digest: str) -> None:
+        """Tell every gateway with whom this rank can exchange KV, now and when it comes."""
+        self._kv_digest = kv_digest
+        for link in self._links.values():
+            link.say_kv_digest(kv_digest)
 
     def say_load(self, load: Load) -> None:
         """Tell every gateway this rank's load, now and when it comes."""
@@ -98,6 +111,7 @@ class GatewayLinks:
         """Call gateways that are new, and give up those that are gone."""
         for address in addresses - set(self._links):
             link = self._links[address] = GatewayLink(replace(self._gateway, host=address), self._hello, self._receive)
+            link.say_kv_digest(self._kv_digest)
             link.say_state(self._state)
             if self._load is not None:
                 link.say_load(self._load)

@@ -10,6 +10,7 @@ Only queues and `call_soon_threadsafe` cross between the two.
 import asyncio
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -31,12 +32,15 @@ from runtime.protocol.messages import (
     State,
     StepTime,
     Token,
+    Wait,
 )
 from runtime.worker.gateway_connection import GatewayAddress
-from runtime.worker.gateway_links import GatewayLinks
+from runtime.worker.gateway_links import LOOK_S, GatewayLinks
 from runtime.worker.transfers import RankTransfer, Transfers
 
 __all__ = ["Inbox", "Network"]
+
+ADMITTED_LOOKS = 4  # assumed: 20 s, in which every rank that serves has called a gateway that has just started
 
 Inbox = queue.SimpleQueue[Any]  # messages of the phase, or what ended this thread
 
@@ -51,6 +55,8 @@ class Network:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self._state: RankState = "loading"
+        self.refusal: str | None = None  # why gateways send this unit no requests
         self._transfers = Transfers(kv_sender, self._soon, self._start, self._transfer_failed)
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
@@ -73,8 +79,12 @@ class Network:
             raise self._failure
 
     def say_state(self, state: RankState) -> None:
-        """Tell the gateways this rank's state."""
-        self._soon(self._links.say_state, State(state))
+        """Tell the gateways this rank's state. One that is refused is not ready."""
+        self._soon(self._say_state, state)
+
+    def say_kv_digest(self, kv_digest: str) -> None:
+        """Tell the gateways with whom this rank can exchange KV, now that it has loaded."""
+        self._soon(self._links.say_kv_digest, kv_digest)
 
     def say_still_here(self) -> None:
         """Tell the gateways that the steps of this rank go on."""
@@ -116,12 +126,39 @@ class Network:
         """
         return RankTransfer(self._transfers, (host, port), offer, link)
 
+    def _say_state(self, state: RankState) -> None:
+        self._state = state
+        self._links.say_state(State("joining" if state == "ready" and self.refusal is not None else state))
+
+    def _refuse(self, reason: str) -> None:
+        """Be ready no more, and say why. This process cannot change what it has loaded."""
+        if self.refusal is None:
+            self.refusal = reason
+            print(f"tidemill: this rank gets no requests: {reason}", file=sys.stderr, flush=True)
+            self._say_state(self._state)
+            self._start(self._await_other_gateways)
+
+    async def _await_other_gateways(self) -> None:
+        """Be ready again when all gateways are new and refuse nobody: they begin another deployment.
+
+        A new gateway hears of the ranks that serve before it hears that this one is ready.
+        """
+        num_looks = 0
+        while num_looks < ADMITTED_LOOKS:
+            await asyncio.sleep(LOOK_S)
+            num_looks = num_looks + 1 if self._links.is_admitted else 0
+        self.refusal = None
+        self._say_state(self._state)
+
     def _transfer_failed(self, request_id: str, reason: str) -> None:
         """Let others go on with the request, and this rank compute no more of it."""
         self._links.say(Failed(request_id, reason, may_retry=True))
         self._inbox.put(Abort(request_id))
 
     def _receive(self, message: FromGateway) -> None:
+        if isinstance(message, Wait):
+            self._refuse(message.reason)
+            return
         if isinstance(message, Expect):
             if self._kv_receiver is not None:
                 self._kv_receiver.expect(message.request_id, message.ticket)

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import Files, check_config_digest, check_same_files, check_weights_digest, resolve
+from runtime.checkpoint import ReadWeights, agreed_weights, check_config_digest, check_weights_digest, resolve
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
@@ -88,11 +88,16 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     kv_sender = KvSender(metrics, max_held_bytes(launch))
     network = Network(_gateway(launch, addresses), hello, inbox, kv_sender)
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
-    with serve_metrics(metrics.registry, addresses.address, metrics_port, ready.is_set, pulse.is_moving):
+
+    def serves() -> bool:
+        return ready.is_set() and network.refusal is None
+
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, serves, pulse.is_moving):
         network.open_links()
-        engine, group = _bring_up(launch, place, addresses, folder, device, network, pulse)
+        engine, group, weights = _bring_up(launch, place, addresses, folder, device, network, pulse)
         metrics.watch(engine.model)
-        launch = for_weights(launch, engine.loaded.files)
+        launch = for_weights(launch, weights)
+        network.say_kv_digest(launch.kv_digest)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
@@ -186,8 +191,8 @@ def _bring_up(
     device: torch.device,
     network: Network,
     pulse: Pulse,
-) -> tuple[Engine, Group]:
-    """Load, then join: nobody waits inside a collective for the slowest loader."""
+) -> tuple[Engine, Group, str]:
+    """Load, then join: nobody waits inside a collective for the slowest loader. Return the unit's weights as well."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
     engine = Engine(_engine_config(launch, folder, device), group, every_part(LOADING_PARTS, network.say_loaded))
     check_layout(launch.kv_cache, engine.token_shape)
@@ -195,33 +200,24 @@ def _bring_up(
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
-    check_same_weights(group, f"rank {place.rank} on {addresses.node}", engine.loaded.files)
-    return engine, group
+    weights = agree_on_weights(group, engine.loaded.read_by(f"rank {place.rank} on {addresses.node}"))
+    return engine, group, weights
 
 
-def for_weights(launch: UnitLaunch, files: Files) -> UnitLaunch:
+def for_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
     """Let KV be exchanged only with units that loaded the same weights, also where the plan names none.
 
-    The gateway keeps the launch file's digest: it has no weights.
+    The gateway, which has no weights, is told the new digest.
     """
     if launch.checkpoint.weights_digest is not None:
         return launch
-    return msgspec.structs.replace(launch, kv_digest=digest_of([launch.kv_digest, files]))
+    return msgspec.structs.replace(launch, kv_digest=digest_of([launch.kv_digest, weights]))
 
 
-class _WhatIRead(msgspec.Struct):
-    """The message from the first rank of a unit to the others, who compare."""
-
-    name: str
-    files: Files
-
-
-def check_same_weights(group: Group, rank_name: str, files: Files) -> None:
-    """Refuse to serve with other weights than the first rank's. Raise CheckpointError."""
-    own = _WhatIRead(rank_name, files)
-    told = group.from_first(msgspec.json.encode(own).decode())
-    first = msgspec.json.decode(told, type=_WhatIRead)
-    check_same_files(own.files, own.name, first.files, first.name)
+def agree_on_weights(group: Group, own: ReadWeights) -> str:
+    """Return the digest of the weights that this unit's ranks have read. Raise CheckpointError where they differ."""
+    read = group.gather(msgspec.json.encode(own))
+    return agreed_weights([msgspec.json.decode(each, type=ReadWeights) for each in read])
 
 
 def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> EngineConfig:

@@ -4,10 +4,11 @@ import argparse
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_given
-from planner.command.printed import print_json, say
+from planner.command.printed import print_json, say, warn
 from planner.compiler import deployable_from
 from planner.problems.errors import InfeasibleError
 from planner.problems.printable import printable
+from planner.problems.warned import warnings_json
 
 __all__ = ["add_doctor"]
 
@@ -38,11 +39,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stacks.doctor.findings import findings_json, findings_lines
 
     plan = deployable_from(arguments.given)
+    warn(plan.warnings)
     found = examine(plan, arguments.context, with_probe=arguments.probe, report=say)
     if found.probed is not None:
         say(found.probed)
     if arguments.format == "json":
-        print_json(findings_json(found.findings))
+        print_json(findings_json(found.findings) | warnings_json(plan.warnings))
     else:
         print("\n".join(map(printable, findings_lines(found.findings, plan.name, arguments.context))))
     return InfeasibleError.exit_status if found.blocks else 0

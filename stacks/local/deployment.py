@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from planner.facts import names
@@ -142,6 +143,7 @@ def start(
             folder.make()
             held.enter_context(folder.locked())
             require_free(layout.listeners)
+            record = replace(record, weights_before=_weights_before(folder, plan))
             _write_launch_files(folder.launch_folder, plan)
             log = log_opened(folder.path / "supervisor.log", is_new=True)
             supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
@@ -245,6 +247,16 @@ def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayR
         drain_s=layout.drain_s,
         keys=None if keys is None else str(keys.absolute()),
     )
+
+
+def _weights_before(folder: RunFolder, plan: Deployable) -> str | None:
+    """Return with which weights the folder's last deployment served; None where it was of another plan."""
+    gateway = names.GATEWAY_LAUNCH_FILE
+    try:
+        is_same = (folder.launch_folder / gateway).read_text() == plan.launch_files()[gateway]
+        return folder.served_weights.read_text() if is_same else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _why_unreadable(keys: Path) -> str | None:

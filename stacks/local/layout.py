@@ -17,8 +17,9 @@ from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, Violation
 
-__all__ = ["GatewayProcess", "Identity", "Layout", "Listener", "NodeProcess", "lay_out_locally"]
+__all__ = ["SERVED_WEIGHTS", "GatewayProcess", "Identity", "Layout", "Listener", "NodeProcess", "lay_out_locally"]
 
+SERVED_WEIGHTS = "served-weights"  # beside the launch files; gateways write it
 GATEWAY = "gateway"  # no unit is called so, nor with a number behind
 
 
@@ -118,7 +119,8 @@ def _gateway_command(
 ) -> tuple[str, ...]:
     place = ("--launch", str(folder / names.GATEWAY_LAUNCH_FILE), "--address", address, "--tls", str(certificate))
     asked = () if keys is None else ("--keys", str(keys.absolute()))
-    return _runtime("gateway", *place, *asked, "--gateways", str(plan.gateway.replicas), "--drain", f"{plan.drain_s:g}")
+    shared = ("--gateways", str(plan.gateway.replicas), "--weights", str(folder / SERVED_WEIGHTS))
+    return _runtime("gateway", *place, *asked, *shared, "--drain", f"{plan.drain_s:g}")
 
 
 def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from planner.facts.files import read_file
 from stacks.local.errors import LocalError
+from stacks.local.layout import SERVED_WEIGHTS
 from stacks.local.played_day import DayRecord
 from stacks.local.processes import STOPPED, began_at, has_ended, state_of
 
@@ -111,6 +112,7 @@ class Record:
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
     keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
+    weights_before: str | None = None  # with which this plan served here last; None where that is not known
 
     @property
     def endpoint(self) -> str:
@@ -177,6 +179,11 @@ class RunFolder:
     def launch_folder(self) -> Path:
         """The folder of the plan's launch files."""
         return self.path / "launch"
+
+    @property
+    def served_weights(self) -> Path:
+        """The file with the digest of the weights that this deployment serves with, or served with to its end."""
+        return self.launch_folder / SERVED_WEIGHTS
 
     @property
     def certificates(self) -> Path:

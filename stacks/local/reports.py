@@ -11,25 +11,34 @@ from stacks.local.layout import GatewayProcess
 from stacks.local.processes import GONE, state_of
 from stacks.local.record import ORDER, UnitRecord
 
-__all__ = ["GatewayReport", "RankReport", "as_reported", "ask_gateway", "has_living_lost", "ranks_of_all"]
+__all__ = [
+    "GatewayReport",
+    "RankReport",
+    "as_reported",
+    "ask_gateway",
+    "has_living_lost",
+    "is_refused",
+    "ranks_of_all",
+]
 
 QUESTION = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 MAX_ANSWER_BYTES = 2**24  # assumed: a rank takes 100 bytes
 ASK_S = 2
-STATES = ("lost", *ORDER, "draining")  # of a rank, from what was to what is
+STATES = ("lost", *ORDER, "refused", "draining")  # of a rank, from what was to what is
 
 
 @dataclass(frozen=True)
 class RankReport:
     """One rank as a gateway knows it. `loaded` is the part of its tensors, of 1.
 
-    `slow` is a sentence about a rank that holds up its unit.
+    `slow` is a sentence about a rank that holds up its unit, `refusal` says why its unit gets no requests.
     """
 
     state: str
     loaded: float
     pid: int
     slow: str | None = None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def ranks_of_all(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]
 
 
 def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
-    """Return the unit at its slowest rank's stage. When a rank is lost or ends, so is the whole unit.
+    """Return the unit at its slowest rank's stage. When a rank is lost, ends or is refused, so is the whole unit.
 
     How a unit that drains has ended, its nodes tell. One that is down, or starts again, stays so until all ranks of its
     next start call.
@@ -84,6 +93,9 @@ def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
         return replace(
             unit, state="failed", reason=f"{unit.name} lost {states.count('lost')} of its {unit.ranks} ranks"
         )
+    refusal = next((rank.refusal for rank in ranks if rank.state == "refused"), None)
+    if refusal is not None:
+        return replace(unit, state="failed", reason=f"{unit.name} gets no requests: {refusal}")
     unit = replace(unit, reason=None)
     if "draining" in states:
         return replace(unit, state="draining")
@@ -98,11 +110,20 @@ def has_living_lost(report: Mapping[str, Sequence[RankReport]], unit: str) -> bo
     return any(rank.state == "lost" and state_of(rank.pid) != GONE for rank in report.get(unit, ()))
 
 
+def is_refused(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
+    """Return whether a gateway gives the unit no requests, for as long as its processes live."""
+    return any(rank.state == "refused" for rank in report.get(unit, ()))
+
+
 def _rank_reports(unit: Mapping[str, Any]) -> dict[int, RankReport]:
     slow = unit.get("straggler", {"pid": None})
     return {
         rank["rank"]: RankReport(
-            rank["state"], rank["loaded"], rank["pid"], _slowness(slow) if rank["pid"] == slow["pid"] else None
+            rank["state"],
+            rank["loaded"],
+            rank["pid"],
+            _slowness(slow) if rank["pid"] == slow["pid"] else None,
+            unit.get("refused"),
         )
         for rank in unit["ranks"]
     }

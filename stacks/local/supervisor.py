@@ -31,6 +31,7 @@ from stacks.local.reports import (
     as_reported,
     ask_gateway,
     has_living_lost,
+    is_refused,
     ranks_of_all,
 )
 from stacks.local.restarts import Backoff
@@ -345,7 +346,7 @@ class _Supervisor:
         return record.with_gateway(replace(gateway, restarts=watched.num_restarts))
 
     def _with_end(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Record whether a unit is down. One that never became ready ends the deployment."""
+        """Record whether a unit is down. One that ends, or is refused, before all were ready ends the deployment."""
         watched, (unit,) = self._units[name], [unit for unit in record.units if unit.name == name]
         if not watched.is_wanted:
             return self._with_departure(record, unit)
@@ -356,6 +357,8 @@ class _Supervisor:
             return record
         ended = watched.why_ended(hangs=has_living_lost(report, name))
         if ended is None:
+            if "ready" not in record.stages and is_refused(report, name):
+                record = replace(record, failure=unit.reason)
             return record.with_unit(replace(unit, restarts=watched.num_restarts))
         status, reason = ended
         if "ready" not in record.stages:

@@ -115,6 +115,7 @@ def _up(arguments: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         record = _wait_until_ready(folder)
         _say_ready(record, planned, time.monotonic() - began)
+        _say_other_weights(folder, record)
         _say_up(record, plan, arguments.format)
         if arguments.detach:
             say(f"it goes on until: tidemill down {folder.name}")
@@ -157,6 +158,17 @@ def _wait_until_ready(folder: RunFolder) -> Record:
 def _say_ready(record: Record, planned: float, total: float) -> None:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in _stage_seconds(record, planned))
     say(f"ready in {total:.1f} s ({stages})")
+
+
+def _say_other_weights(folder: RunFolder, record: Record) -> None:
+    """Say when the checkpoint was changed since this plan ran here last: `down` and `up` take it as it is now."""
+    try:
+        if record.weights_before not in (None, folder.served_weights.read_text()):
+            say(
+                f"{record.name} serves with other weights than when this plan ran here last: its checkpoint was changed"
+            )
+    except (OSError, UnicodeDecodeError):
+        pass  # the plan names the weights, or the disk was full
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:

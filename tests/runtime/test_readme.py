@@ -20,7 +20,7 @@ FOLDER = Path(runtime.__file__).parent
 README = FOLDER / "README.md"
 METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 MOST_WORDS = 900
-READY = {"name": "d0", "phase": "decode", "is_ready": True, "ranks": (), "straggler": (0, 2.0)}  # a unit
+READY = {"name": "d0", "phase": "decode", "is_ready": True, "ranks": (), "straggler": (0, 2.0), "refusal": "because"}
 
 
 def rows(page):

@@ -1,32 +1,46 @@
 """Ranks that read different weights do not serve together, although none of them can see the other's files."""
 
 import json
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint import MANIFEST, check_same_files, make_manifest, read_shards, write_manifest
+from runtime.checkpoint import (
+    MANIFEST,
+    ReadWeights,
+    agreed_weights,
+    index_tensors,
+    make_manifest,
+    read_shards,
+    write_manifest,
+)
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
 from runtime.launch import read_unit_launch
 from runtime.model.engine import Engine, EngineConfig
-from runtime.worker.worker import check_same_weights, for_weights
+from runtime.worker.worker import agree_on_weights, for_weights
 from tests.runtime.joined_groups import joined_groups
 from tests.runtime.launch_documents import UNIT, sealed, write
-from tests.runtime.random_checkpoints import V3, write_checkpoint
+from tests.runtime.random_checkpoints import FP8, V3, write_checkpoint
 
-EXPERTS = [list(range(V3["n_routed_experts"]))] * 2
-SHARD = "model-00002-of-00002.safetensors"
+LOGICAL = list(range(V3["n_routed_experts"]))
+EXPERTS = [LOGICAL] * 2
+TWICE = [LOGICAL * 2] * 2  # each of two ranks holds all of them
+EXPERT = "model.layers.2.mlp.experts.7"
+UP, SHARED = f"{EXPERT}.up_proj.weight", "model.layers.1.self_attn.o_proj.weight"
+PARTS = [f"model.layers.{layer}.mlp.experts.{expert}" for layer in (1, 2) for expert in range(3)]
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A checkpoint in two shards, without a manifest."""
-    return write_checkpoint(tmp_path_factory.mktemp("same") / "checkpoint", V3, num_shards=2)
+    """A checkpoint in two shards, with projections in FP8 and without a manifest."""
+    folder = tmp_path_factory.mktemp("same") / "checkpoint"
+    return write_checkpoint(folder, V3 | {"quantization_config": FP8}, num_shards=2)
 
 
 @pytest.fixture
@@ -37,17 +51,15 @@ def copy(original, tmp_path):
 
 @pytest.fixture
 def join(free_port):
-    """Two ranks load a folder each and meet: what each of them raises, or None."""
+    """Two ranks load a folder each and meet: the digest that each finds, or what it raises."""
 
-    def join(*folders):
+    def join(*folders, expert_map=TWICE):
         def rank(group, folder):
-            engine, raised = Engine(EngineConfig(folder, EXPERTS, torch.float32), group), None
+            engine = Engine(EngineConfig(folder, expert_map, torch.float32), group)
             try:
-                check_same_weights(group, f"rank {group.rank} on node-{group.rank}", engine.loaded.files)
+                return agree_on_weights(group, engine.loaded.read_by(f"rank {group.rank} on node-{group.rank}"))
             except CheckpointError as error:
-                raised = str(error)
-            group.any(False)
-            return raised
+                return str(error)
 
         with ThreadPoolExecutor(2) as ranks:
             return list(ranks.map(rank, joined_groups(2, free_port()), folders))
@@ -55,51 +67,102 @@ def join(free_port):
     return join
 
 
-def test_equal_copies_join(original, copy, join):
-    """A copy is as good as the original."""
-    assert join(original, copy) == [None, None]
+def weights(folder):
+    """The digest of what a unit of one rank reads."""
+    engine = Engine(EngineConfig(folder, EXPERTS, torch.float32), SoloGroup())
+    return agreed_weights([engine.loaded.read_by("rank 0")])
 
 
-def test_two_versions_with_equal_headers_do_not_join(original, tmp_path, join):
-    """V3 here and R1 there: sizes and headers are equal, the tensors that both read are not."""
-    other = write_checkpoint(tmp_path / "other", V3, seed=1, num_shards=2)
-
-    first, second = join(original, other)
-
-    assert first is None
-    assert second.startswith("rank 1 on node-1 reads other weights than rank 0 on node-0: model-00001-of-00002")
-
-
-def test_a_stale_shard_is_named(original, copy, tmp_path, join):
-    """The first file that differs, with both nodes."""
-    other = write_checkpoint(tmp_path / "other", V3, seed=1, num_shards=2)
-    shutil.copy(other / SHARD, copy)
-
-    _, second = join(original, copy)
-
-    assert f"rank 1 on node-1 reads other weights than rank 0 on node-0: {SHARD} is " in second
+def flip(folder, name):
+    """Change the lowest bit of a tensor's first byte."""
+    tensor = index_tensors(read_shards(folder))[name]
+    with tensor.path.open("r+b") as file:
+        file.seek(tensor.start)
+        byte = file.read(1)[0]
+        file.seek(tensor.start)
+        file.write(bytes([byte ^ 1]))
 
 
-def test_a_shard_of_another_size_is_named(original, copy, join):
-    """With both sizes."""
-    tensors = load_file(copy / SHARD)
-    save_file(tensors | {"more": torch.zeros(5)}, copy / SHARD)
+def rewrite(folder, num_shards):
+    """Write the same tensors in other files, in the opposite order."""
+    tensors = {name: values for path in folder.glob("*.safetensors") for name, values in load_file(path).items()}
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    names = sorted(tensors, reverse=True)
+    parts = {f"part-{number}.safetensors": names[number::num_shards] for number in range(num_shards)}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, folder / file)
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
-    _, second = join(original, copy)
 
-    for folder in (copy, original):
-        assert f"{(folder / SHARD).stat().st_size:,} bytes" in second
+@pytest.mark.parametrize("expert_map", [TWICE, [LOGICAL, LOGICAL[::-1]]], ids=["copies", "shares"])
+def test_equal_copies_join(original, copy, join, expert_map):
+    """Their weights have one digest, that of any unit which reads them, whoever holds which expert."""
+    assert join(original, copy, expert_map=expert_map) == [weights(original)] * 2
 
 
-def test_a_shard_that_one_rank_has_alone_is_named(original, copy, join):
-    """As after another way to cut the checkpoint."""
-    os.rename(copy / SHARD, copy / "moved.safetensors")
-    index = copy / "model.safetensors.index.json"
-    index.write_text(index.read_text().replace(SHARD, "moved.safetensors"))
+@given(st.lists(st.sets(st.sampled_from(PARTS)), min_size=1, max_size=5), st.data())
+def test_the_digest_is_that_of_all_experts_wherever_they_are(shares, data):
+    """However many ranks hold each. Where one reads another expert, the other holders or the digest tell."""
+    shares = [*shares, set(PARTS)]
+    ranks = [
+        ReadWeights(f"rank {rank}", {"lm_head.weight": "a"}, dict.fromkeys(held, "b"))
+        for rank, held in enumerate(shares)
+    ]
+    whole = agreed_weights(ranks[-1:])
+    rank, part = data.draw(st.sampled_from([(rank, part) for rank in ranks for part in sorted(rank.experts)]))
+    is_alone = sum(part in each.experts for each in ranks) == 1
 
-    _, second = join(original, copy)
+    assert agreed_weights(ranks) == whole
+    rank.experts[part] = "another"
+    if is_alone:
+        assert agreed_weights(ranks) != whole
+    else:
+        with pytest.raises(CheckpointError, match=f"reads other weights than rank .: {part} is "):
+            agreed_weights(ranks)
 
-    assert f"{SHARD} is missing, not " in second
+
+@pytest.mark.parametrize("num_shards", [1, 5])
+def test_the_same_tensors_in_other_files_are_the_same_weights(original, copy, num_shards):
+    """Cut into other shards, in another order, with other times."""
+    rewrite(copy, num_shards)
+
+    assert weights(copy) == weights(original)
+
+
+@pytest.mark.parametrize("name", [UP, f"{UP}_scale_inv", SHARED, f"{SHARED}_scale_inv", "lm_head.weight"])
+def test_one_bit_of_any_tensor_makes_other_weights(original, copy, name):
+    """Of an expert, of what all ranks share, and of a scale."""
+    flip(copy, name)
+
+    assert weights(copy) != weights(original)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [(UP, EXPERT), (f"{UP}_scale_inv", EXPERT), (SHARED, "model.layers.1"), *[("lm_head.weight",) * 2]],
+)
+def test_ranks_that_hold_different_copies_do_not_join(original, copy, join, name, part):
+    """A replica of one expert, or what both read: all ranks name the part and the two of them."""
+    flip(copy, name)
+
+    first, second = join(original, copy)
+
+    assert first == second
+    assert second.startswith(f"rank 1 on node-1 reads other weights than rank 0 on node-0: {part} is sha256:")
+
+
+def test_another_type_is_another_weight(tmp_path):
+    """Also where the values are the same, as zeros are: it is the stored bytes that count."""
+    folder = write_checkpoint(tmp_path / "one", V3)
+    tensors = load_file(folder / "model.safetensors")
+    digests = []
+    for dtype in (torch.float32, torch.bfloat16):
+        save_file(tensors | {SHARED: torch.zeros_like(tensors[SHARED], dtype=dtype)}, folder / "model.safetensors")
+        digests.append(weights(folder))
+
+    assert len(set(digests)) == 2
 
 
 def test_another_config_is_another_model(copy, original, join):
@@ -107,20 +170,17 @@ def test_another_config_is_another_model(copy, original, join):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": config["rms_norm_eps"] * 2}))
 
-    first, second = join(original, copy)
-
-    assert first is None
-    assert "config.json is " in second
+    assert "config.json is " in join(original, copy)[0]
 
 
 def test_manifests_stand_for_the_files(original, copy, tmp_path, join):
-    """Where both have one, equal ones join; where they differ, or one has none, the manifest is named."""
+    """Where both have one, equal ones join; where only one has, that is named."""
     with_one = shutil.copytree(original, tmp_path / "with")
     for folder in (copy, with_one):
         write_manifest(make_manifest(folder, read_shards(folder), 1, lambda _: None), folder / MANIFEST)
 
-    assert join(with_one, copy) == [None, None]
-    assert f"{MANIFEST} is " in join(original, copy)[1]
+    assert len(set(join(with_one, copy))) == 1
+    assert " is missing, not sha256:" in join(original, copy)[1]
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -128,20 +188,9 @@ def test_units_of_different_weights_exchange_no_kv(tmp_path, original, copy, is_
     """Prefill and decode share a launch file's digest; where that names no weights, what they loaded is part of it."""
     planned = "sha256:" + "0" * 64 if is_named else None
     launch = read_unit_launch(write(tmp_path, sealed(UNIT, checkpoint__weights_digest=planned)))
-    other = write_checkpoint(tmp_path / "other", V3, seed=1, num_shards=2)
-    prefill, same, decode = (
-        for_weights(launch, Engine(EngineConfig(folder, EXPERTS, torch.float32), SoloGroup()).loaded.files).kv_digest
-        for folder in (original, copy, other)
-    )
+    before = weights(original)
+    flip(copy, UP)
+    prefill, same, decode = (for_weights(launch, each).kv_digest for each in (before, before, weights(copy)))
 
     assert prefill == same
     assert (prefill == launch.kv_digest) == (prefill == decode) == is_named
-
-
-def test_the_digest_of_what_all_read_is_compared():
-    """Also where the size is the same."""
-    files = {"a": (5, "sha256:" + "0" * 64), "b": (5, "sha256:" + "1" * 64)}
-    check_same_files(files, "rank 1", dict(files), "rank 0")
-
-    with pytest.raises(CheckpointError, match="b is 5 bytes with sha256:111111111111, not 5 bytes with sha256:2222"):
-        check_same_files(files, "rank 1", files | {"b": (5, "sha256:" + "2" * 64)}, "rank 0")

@@ -6,13 +6,15 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
 from runtime.errors import RuntimeFailure
 from runtime.kernels.device import HostLink
 from runtime.protocol.frames import encode_frame
-from runtime.protocol.messages import Abort, Expect, Failed, Handover, Hello, Offer, Rejected, Sampling, State
+from runtime.protocol.messages import Abort, Expect, Failed, Handover, Hello, Offer, Rejected, Sampling, State, Wait
+from runtime.worker import io_thread
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 
@@ -152,6 +154,29 @@ def test_a_rank_whose_steps_go_on_says_its_state_again():
 
             assert heard == presented + state
             assert line.read(len(state)) == state
+
+
+def test_a_rank_that_gets_no_requests_says_so_and_is_ready_for_new_gateways_alone(capsys, monkeypatch):
+    """A new gateway hears first that it is not, and goes by the ranks that serve, if there are any."""
+    monkeypatch.setattr(io_thread, "LOOK_S", 0.01)
+    loaded = msgspec.structs.replace(HELLO, kv_digest="sha256:kv-with-weights")
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
+        network.say_kv_digest(loaded.kv_digest)
+        network.open_links()
+        rank, _ = gateway.accept()
+        with rank:
+            rank.sendall(encode_frame(Wait("it loaded other weights")) * 2)
+            until(lambda: network.refusal)
+            network.say_state("ready")
+        rank, _ = gateway.accept()
+        with rank:
+            rank.settimeout(PATIENCE_S)
+            said = b"".join(encode_frame(each) for each in (HELLO, loaded, State("joining"), State("ready")))
+            assert rank.makefile("rb").read(len(said)) == said
+
+    assert network.refusal is None
+    assert capsys.readouterr().err == "tidemill: this rank gets no requests: it loaded other weights\n"
 
 
 def load(network):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stacks.local.layout import NodeProcess
 from stacks.local.processes import GONE, ProcessGroup, state_of
 from stacks.local.record import UnitRecord
-from stacks.local.reports import RankReport, as_reported, has_living_lost
+from stacks.local.reports import RankReport, as_reported, has_living_lost, is_refused
 from stacks.local.restarts import MOST_S, SOUND_S, Backoff
 from stacks.local.supervisor import _Watched
 from tests.stacks.deployments import wait_until
@@ -169,6 +169,17 @@ def test_a_unit_with_a_slow_rank_is_ready_and_says_which():
 
     assert as_reported(UNIT, ranks) == replace(UNIT, loaded=1.0, reason=slow)
     assert as_reported(replace(UNIT, reason=slow), ranks[:1] * 2).reason is None
+
+
+def test_a_unit_that_gets_no_requests_has_failed_and_says_why():
+    """Its processes go on: the gateways refuse what they loaded."""
+    refused, ready = RankReport("refused", 1.0, 1, None, "it loaded other weights"), RankReport("ready", 1.0, 2)
+    failed = as_reported(UNIT, [ready, refused])
+
+    assert (failed.state, failed.reason) == ("failed", "demo-decode-0 gets no requests: it loaded other weights")
+    assert is_refused({UNIT.name: [ready, refused]}, UNIT.name)
+    assert not is_refused({UNIT.name: [ready, ready]}, UNIT.name)
+    assert as_reported(failed, [ready, ready]).reason is None
 
 
 def test_a_unit_whose_rank_is_lost_has_failed_and_is_ready_when_the_rank_calls_again():

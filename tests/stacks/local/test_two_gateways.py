@@ -54,6 +54,7 @@ def test_each_gateway_has_an_address_and_a_certificate_of_its_own_and_every_node
         (("ready", None), "ready"),  # one gateway has just started
         (("lost", "lost"), "lost"),
         (("lost", "loading"), "loading"),  # of the next start, whom one gateway has not heard of yet
+        (("ready", "refused"), "refused"),  # it loaded other weights, which one gateway knows already
         (("ready", "draining"), "draining"),  # it leaves, which one gateway has heard first
     ],
 )
@@ -130,6 +131,20 @@ def test_a_deployment_is_ready_when_every_gateway_has_ranks(watched):
         ["ready"] * 2,
     ]
     assert [record.is_ready for record, _, _ in seen] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+def test_a_unit_that_is_refused_ends_the_start_and_nothing_that_serves(watched, was_ready):
+    """Nobody waits for a unit that would load the same again; once all were ready, the others go on."""
+    look, _ = watched
+    if was_ready:
+        look(SERVES, SERVES)
+    refused = GatewayReport(False, {"demo-mixed-0": {0: RankReport("refused", 1.0, 4711, None, "it differs")}})
+    record, *_ = look(refused, KNOWS_NOBODY)
+
+    assert record.failure == (None if was_ready else "demo-mixed-0 gets no requests: it differs")
+    assert record.has_failed
+    assert record.units[0].reason == "demo-mixed-0 gets no requests: it differs"
 
 
 def test_a_gateway_that_dies_is_started_again_and_its_unit_stays_ready(watched):

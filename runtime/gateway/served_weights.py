@@ -1,0 +1,92 @@
+"""The weights that a deployment serves with, and the ranks that loaded others.
+
+    until the first unit is ready    nobody is refused
+    afterwards                       a rank that loaded the same weights serves; one that loaded others is refused
+
+A checkpoint may change while a deployment runs. A unit that starts again then has loaded other weights than those that
+serve: its answers would be another model's, and units of the other phase would take no KV from it and give it none.
+Such a unit stays up, gets no requests and says why. It does not load again, as it would find the same.
+
+The first weights count even when no rank is left that loaded them. A deployment begins with its gateways and ends with
+them; on one machine they keep the digest in a file, for each other and for those that start again. Elsewhere a gateway
+that is new goes by the ranks that serve: one that was refused says for a while that it is not ready.
+
+Where the plan names the weights, ranks say nothing of theirs: each has compared them with the manifest.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.errors import RuntimeFailure
+from runtime.gateway.rank_connection import Rank
+
+__all__ = ["ServedWeights"]
+
+SHOWN = 19  # characters of a digest: `sha256:` and twelve
+
+log = logging.getLogger("runtime.gateway.registry")  # as users know who takes ranks
+
+
+class ServedWeights:
+    """The KV digest of the units that loaded them; none before the first unit is ready."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Remember the digest in `file`, where one that stands there already is heeded. Raise RuntimeFailure."""
+        self._file = file
+        self._digest = None if file is None else _read(file)
+
+    def heed(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
+        """Compare what the rank loaded, once it has said so. The first ready unit's weights are compared by all."""
+        if rank.loaded_digest is None:
+            return
+        if self._digest is not None:
+            self._compare(rank)
+        elif unit_is_ready:
+            self._adopt(rank.loaded_digest)
+            for each in ranks:
+                self._compare(each)
+
+    def _compare(self, rank: Rank) -> None:
+        if rank.loaded_digest in (None, self._digest) or rank.refusal is not None:
+            return
+        assert rank.loaded_digest is not None
+        assert self._digest is not None
+        rank.refuse(
+            f"it loaded other weights ({rank.loaded_digest[:SHOWN]}) than this deployment serves with: its checkpoint"
+            " was changed; put it back and start the unit again, or start all units and gateways again"
+        )
+        log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:SHOWN])
+
+    def _adopt(self, digest: str) -> None:
+        """Serve with these weights, unless another gateway of this deployment has just decided."""
+        self._digest = digest
+        if self._file is not None:
+            try:
+                self._digest = _write(self._file, digest)
+            except OSError as error:  # a full disk: this gateway remembers until it ends
+                log.warning("cannot remember the weights in %s: %s", self._file, error.strerror)
+
+
+def _read(file: Path) -> str | None:
+    """Return what the file says, or None where there is none. Raise RuntimeFailure."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuntimeFailure(f"cannot read the digest of weights in {file}: {error}") from None
+
+
+def _write(file: Path, digest: str) -> str:
+    """Write the digest whole if nothing stands there, and return what does. Raise OSError."""
+    own = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        own.write_text(digest)
+        with suppress(FileExistsError):
+            os.link(own, file)
+        return file.read_text()
+    finally:
+        own.unlink(missing_ok=True)
