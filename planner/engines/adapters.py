@@ -19,7 +19,7 @@ class Adapter:
     """One engine's, for units and for the gateway; the last argument is the image."""
 
     unit: Callable[[Spec, Unit, Phased, str], Container]
-    router: Callable[[Spec, str], Container]
+    router: Callable[[Spec, int, str], Container]
 
 
 ADAPTERS: dict[EngineName, Adapter] = {
@@ -33,10 +33,10 @@ def unit_container(spec: Spec, unit: Unit, known: Phased) -> Container:
     return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec, ENGINES[spec.engine_name].image))
 
 
-def gateway_container(spec: Spec) -> Container:
-    """Return what takes the requests for such units."""
+def gateway_container(spec: Spec, start_s: int) -> Container:
+    """Return what takes the requests for such units, which get `start_s` to start."""
     image = spec.kubernetes.gateway.image or _image(spec, ENGINES[spec.engine_name].router_image)
-    return ADAPTERS[spec.engine_name].router(spec, image)
+    return ADAPTERS[spec.engine_name].router(spec, start_s, image)
 
 
 def _image(spec: Spec, published: str | None) -> str:

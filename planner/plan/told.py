@@ -46,6 +46,7 @@ def told_otherwise(
             phase: static_fraction(each["weights_bytes"], kv_of[phase], each["gpu_bytes"])
             for phase, each in data["memory"].items()
         },
+        weights_bytes={phase: each["weights_bytes"] for phase, each in data["memory"].items()},
         model_type=first.get("model_type", ""),
         is_runnable=data["runnable"],
     )

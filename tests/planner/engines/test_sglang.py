@@ -19,7 +19,9 @@ from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 
-KNOWN = Phased("/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941)
+KNOWN = Phased(
+    "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941, start_s=1800
+)
 DEEPSEEK = """\
 version: 1
 name: deepseek-r1
@@ -137,7 +139,9 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         command_of(one, "mixed", model_type="deepseek_v4"),
         *(command_of(drafting, phase) for phase in ("prefill", "decode")),
     ]
-    said = ask(commands=commands, router=[list(sglang.router(each.written, "image").args) for each in (pair, one)])
+    said = ask(
+        commands=commands, router=[list(sglang.router(each.written, 1800, "image").args) for each in (pair, one)]
+    )
     keys = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
 
     assert [tuple(each.get(key) for key in keys) for each in said["commands"]] == [
