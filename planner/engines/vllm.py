@@ -13,7 +13,8 @@ vLLM reads no expert map. It starts with expert e in slot e and the redundant sl
 loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
 is told to nobody. Of some models it moves no experts (`facts/engine_models.py`): those stay where they start.
 
-KV goes from prefill to decode by NIXL. Every pod answers requests, and the router calls each of them.
+KV goes from prefill to decode by NIXL, whose connector deprecates `kv_both`: each side says what it does with KV. Every
+pod answers requests, and the router calls each of them.
 
 `dual_batch` is vLLM's dual-batch overlap, which changes micro-batches at dispatch and combine. It has nothing like
 `five_stage`.
@@ -203,7 +204,8 @@ def _drafts(spec: Spec) -> Iterator[Option]:
 def _handover(phase: Phase) -> Iterator[Option]:
     """How KV goes from prefill to decode; a mixed unit keeps it."""
     if phase != "mixed":
-        yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role="kv_both")
+        role = {"prefill": "kv_producer", "decode": "kv_consumer"}[phase]
+        yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role=role)
 
 
 def _queues(phase: PhaseSpec, name: Phase) -> dict[str, str]:

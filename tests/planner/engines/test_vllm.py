@@ -118,6 +118,15 @@ def test_sizes_are_those_of_the_plan(spec):
     assert options["--cudagraph-capture-sizes"][-1] == "128"
 
 
+def test_each_phase_says_what_it_does_with_kv(spec):
+    """vLLM deprecates one role for both."""
+    roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
+    for phase, role in roles.items():
+        (told,) = said(words_of(spec, phase))["--kv-transfer-config"]
+
+        assert json.loads(told) == {"kv_connector": "NixlConnector", "kv_role": role}
+
+
 def test_both_phases_are_told_how_tokens_are_drafted(spec):
     """Prefill and decode agree on it, and a step has all queries of its requests."""
     drafting = spec.model_copy(update={"decode": spec.decode.model_copy(update={"draft_tokens": 2})})
