@@ -71,3 +71,4 @@ class Phased:
     kv_bytes: int  # likewise
     static_fraction: float  # of a GPU's memory: weights and KV
     start_s: int  # that its pods get to start
+    brings_code: bool = False  # whether the checkpoint has code that the engine has to run

@@ -188,6 +188,8 @@ def captured_batches(max_requests: int) -> list[int]:
 
 def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
     yield "--model-path", known.model_path
+    if known.brings_code:
+        yield ("--trust-remote-code",)
     yield "--served-model-name", spec.served_model_name
     yield "--context-length", str(phase.max_request_tokens)
     yield "--dtype", "bfloat16"

@@ -92,7 +92,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
     """Return what each pod of `unit` runs."""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][spec.engine_version or ""][known.model_type]
     options = (
-        *_model(spec, phase),
+        *_model(spec, phase, known),
         ("--host", POD_ADDRESS),
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
@@ -148,8 +148,10 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
     )
 
 
-def _model(spec: Spec, phase: PhaseSpec) -> Iterator[Option]:
+def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
     yield "--served-model-name", spec.served_model_name
+    if known.brings_code:
+        yield ("--trust-remote-code",)
     yield "--max-model-len", str(phase.max_request_tokens)
     yield "--dtype", "bfloat16"
     if phase.precision in QUANTIZATION:

@@ -69,6 +69,7 @@ class Known:
     static_fractions: Mapping[Phase, float]  # likewise
     weights_bytes: Mapping[Phase, int]  # likewise
     model_type: str  # of the checkpoint's config.json
+    brings_code: bool  # whether other engines run code of the checkpoint
     is_runnable: bool
 
 
@@ -94,6 +95,7 @@ def launch_documents(
         },
         weights_bytes={each.phase: each.weight_bytes for each in memory},
         model_type=spec.model.model_type,
+        brings_code=spec.model.brings_code,
         is_runnable=is_runnable,
     )
     return documents_for(spec.written, placement.units, known)
@@ -200,13 +202,14 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
         "model_type": known.model_type,
+        **({"brings_code": True} if known.brings_code else {}),
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
         kv_tokens, kv_bytes = known.kv_tokens[unit.phase], known.kv_bytes[unit.phase]
         fraction = known.static_fractions[unit.phase]
         start_s = _start_s(spec, unit, known)
-        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s)
+        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, known.brings_code)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
 

@@ -118,6 +118,16 @@ def test_sizes_are_those_of_the_plan(spec):
     assert options["--cudagraph-capture-sizes"][-1] == "128"
 
 
+def test_code_of_the_checkpoint_runs_only_where_it_brings_some(spec):
+    """Without the option vLLM takes another tokenizer, and says nothing."""
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    kimi = vllm.unit_container(spec, unit, replace(KNOWN, model_type="kimi_k2", brings_code=True), "image")
+
+    assert mistakes([WORKER.sub("1", word) for word in kimi.args], TABLE["options"]) == []
+    assert "--trust-remote-code" in kimi.args
+    assert "--trust-remote-code" not in words_of(spec, "decode")
+
+
 def test_each_phase_says_what_it_does_with_kv(spec):
     """vLLM deprecates one role for both."""
     roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
