@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from planner.compiler import compile_plan
+from planner.engines.adapters import gateway_container
 from planner.facts.digest import pretty_json
 from planner.manifests.render import render_files
 from planner.plan.deployable import document_digest, plan_digest
@@ -15,6 +16,7 @@ from planner.plan.launch import launch_digest, unit_digest, with_map, without_ma
 from planner.plan.loaded import load_plan
 from planner.problems.errors import CallError, InfeasibleError
 from planner.spec.check import check_spec
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import Spec
 
 PAIR = """\
@@ -280,3 +282,20 @@ def test_only_the_bundled_runtime_runs_on_this_machine(plans):
         plans["sglang"].deployable.require_local()
 
     replace(plans["sglang"].deployable, engine="tidemill").require_local()
+
+
+@pytest.mark.parametrize(
+    ("written", "images"),
+    [
+        ({}, {"sglang": "lmsysorg/sglang:v0.5.23", "vllm": "vllm/vllm-router:v0.1.17"}),
+        ({"image": "own:1"}, {"sglang": "own:1", "vllm": "vllm/vllm-router:v0.1.17"}),
+        ({"image": "own:1", "gateway": {"image": "router:2"}}, {"sglang": "router:2", "vllm": "router:2"}),
+    ],
+)
+def test_vllms_router_is_not_in_vllms_image(plans, written, images):
+    """SGLang's image holds both; whoever names the gateway's image decides."""
+    for engine, plan in plans.items():
+        kubernetes = KubernetesSpec.model_validate(written)
+        spec = plan.spec.model_copy(update={"kubernetes": kubernetes})
+
+        assert gateway_container(spec, 1800).image == images[engine]

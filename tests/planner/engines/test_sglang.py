@@ -83,9 +83,9 @@ def unit_of(spec, phase):
     return Unit(f"{spec.written.name}-{phase}-0", phase, 0, nodes, num_gpus // len(nodes), "")
 
 
-def command_of(spec, phase, worker=0, model_type="deepseek_v3"):
+def command_of(spec, phase, worker=0, model_type="deepseek_v3", **more):
     """The arguments of a phase's first unit, as the kubelet gives them to one of its pods."""
-    known = replace(KNOWN, model_type=model_type)
+    known = replace(KNOWN, model_type=model_type, **more)
     container = sglang.unit_container(spec.written, unit_of(spec, phase), known, "image")
     return [
         word.replace("$(LWS_WORKER_INDEX)", str(worker))
@@ -131,7 +131,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     commands = [
         command_of(pair, "prefill"),
         command_of(pair, "prefill", 3),
-        command_of(pair, "decode"),
+        command_of(pair, "decode", model_type="kimi_k2", brings_code=True),
         command_of(pair, "decode", 17),
         command_of(one, "mixed"),
         command_of(wide, "decode"),
