@@ -2,14 +2,14 @@
 
     time to read = weights of the unit on a node / kubernetes.load_rate
     ours         = time to read, and as long again, 10 min at least
-    another      = twice the time to read, but no less than 30 min or `kubernetes.ready_timeout`
+    another      = time to read, and as long again, 20 min at least; no less than 30 min or `kubernetes.ready_timeout`
 
 Our pods have started once they hold their weights, and compile kernels in their first steps. Other engines compile
 before they answer. A pod that has not started in its time is started again, with its whole unit. A unit that is not
 ready by `kubernetes.ready_timeout` is undone by whoever made it.
 
-Sources of the 30 min: sglang 0.5.23 srt/layers/deep_gemm_wrapper/compile_utils.py compiles DeepGEMM's kernels in
-"typically 10-20 mins", and graphs are captured after that. Published probes wait longer, for storage too: 45 min in
+Source of the 20 min: sglang 0.5.23 srt/layers/deep_gemm_wrapper/compile_utils.py, which compiles DeepGEMM's kernels in
+"typically 10-20 mins". The 30 min are assumed: graphs are captured after that. Published probes wait longer: 45 min in
 github.com/llm-d/llm-d 39507f36 guides/wide-ep, 100 min in github.com/ai-dynamo/dynamo ecd29799 recipes/deepseek-r1.
 """
 
@@ -31,14 +31,14 @@ __all__ = ["slow_loading", "start_budget_s"]
 BYTES_PER_GBIT = 1e9 / 8
 TIMES_READING = 2  # that are offered: other nodes read too, and pods start first; assumed
 START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start
-COMPILING_START_S = 1800
+COMPILING_S, LEAST_COMPILING_START_S = 1200, 1800
 
 
 def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: float) -> int:
     """Return the seconds that a pod gets to start whose node reads `node_bytes` of weights."""
     reading_s = _reading_s(kubernetes, node_bytes)
     if engine == OURS:
-        return ceil(reading_s + max(reading_s, START_MARGIN_S))
+        return ceil(_with_margin(reading_s, START_MARGIN_S))
     return ceil(max(_needed_s(engine, reading_s), kubernetes.ready_timeout))
 
 
@@ -75,7 +75,11 @@ def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:
 
 def _needed_s(engine: EngineName, reading_s: float) -> float:
     """Return the time before which a unit may well not be ready."""
-    return reading_s if engine == OURS else max(TIMES_READING * reading_s, COMPILING_START_S)
+    return reading_s if engine == OURS else max(_with_margin(reading_s, COMPILING_S), LEAST_COMPILING_START_S)
+
+
+def _with_margin(reading_s: float, margin_s: float) -> float:
+    return reading_s + max(reading_s, margin_s)
 
 
 def _node_bytes(spec: ResolvedSpec, plan: MemoryPlan) -> float:

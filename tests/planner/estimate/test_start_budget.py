@@ -21,11 +21,12 @@ def kubernetes(load_rate, ready_timeout):
     ready_timeout=st.integers(10, DAY_S),
 )
 def test_other_engines_get_half_an_hour_and_whatever_the_spec_waits(engine, node_bytes, load_rate, ready_timeout):
-    """They compile kernels before they answer; and reading may take twice as long as planned."""
+    """They compile kernels for 20 minutes before they answer; and reading may take twice as long as planned."""
     budget_s = start_budget_s(kubernetes(load_rate, ready_timeout), engine, node_bytes)
+    reading_s = node_bytes / (load_rate * 1e6) * (1 - 1e-9)
 
     assert budget_s >= max(1800, ready_timeout)
-    assert budget_s >= 2 * node_bytes / (load_rate * 1e6) * (1 - 1e-9)
+    assert budget_s >= reading_s + max(reading_s, 1200)
 
 
 @given(node_bytes=st.integers(0, 10**13), ready_timeout=st.integers(10, DAY_S))
