@@ -50,7 +50,6 @@ class Container:
     env: Mapping[str, str] = field(default_factory=dict)
     map_file: str | None = None  # where it reads the expert map, in the engine's format
     annotations: Mapping[str, str] = field(default_factory=dict)  # of its pods
-    drains_on_term: bool = False  # whether it answers what it has begun before it ends
 
     def as_document(self) -> dict[str, Any]:
         """Return it as JSON has it, without what it does not have."""

@@ -134,7 +134,6 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         env=CACHES | OWN_ADDRESS | _warm_up(known) | _kernels(spec) | _deep_ep(phase, unit.phase),
         map_file=MAP_FILE,
         annotations={"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if unit.phase == "prefill" else {},
-        drains_on_term=True,
     )
 
 
@@ -162,7 +161,6 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         metrics=Probe("/metrics", "metrics"),
         metric_names={},
         env=CACHES,
-        drains_on_term=True,
     )
 
 

@@ -119,7 +119,6 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         | {"VLLM_ENGINE_READY_TIMEOUT_S": str(known.start_s)}
         | ({} if unit.phase == "mixed" else nixl | (STATES if model.keeps_states else {}))
         | _queues(phase, unit.phase),
-        drains_on_term=True,
     )
 
 
