@@ -83,7 +83,10 @@ def _with_margin(reading_s: float, margin_s: float) -> float:
 
 
 def _node_bytes(spec: ResolvedSpec, plan: MemoryPlan) -> float:
+    """Return what a node reads: of other engines each rank reads for itself, which is what their pods get time for."""
     section = spec.phase(plan.phase)
+    if spec.written.engine_name != OURS:
+        return plan.weight_bytes * min(section.ep_size, spec.cluster.gpus_per_node)
     return node_bytes(plan, section.ep_size, section.attention_tp, spec.cluster.gpus_per_node)
 
 
