@@ -19,7 +19,7 @@ class Adapter:
     """One engine's, for units and for the gateway; the last argument is the image."""
 
     unit: Callable[[Spec, Unit, Phased, str], Container]
-    router: Callable[[Spec, str], Container]
+    router: Callable[[Spec, int, str], Container]
 
 
 ADAPTERS: dict[EngineName, Adapter] = {
@@ -30,17 +30,18 @@ ADAPTERS: dict[EngineName, Adapter] = {
 
 def unit_container(spec: Spec, unit: Unit, known: Phased) -> Container:
     """Return what each pod of `unit` runs, on an engine that is not ours."""
-    return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec, ENGINES[spec.engine_name].image))
+    return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec))
 
 
-def gateway_container(spec: Spec) -> Container:
-    """Return what takes the requests for such units."""
-    image = spec.kubernetes.gateway.image or _image(spec, ENGINES[spec.engine_name].router_image)
-    return ADAPTERS[spec.engine_name].router(spec, image)
+def gateway_container(spec: Spec, start_s: int) -> Container:
+    """Return what takes the requests for such units, which get `start_s` to start."""
+    image = spec.kubernetes.gateway.image or ENGINES[spec.engine_name].router_image or _image(spec)
+    return ADAPTERS[spec.engine_name].router(spec, start_s, image)
 
 
-def _image(spec: Spec, published: str | None) -> str:
-    """The spec's, which is to hold engine and router; where it names none, the one that is published."""
+def _image(spec: Spec) -> str:
+    """Return the spec's image; where it names none, the one that the engine's makers publish."""
+    published = ENGINES[spec.engine_name].image
     assert published is not None
     written = spec.kubernetes.image
     return published.format(version=spec.engine_version) if written == DEFAULT_IMAGE else written

@@ -44,13 +44,12 @@ class Container:
     ports: Mapping[str, int]
     liveness: Probe
     readiness: Probe
+    start_s: int  # in which it answers, or is started again
     metrics: Probe
     metric_names: Mapping[str, str]  # ours -> the engine's, where it has one of the same meaning
     env: Mapping[str, str] = field(default_factory=dict)
     map_file: str | None = None  # where it reads the expert map, in the engine's format
     annotations: Mapping[str, str] = field(default_factory=dict)  # of its pods
-    drains_on_term: bool = False  # whether it answers what it has begun before it ends
-    watches_pods: bool = False  # whether it asks the API server which pods there are
 
     def as_document(self) -> dict[str, Any]:
         """Return it as JSON has it, without what it does not have."""
@@ -70,3 +69,5 @@ class Phased:
     kv_tokens: int  # of one rank
     kv_bytes: int  # likewise
     static_fraction: float  # of a GPU's memory: weights and KV
+    start_s: int  # that its pods get to start
+    brings_code: bool = False  # whether the checkpoint has code that the engine has to run

@@ -43,6 +43,7 @@ from planner.engines.container import (
     Probe,
 )
 from planner.engines.deep_ep import dispatched_tokens
+from planner.engines.routers import discovery, health_checks
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.model import Model
@@ -116,6 +117,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *(_states(phase) if model.keeps_states else ()),
         *_drafts(spec),
         *_handover(spec, unit.phase),
+        ("--watchdog-timeout", str(known.start_s)),  # of a step: the first one compiles kernels
         ("--enable-metrics",),
     )
     ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT}
@@ -126,24 +128,23 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         ports=ports | ({"bootstrap": BOOTSTRAP_PORT} if unit.phase == "prefill" else {}),
         liveness=Probe("/health", "http", HEALTH_SECONDS),
         readiness=Probe("/health", "http", HEALTH_SECONDS),
+        start_s=known.start_s,
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | OWN_ADDRESS | _kernels(spec) | _deep_ep(phase, unit.phase),
+        env=CACHES | OWN_ADDRESS | _warm_up(known) | _kernels(spec) | _deep_ep(phase, unit.phase),
         map_file=MAP_FILE,
         annotations={"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if unit.phase == "prefill" else {},
-        drains_on_term=True,
     )
 
 
-def router(spec: Spec, image: str) -> Container:
+def router(spec: Spec, start_s: int, image: str) -> Container:
     """Return what stands before the units: it finds their first pods by label, and leaves out those not ready."""
-    options = (
+    options: tuple[Option, ...] = (
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
-        ("--service-discovery",),
-        ("--service-discovery-namespace", spec.kubernetes.namespace),
-        ("--service-discovery-port", str(HTTP_PORT)),
-        *_selectors(spec),
+        *([] if spec.mixed is not None else [("--pd-disaggregation",)]),
+        *discovery(spec, HTTP_PORT, names.first_pod_label(spec.kubernetes.unit_kind)),
+        *health_checks(start_s),
         ("--max-concurrent-requests", str(_capacity(spec))),
         ("--queue-size", str(spec.gateway.max_queued_requests * _num_groups(spec))),
         ("--prometheus-host", POD_ADDRESS),
@@ -156,11 +157,10 @@ def router(spec: Spec, image: str) -> Container:
         ports={"http": spec.gateway.port, "metrics": ROUTER_METRICS_PORT},
         liveness=Probe("/liveness", "http"),
         readiness=Probe("/readiness", "http"),
+        start_s=start_s,
         metrics=Probe("/metrics", "metrics"),
         metric_names={},
         env=CACHES,
-        drains_on_term=True,
-        watches_pods=True,
     )
 
 
@@ -186,6 +186,8 @@ def captured_batches(max_requests: int) -> list[int]:
 
 def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
     yield "--model-path", known.model_path
+    if known.brings_code:
+        yield ("--trust-remote-code",)
     yield "--served-model-name", spec.served_model_name
     yield "--context-length", str(phase.max_request_tokens)
     yield "--dtype", "bfloat16"
@@ -274,6 +276,11 @@ def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
         yield "--disaggregation-ib-device", ",".join(spec.kubernetes.nics.hca)
 
 
+def _warm_up(known: Phased) -> dict[str, str]:
+    """Return how long the request of its own may take by which SGLang compiles kernels before it is healthy."""
+    return {"SGLANG_WARMUP_TIMEOUT": str(known.start_s)}
+
+
 def _kernels(spec: Spec) -> dict[str, str]:
     """Return the variables for the folder of compiled kernels. SGLang derives DeepGEMM's own from one of them."""
     if spec.kubernetes.kernel_cache is None:
@@ -287,20 +294,6 @@ def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}
     return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase))}
-
-
-def _selectors(spec: Spec) -> Iterator[Option]:
-    first = names.first_pod_label(spec.kubernetes.unit_kind)
-    if spec.mixed is not None:
-        yield "--selector", *_labels(spec, "mixed"), first
-        return
-    yield ("--pd-disaggregation",)
-    yield "--prefill-selector", *_labels(spec, "prefill"), first
-    yield "--decode-selector", *_labels(spec, "decode"), first
-
-
-def _labels(spec: Spec, phase: Phase) -> Iterator[str]:
-    return (f"{key}={value}" for key, value in names.phase_selector(spec.name, phase).items())
 
 
 def _num_groups(spec: Spec) -> int:

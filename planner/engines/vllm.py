@@ -13,7 +13,8 @@ vLLM reads no expert map. It starts with expert e in slot e and the redundant sl
 loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
 is told to nobody. Of some models it moves no experts (`facts/engine_models.py`): those stay where they start.
 
-KV goes from prefill to decode by NIXL. Its router has to be told each pod by its URL.
+KV goes from prefill to decode by NIXL, whose connector deprecates `kv_both`: each side says what it does with KV. Every
+pod answers requests, and the router calls each of them.
 
 `dual_batch` is vLLM's dual-batch overlap, which changes micro-batches at dispatch and combine. It has nothing like
 `five_stage`.
@@ -31,8 +32,8 @@ from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
 from planner.engines.deep_ep import queue_variables, step_tokens
+from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
-from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.terms import Phase, Precision
 from planner.layout.unit import Unit
@@ -78,12 +79,20 @@ METRICS = {
 
 Option = tuple[str, ...]  # its name and its values
 
+# By default a request goes where its prefix is, else to whoever has least to do, as a dead pod has. The router tries
+# nothing again in this mode. Decode pods get their KV from prefill, so they can take turns.
+PAIRED: tuple[Option, ...] = (
+    ("--vllm-pd-disaggregation",),
+    ("--kv-connector", "nixl"),
+    ("--decode-policy", "round_robin"),
+)
+
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
     """Return what each pod of `unit` runs."""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][spec.engine_version or ""][known.model_type]
     options = (
-        *_model(spec, phase),
+        *_model(spec, phase, known),
         ("--host", POD_ADDRESS),
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
@@ -102,22 +111,25 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         ports=ports | ({} if unit.phase == "mixed" else {"nixl": SIDE_CHANNEL_PORT}),
         liveness=Probe("/health", "http", HEALTH_SECONDS),
         readiness=Probe("/health", "http", HEALTH_SECONDS),
+        start_s=known.start_s,
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
         env=CACHES
         | OWN_ADDRESS
+        | {"VLLM_ENGINE_READY_TIMEOUT_S": str(known.start_s)}
         | ({} if unit.phase == "mixed" else nixl | (STATES if model.keeps_states else {}))
         | _queues(phase, unit.phase),
-        drains_on_term=True,
     )
 
 
-def router(spec: Spec, image: str) -> Container:
-    """Return what stands before the units, and knows their pods by name."""
+def router(spec: Spec, start_s: int, image: str) -> Container:
+    """Return what stands before the units: it finds their pods by label, and leaves out those not ready."""
     options: tuple[Option, ...] = (
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
-        *_pods(spec),
+        *([] if spec.mixed is not None else PAIRED),
+        *discovery(spec, HTTP_PORT),
+        *health_checks(start_s),
         ("--prometheus-port", str(ROUTER_METRICS_PORT)),
         ("--prometheus-host", POD_ADDRESS),
     )
@@ -128,14 +140,17 @@ def router(spec: Spec, image: str) -> Container:
         ports={"http": spec.gateway.port, "metrics": ROUTER_METRICS_PORT},
         liveness=Probe("/liveness", "http"),
         readiness=Probe("/readiness", "http"),
+        start_s=start_s,
         metrics=Probe("/metrics", "metrics"),
         metric_names={},
         env=CACHES,
     )
 
 
-def _model(spec: Spec, phase: PhaseSpec) -> Iterator[Option]:
+def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
     yield "--served-model-name", spec.served_model_name
+    if known.brings_code:
+        yield ("--trust-remote-code",)
     yield "--max-model-len", str(phase.max_request_tokens)
     yield "--dtype", "bfloat16"
     if phase.precision in QUANTIZATION:
@@ -190,7 +205,8 @@ def _drafts(spec: Spec) -> Iterator[Option]:
 def _handover(phase: Phase) -> Iterator[Option]:
     """How KV goes from prefill to decode; a mixed unit keeps it."""
     if phase != "mixed":
-        yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role="kv_both")
+        role = {"prefill": "kv_producer", "decode": "kv_consumer"}[phase]
+        yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role=role)
 
 
 def _queues(phase: PhaseSpec, name: Phase) -> dict[str, str]:
@@ -198,28 +214,6 @@ def _queues(phase: PhaseSpec, name: Phase) -> dict[str, str]:
     if name != "decode" or phase.ep_size == phase.attention_tp:
         return {}
     return queue_variables(step_tokens(phase))
-
-
-def _pods(spec: Spec) -> Iterator[Option]:
-    if spec.mixed is not None:
-        yield "--worker-urls", *_urls(spec, "mixed")
-        return
-    yield ("--vllm-pd-disaggregation",)
-    yield "--kv-connector", "nixl"
-    for url in _urls(spec, "prefill"):
-        yield "--prefill", url
-    for url in _urls(spec, "decode"):
-        yield "--decode", url
-
-
-def _urls(spec: Spec, phase: Phase) -> Iterator[str]:
-    """Yield the URLs of all pods of a phase's units."""
-    num_nodes = max(1, spec.phase(phase).ep_size // spec.cluster.gpus_per_node)
-    for index in range(spec.num_units(phase)):
-        unit = names.unit_name(spec.name, phase, index)
-        for worker in range(num_nodes):
-            pod = names.unit_pod_name(unit, worker, spec.kubernetes.unit_kind)
-            yield f"http://{pod}.{unit}.{spec.kubernetes.namespace}:{HTTP_PORT}"
 
 
 def _json(**values: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
+from planner.estimate.from_others import from_others
 from planner.estimate.loosened import loosened_by
 from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
@@ -67,6 +68,7 @@ def warnings_of(
         _folder_of_any_node(spec.written) if is_runnable else (),
         _image_for_cpus(spec.written) if is_runnable else (),
         _image_of_another(spec.written),
+        from_others(spec) if is_runnable else (),
         _no_rdma(spec),
         _escaped_policies(spec.written),
         _short_drain(spec.written),

@@ -22,7 +22,7 @@ class EngineFacts:
 
     versions: tuple[str, ...]  # whose sources were read, the newest last; none where the image decides
     image: str | None  # of a version, as its makers publish it
-    router_image: str | None
+    router_image: str | None  # None where the engine's own holds the router too
     split: SplitRule | None  # None: the spec chooses
     overlaps: tuple[Overlap, ...]  # that it has besides none
     reads_map: bool  # whether it starts with a map that it is given
@@ -51,7 +51,7 @@ ENGINES: dict[EngineName, EngineFacts] = {
     "sglang": EngineFacts(
         versions=("0.5.23",),
         image="lmsysorg/sglang:v{version}",
-        router_image="lmsysorg/sglang:v{version}",
+        router_image=None,
         split="first_on_node",
         overlaps=("dual_batch", "five_stage"),
         reads_map=True,
@@ -78,7 +78,9 @@ ENGINES: dict[EngineName, EngineFacts] = {
             "attention",
             "reads_map": "there, eplb_state.py, build_initial_global_physical_to_logical_map",
             "image": "assumed: named as those of earlier versions are",
-            "router_image": "assumed: github.com/vllm-project/router docker/Dockerfile.router",
+            "router_image": "assumed: github.com/vllm-project/router e0c942d4 "
+            ".buildkite/scripts/publish-release-images.sh names releases so; seen were latest and nightly. vLLM's own "
+            "image has no router: its wheel does not ask for one",
         },
     ),
 }

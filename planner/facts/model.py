@@ -83,6 +83,7 @@ class Model:
     draft_layer: Layer | None = None  # that of an MTP module, where its shape is known
     drafts: bool = False  # whether the last of `layers` is that of an MTP module
     tower_weights: int = 0  # of encoders for images and sound
+    brings_code: bool = False  # whether its checkpoint has code that other engines have to run, such as a tokenizer
 
     def __hash__(self) -> int:
         """Return what is computed once: searches ask for the same model's weights again and again."""

@@ -18,15 +18,16 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.model import Model
 from planner.facts.quantisation import UNQUANTISED, quantisation_of
-from planner.families.registry import FAMILIES, TOWERS, shapes_of, tower_of
+from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
 from planner.problems.errors import Violation
 
-__all__ = ["ModelConfig", "model_of", "read_model_config"]
+__all__ = ["TOKENIZER_CONFIG", "ModelConfig", "model_of", "read_model_config"]
 
 PATH = "model.config"
 MAX_CONFIG_BYTES = 2**22  # assumed: a quantised file may name each matrix of 61 layers of 384 experts, in 50 characters
 URL = re.compile(r"[a-z][a-z0-9+]*://")
+TOKENIZER_CONFIG = "tokenizer_config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # Source: github.com/git-lfs/git-lfs docs/spec.md
 
 
@@ -37,6 +38,7 @@ class ModelConfig:
     model: Model
     digest: str
     other_quantization: str | None  # what its quantization_config says that no precision of a spec does
+    tokenizer_digest: str | None  # of the tokenizer_config.json beside it, where that names code
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
@@ -64,7 +66,10 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     found = model_of(config, written)
     if isinstance(found, Violation):
         return found
-    return ModelConfig(found, digest_of_bytes(content), _other_quantization(config))
+    tokenizer = _tokenizer_with_code(path.with_name(TOKENIZER_CONFIG))
+    model = found if tokenizer is None else replace(found, brings_code=True)
+    digest = None if tokenizer is None else digest_of_bytes(tokenizer)
+    return ModelConfig(model, digest_of_bytes(content), _other_quantization(config), digest)
 
 
 def model_of(config: Any, written: str) -> Model | Violation:
@@ -74,10 +79,24 @@ def model_of(config: Any, written: str) -> Model | Violation:
         return _wrong(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
     file = File(written, model_type, _architecture(config), quantisation_of(_text(config)) or UNQUANTISED)
     if model_type in TOWERS:
-        return _with_a_tower(config, file)
-    if model_type in FAMILIES:
-        return _of_family(model_type, config, file)
-    return _of_another_family(config, written, model_type)
+        found = _with_a_tower(config, file)
+    elif model_type in FAMILIES:
+        found = _of_family(model_type, config, file)
+    else:
+        found = _of_another_family(config, written, model_type)
+    # Engines have classes of their own for all models that they run, but a config's code may be its tokenizer's too.
+    brings_code = model_type in BRING_CODE or "auto_map" in _text(config)
+    return replace(found, brings_code=True) if brings_code and isinstance(found, Model) else found
+
+
+def _tokenizer_with_code(path: Path) -> bytes | None:
+    """Return the `tokenizer_config.json` at `path` if it names code; who runs a model also runs without the file."""
+    try:
+        content = read_file(path, MAX_CONFIG_BYTES) if path.is_file() else b""
+        config = json.loads(content)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(config, Mapping) and "auto_map" in config else None
 
 
 def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.families.shapes import Shapes, Tower
 
-__all__ = ["FAMILIES", "TOWERS", "shapes_of", "tower_of"]
+__all__ = ["BRING_CODE", "FAMILIES", "TOWERS", "shapes_of", "tower_of"]
 
 # model_type -> file and class
 FAMILIES = {
@@ -41,6 +41,12 @@ TOWERS = {
     "qwen3_vl_moe": ("qwen3_vl_moe.Qwen3VlTower", ("qwen3_vl_moe_text",)),
     "qwen3_5_moe": ("qwen3_next.Qwen35Tower", ("qwen3_5_moe_text",)),
 }
+
+
+# model_types whose checkpoints have a tokenizer of their own code. Without it an engine takes another one, and says
+# nothing. Source: github.com/zhy0216/pigo docs/reference/pi-mono-main/packages/pods/docs/kimi-k2.md, a copy of its
+# makers' guide, where each command has --trust-remote-code.
+BRING_CODE = ("kimi_k2", "kimi_k25")
 
 
 def shapes_of(family: str) -> type[Shapes]:

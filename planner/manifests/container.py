@@ -37,6 +37,7 @@ class Container:
     ready: Probe  # 200 while requests can be answered
     fields: Mapping[str, str] = field(default_factory=dict)  # variables from the pod's own fields: name -> path
     env: Mapping[str, str] = field(default_factory=dict)
+    start_s: int | None = None  # that it gets to start, where the engine says so
     image: str | None = None  # the spec's unless given
     metrics: str = "metrics"  # the port by its name
     annotations: Mapping[str, str] = field(default_factory=dict)  # of pods
@@ -55,6 +56,7 @@ def engine_container(document: LaunchDocument) -> Container:
         ready=ready,
         fields=OWN_FIELDS,
         env=_sorted(told["env"]),
+        start_s=told["start_s"],
         image=told["image"],
         metrics=told["metrics"]["port"],
         annotations=_sorted(told.get("annotations", {})),

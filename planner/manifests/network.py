@@ -47,9 +47,8 @@ def gateway_edges(plan: Deployable) -> Edges:
             "ingress": [from_callers, {"from": [units], "ports": [_port(ports["registry"])]}, scraped],
             "egress": [],
         }
-    watches = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["container"].get("watches_pods", False)
-    to_server: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}] if watches else []
-    return {"ingress": [from_callers, {"from": [units]}, scraped], "egress": [{"to": [units]}, *to_server]}
+    to_server = {"ports": [_port(port) for port in API_SERVER_PORTS]}  # it watches pods there
+    return {"ingress": [from_callers, {"from": [units]}, scraped], "egress": [{"to": [units]}, to_server]}
 
 
 def unit_edges(plan: Deployable, unit: Unit) -> Edges:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from planner.estimate.slow_loading import start_budget_s
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.layout.unit import Unit
@@ -33,13 +34,12 @@ __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "secu
 # Source: github.com/llm-d/llm-d 3318b75d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml: 32 MB for each GPU
 # of a node, and scratch. Without a volume, a container has 64 MiB.
 SHARED_MEMORY_BYTES = 2 * 2**30
-START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start, kernels are compiled
 PROBE_PERIOD_S = 10  # Kubernetes' default
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 KILLED_AFTER_S = 10  # assumed, after the time to drain: what ends by itself has ended by then
-# The gateway takes new connections for so long after it was told to end, since the nodes' proxies hear of that later.
+# A pod that is to end takes new requests for so long, since those who send them hear of it later: the nodes' proxies in
+# front of the gateway, a router that watches pods in front of the units.
 LEAVE_S = 5  # assumed: proxies take a second on an idle node
-BITS_PER_BYTE = 8
 
 # A capability that a process of another user than root would not get.
 # Source: github.com/kubernetes/enhancements 45116928 keps/sig-security/2763-ambient-capabilities/README.md
@@ -61,6 +61,7 @@ Variables = dict[str, Any]
 def router_pod(plan: Deployable, container: Container) -> Variables:
     """Return what the pod of another engine's router is made of; it reads no checkpoint."""
     resources = requests_of(plan.kubernetes.resources.gateway)
+    assert container.start_s is not None  # adapters say it
     variables = {
         "image": container.image,
         "command": list(container.command),
@@ -69,6 +70,10 @@ def router_pod(plan: Deployable, container: Container) -> Variables:
         "ports": container.ports,
         "alive": _said(container.alive),
         "ready": _said(container.ready),
+        "started": _patient(container.started, container.start_s),
+        "progress_s": container.start_s + PROBE_PERIOD_S,
+        "leave_s": LEAVE_S,
+        "grace_s": LEAVE_S + _grace_s(plan),
         "volumes": [],
         "mounts": [],
         **place_without_gpu(plan.kubernetes),
@@ -115,6 +120,7 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         "stage": _stage(plan),
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
         "shares_processes": plan.engine != OURS,
+        "leave_s": None if plan.engine == OURS else LEAVE_S,
         "pod_annotations": {**container.annotations, **_annotations(kubernetes)},
         **_scheduling(plan),
     }
@@ -229,15 +235,17 @@ def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | N
     weights = plan.pods[unit.phase].weights_bytes
     if weights is None:
         return None
-    load_s = weights * unit.ranks_per_node / (plan.kubernetes.load_rate * 1e9 / BITS_PER_BYTE)
-    start_s = load_s + max(load_s, START_MARGIN_S)
-    probe = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
+    start_s = container.start_s or start_budget_s(plan.kubernetes, plan.engine, weights * unit.ranks_per_node)
     return {
-        "started": probe | _said(container.started) | {"failures": math.ceil(start_s / PROBE_PERIOD_S)},
-        "alive": probe
-        | _said(container.alive)
-        | {"failures": math.ceil(plan.kubernetes.stall_timeout / PROBE_PERIOD_S)},
+        "started": _patient(container.started, start_s),
+        "alive": _patient(container.alive, plan.kubernetes.stall_timeout),
     }
+
+
+def _patient(probe: Probe, seconds: float) -> Variables:
+    """Return a probe that fails for `seconds` before its container is started again."""
+    usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
+    return usual | _said(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
 
 
 def _grace_s(plan: Deployable) -> int:
@@ -278,7 +286,7 @@ def _scheduling(plan: Deployable) -> Variables:
         "priority_class": kubernetes.priority_class,
         "scheduler": kubernetes.scheduler_name,
         "runtime_class": kubernetes.runtime_class,
-        "grace_s": _grace_s(plan),
+        "grace_s": _grace_s(plan) if plan.engine == OURS else LEAVE_S + _grace_s(plan),
     }
 
 

@@ -199,20 +199,14 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
         replicas = {"replicas": plan.gateway.replicas} if plan.gateway.replicas > 1 else {}
         yield Manifest("deployment", gateway, {"name": gateway, **replicas, **workload})
     else:
-        yield from _router(gateway, workload, watches_pods=document["container"].get("watches_pods", False))
+        yield Manifest("role", gateway, {**workload, "name": gateway})
+        yield Manifest("rolebinding", gateway, {**workload, "name": gateway})
+        yield Manifest("deployment-router", gateway, {**workload, "name": gateway})
     if plan.gateway.replicas > 1:
         stay = {"min_available": plan.gateway.replicas - 1}
         yield Manifest("poddisruptionbudget", gateway, {"name": gateway, **service, **stay})
     if plan.kubernetes.monitors:
         yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
-
-
-def _router(name: str, workload: Variables, *, watches_pods: bool) -> Iterator[Manifest]:
-    """Another engine's, with the right to see pods if it looks for them there."""
-    if watches_pods:
-        yield Manifest("role", name, {**workload, "name": name})
-        yield Manifest("rolebinding", name, {**workload, "name": name})
-    yield Manifest("deployment-router", name, {**workload, "name": name, "watches_pods": watches_pods})
 
 
 def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:

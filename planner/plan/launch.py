@@ -19,6 +19,7 @@ from typing import Any
 from planner.cluster.inventory import spares_with
 from planner.engines.adapters import gateway_container, unit_container
 from planner.engines.container import Phased
+from planner.estimate.slow_loading import start_budget_s
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
@@ -66,7 +67,9 @@ class Known:
     expert_maps: Mapping[Phase, LaunchDocument]
     first_moe_layer: int  # the model's number of the layer of a map's first row
     static_fractions: Mapping[Phase, float]  # likewise
+    weights_bytes: Mapping[Phase, int]  # likewise
     model_type: str  # of the checkpoint's config.json
+    brings_code: bool  # whether other engines run code of the checkpoint
     is_runnable: bool
 
 
@@ -90,7 +93,9 @@ def launch_documents(
         static_fractions={
             each.phase: static_fraction(each.weight_bytes, each.kv_bytes, each.gpu_bytes) for each in memory
         },
+        weights_bytes={each.phase: each.weight_bytes for each in memory},
         model_type=spec.model.model_type,
+        brings_code=spec.model.brings_code,
         is_runnable=is_runnable,
     )
     return documents_for(spec.written, placement.units, known)
@@ -106,7 +111,7 @@ def documents_for(spec: Spec, units: Sequence[Unit], known: Known) -> dict[str, 
         names.launch_file(unit.name): _unit_document(spec, unit, spares[unit.phase], maps[unit.phase], known)
         for unit in units
     }
-    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, known)}
+    return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, units, known)}
 
 
 def unit_digest(document: LaunchDocument) -> str:
@@ -197,14 +202,20 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
         "model_type": known.model_type,
+        **({"brings_code": True} if known.brings_code else {}),
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
         kv_tokens, kv_bytes = known.kv_tokens[unit.phase], known.kv_bytes[unit.phase]
         fraction = known.static_fractions[unit.phase]
-        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction)
+        start_s = _start_s(spec, unit, known)
+        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, known.brings_code)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
+
+
+def _start_s(spec: Spec, unit: Unit, known: Known) -> int:
+    return start_budget_s(spec.kubernetes, spec.engine_name, known.weights_bytes[unit.phase] * unit.ranks_per_node)
 
 
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
@@ -216,7 +227,7 @@ def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
     return {"ranks": ranks, "places": list(unit.nodes), "spares": list(spares)}
 
 
-def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
+def _gateway_document(spec: Spec, units: Sequence[Unit], known: Known) -> LaunchDocument:
     first, last = (spec.phase(spec.phases[end]) for end in (0, -1))
     told: LaunchDocument = {}
     if spec.engine_name == OURS:
@@ -224,7 +235,8 @@ def _gateway_document(spec: Spec, known: Known) -> LaunchDocument:
     else:
         told["engine"] = {"name": spec.engine_name, "version": spec.engine_version}
         if known.is_runnable:
-            told["container"] = gateway_container(spec).as_document()
+            start_s = max(_start_s(spec, unit, known) for unit in units)
+            told["container"] = gateway_container(spec, start_s).as_document()
     document = told | {
         "version": LAUNCH_VERSION,
         "kind": "gateway",

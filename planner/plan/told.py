@@ -46,7 +46,9 @@ def told_otherwise(
             phase: static_fraction(each["weights_bytes"], kv_of[phase], each["gpu_bytes"])
             for phase, each in data["memory"].items()
         },
+        weights_bytes={phase: each["weights_bytes"] for phase, each in data["memory"].items()},
         model_type=first.get("model_type", ""),
+        brings_code=first.get("brings_code", False),
         is_runnable=data["runnable"],
     )
     for file, document in documents_for(spec, units, known).items():

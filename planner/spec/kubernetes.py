@@ -201,7 +201,8 @@ class KubernetesSpec(Section):
     ready_timeout: Annotated[float, *quantity("time", least="10s", most="24h")] = Field(
         default="30min",
         validate_default=True,
-        description="Time after which a unit that is not ready is an error, where loading takes most of the time.",
+        description="Time after which a unit that is not ready is an error, where loading takes most of the time; pods "
+        "of other engines get at least as long to start.",
         examples=["30min"],
     )
     unit_kind: Literal["leaderworkerset", "statefulset"] = Field(

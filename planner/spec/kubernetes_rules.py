@@ -7,6 +7,7 @@ from typing import Any
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName
 from planner.problems.fix import Fix, for_example, nearest, removal
+from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
 from planner.spec.rule import Broken, Rule, declare_at, declare_in
 from planner.spec.volume_rules import VOLUMES
@@ -116,6 +117,19 @@ def controllers_of_other_engines_have_an_image(
     rule = f"S471 must be given with engine {used}"
     fix = for_example("kubernetes.controller.image: registry.example.com/tidemill-runtime:0.1.0")
     return Broken(rule, f"the image of {used} does not hold tidemill controller", fix, "kubernetes.controller.image")
+
+
+@_reads("kubernetes.stage.source", "kubernetes.stage.image?", "kubernetes.image", "engine?", "engine.name?")
+def stages_of_other_engines_have_an_image(
+    _: str, image: str | None, units: str, engine: EngineName | None, name: EngineName | None
+) -> Broken | None:
+    """Their images hold no Tidemill, by whose command checkpoints are copied."""
+    used = name or engine
+    if image is not None or units == DEFAULT_IMAGE or used in (None, OURS):
+        return None
+    rule = f"S486 must be given with engine {used} in kubernetes.image"
+    fix = for_example("kubernetes.stage.image: registry.example.com/tidemill-runtime:0.1.0")
+    return Broken(rule, f"an image of {used} does not hold what copies checkpoints", fix, "kubernetes.stage.image")
 
 
 @_reads("kubernetes.gateway.volumes", "engine?", "engine.name?")

@@ -132,7 +132,8 @@ class GatewayPodSpec(Section):
     image: str | None = Field(
         default=None,
         min_length=1,
-        description="The gateway's image, kubernetes.image unless given. Our own gateway needs no GPU kernels.",
+        description="The gateway's image, kubernetes.image unless given. Our own gateway needs no GPU kernels. With "
+        "vllm it is its router's, which vLLM's image does not hold; unless given, a guess at a published one.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     volumes: list[VolumeSpec] | None = Field(
@@ -166,7 +167,8 @@ class StageSpec(Section):
     image: str | None = Field(
         default=None,
         min_length=1,
-        description="The image with the runtime, which copies; kubernetes.image unless given.",
+        description="The image with the runtime, which copies; kubernetes.image unless given, and required where that "
+        "is another engine's.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
 

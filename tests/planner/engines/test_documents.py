@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from planner.compiler import compile_plan
+from planner.engines.adapters import gateway_container
 from planner.facts.digest import pretty_json
 from planner.manifests.render import render_files
 from planner.plan.deployable import document_digest, plan_digest
@@ -15,6 +16,7 @@ from planner.plan.launch import launch_digest, unit_digest, with_map, without_ma
 from planner.plan.loaded import load_plan
 from planner.problems.errors import CallError, InfeasibleError
 from planner.spec.check import check_spec
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import Spec
 
 PAIR = """\
@@ -188,26 +190,83 @@ def test_an_engine_that_starts_can_be_ended(objects, engine):
         assert pod_of(objects[engine], unit)[0]["spec"]["shareProcessNamespace"] is True
 
 
-def test_sglangs_router_may_see_pods_and_nothing_else(objects):
-    """It finds the servers by label, so that its account reads pods of its own namespace."""
-    role, binding = (objects["sglang"][kind, "pair-gateway"] for kind in ("Role", "RoleBinding"))
-    pod = objects["sglang"]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_routers_may_see_pods_and_nothing_else(objects, engine):
+    """They find the servers by label, so that their account reads pods of its own namespace."""
+    role, binding = (objects[engine][kind, "pair-gateway"] for kind in ("Role", "RoleBinding"))
+    pod = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]
 
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "pair-gateway", "namespace": "tidemill"}]
     assert pod["automountServiceAccountToken"] is True
-    assert pod["containers"][0]["command"] == ["python3", "-m", "sglang_router.launch_router"]
+    assert pod["containers"][0]["command"] == ["python3", "-m", f"{engine}_router.launch_router"]
 
 
-def test_vllms_router_knows_every_pod_by_name(objects):
-    """Two nodes of decode and four of prefill; and it asks no API server."""
-    (container,) = objects["vllm"]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
-    urls = [word for word in container["args"] if word.startswith("http://")]
+@pytest.mark.parametrize(
+    ("engine", "which"), [("sglang", ["leaderworkerset.sigs.k8s.io/worker-index=0"]), ("vllm", [])]
+)
+def test_routers_find_the_pods_that_answer(objects, engine, which):
+    """Of SGLang's units the first pod does, of vLLM's every pod, at the port where its server listens."""
+    (container,) = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
+    said = said_by(container["args"])
+    for unit, phase in zip(UNITS, ("prefill", "decode"), strict=True):
+        template, server = pod_of(objects[engine], unit)
+        selector = said[f"--{phase}-selector"]
+        labels = {f"{key}={value}" for key, value in template["metadata"]["labels"].items()}
+        (port,) = (each["containerPort"] for each in server["ports"] if each["name"] == "http")
 
-    assert len(urls) == 6
-    assert "http://pair-decode-0-0.pair-decode-0.tidemill:8000" in urls
-    assert "http://pair-prefill-0-0-3.pair-prefill-0.tidemill:8000" in urls
-    assert not any(kind in ("Role", "RoleBinding") for kind, _ in objects["vllm"])
+        assert [each for each in selector if each not in labels] == which
+        assert said["--service-discovery-port"] == [str(port)]
+    assert said["--service-discovery-namespace"] == ["tidemill"]
+
+
+def said_by(words):
+    """Option -> its values."""
+    starts = [index for index, word in enumerate(words) if word.startswith("--")]
+    return {words[start]: words[start + 1 : end] for start, end in zip(starts, [*starts[1:], None], strict=True)}
+
+
+def seconds_of(probe):
+    """How long it may fail."""
+    return probe["failureThreshold"] * probe["periodSeconds"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_everybody_waits_for_an_engine_that_compiles(objects, engine):
+    """The kubelet, the engine itself, its router, and whoever rolls the router out: half an hour at least."""
+    own = {"sglang": "SGLANG_WARMUP_TIMEOUT", "vllm": "VLLM_ENGINE_READY_TIMEOUT_S"}[engine]
+    deployment = objects[engine]["Deployment", "pair-gateway"]["spec"]
+    (router,) = deployment["template"]["spec"]["containers"]
+    for unit in UNITS:
+        _, container = pod_of(objects[engine], unit)
+
+        assert seconds_of(container["startupProbe"]) == 1800
+        assert {"name": own, "value": "1800"} in container["env"]
+    assert seconds_of(router["startupProbe"]) == 1800
+    assert said_by(router["args"])["--worker-startup-timeout-secs"] == ["1800"]
+    assert deployment["progressDeadlineSeconds"] > 1800
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_pods_leave_the_routers_list_before_they_refuse_requests(objects, engine):
+    """The router hears of a pod's end at once, the pod itself some seconds later, and its time to drain is whole."""
+    for unit in UNITS:
+        template, container = pod_of(objects[engine], unit)
+        leaving = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+        assert leaving > 0
+        assert template["spec"]["terminationGracePeriodSeconds"] == leaving + 30 + 10
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_routers_notice_a_dead_pod_within_seconds(objects, engine):
+    """By default they look once a minute, and believe the third failure."""
+    (router,) = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
+    said = said_by(router["args"])
+
+    assert said["--health-check-interval-secs"] == ["2"]
+    assert said["--health-failure-threshold"] == ["1"]
+    assert said.get("--decode-policy") == {"sglang": None, "vllm": ["round_robin"]}[engine]
 
 
 def test_a_plan_for_vllm_says_that_its_map_is_told_to_nobody(plans):
@@ -223,3 +282,20 @@ def test_only_the_bundled_runtime_runs_on_this_machine(plans):
         plans["sglang"].deployable.require_local()
 
     replace(plans["sglang"].deployable, engine="tidemill").require_local()
+
+
+@pytest.mark.parametrize(
+    ("written", "images"),
+    [
+        ({}, {"sglang": "lmsysorg/sglang:v0.5.23", "vllm": "vllm/vllm-router:v0.1.17"}),
+        ({"image": "own:1"}, {"sglang": "own:1", "vllm": "vllm/vllm-router:v0.1.17"}),
+        ({"image": "own:1", "gateway": {"image": "router:2"}}, {"sglang": "router:2", "vllm": "router:2"}),
+    ],
+)
+def test_vllms_router_is_not_in_vllms_image(plans, written, images):
+    """SGLang's image holds both; whoever names the gateway's image decides."""
+    for engine, plan in plans.items():
+        kubernetes = KubernetesSpec.model_validate(written)
+        spec = plan.spec.model_copy(update={"kubernetes": kubernetes})
+
+        assert gateway_container(spec, 1800).image == images[engine]

@@ -19,7 +19,9 @@ from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 
-KNOWN = Phased("/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941)
+KNOWN = Phased(
+    "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941, start_s=1800
+)
 DEEPSEEK = """\
 version: 1
 name: deepseek-r1
@@ -81,9 +83,9 @@ def unit_of(spec, phase):
     return Unit(f"{spec.written.name}-{phase}-0", phase, 0, nodes, num_gpus // len(nodes), "")
 
 
-def command_of(spec, phase, worker=0, model_type="deepseek_v3"):
+def command_of(spec, phase, worker=0, model_type="deepseek_v3", **more):
     """The arguments of a phase's first unit, as the kubelet gives them to one of its pods."""
-    known = replace(KNOWN, model_type=model_type)
+    known = replace(KNOWN, model_type=model_type, **more)
     container = sglang.unit_container(spec.written, unit_of(spec, phase), known, "image")
     return [
         word.replace("$(LWS_WORKER_INDEX)", str(worker))
@@ -129,7 +131,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     commands = [
         command_of(pair, "prefill"),
         command_of(pair, "prefill", 3),
-        command_of(pair, "decode"),
+        command_of(pair, "decode", model_type="kimi_k2", brings_code=True),
         command_of(pair, "decode", 17),
         command_of(one, "mixed"),
         command_of(wide, "decode"),
@@ -137,7 +139,9 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         command_of(one, "mixed", model_type="deepseek_v4"),
         *(command_of(drafting, phase) for phase in ("prefill", "decode")),
     ]
-    said = ask(commands=commands, router=[list(sglang.router(each.written, "image").args) for each in (pair, one)])
+    said = ask(
+        commands=commands, router=[list(sglang.router(each.written, 1800, "image").args) for each in (pair, one)]
+    )
     keys = ("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "deepep_mode", "max_running_requests")
 
     assert [tuple(each.get(key) for key in keys) for each in said["commands"]] == [

@@ -15,7 +15,9 @@ from planner.spec.check import check_spec
 from tests.planner.engines.test_documents import PAIR
 
 TABLE = json.loads((Path(__file__).parent / "vllm-options.json").read_text())
-KNOWN = Phased("/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894)
+KNOWN = Phased(
+    "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894, start_s=1800
+)
 NUMBERS = {"int": r"\d+", "float": r"\d+(\.\d+)?"}
 WORKER = re.compile(r"\$\(LWS_WORKER_INDEX\)")
 
@@ -114,7 +116,25 @@ def test_sizes_are_those_of_the_plan(spec):
     assert options["--kv-cache-memory-bytes"] == ["899481600"]
     assert options["--nnodes"] + options["--node-rank"] == ["2", "1"]
     assert options["--cudagraph-capture-sizes"][-1] == "128"
-    assert json.loads(options["--kv-transfer-config"][0])["kv_connector"] == "NixlConnector"
+
+
+def test_code_of_the_checkpoint_runs_only_where_it_brings_some(spec):
+    """Without the option vLLM takes another tokenizer, and says nothing."""
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    kimi = vllm.unit_container(spec, unit, replace(KNOWN, model_type="kimi_k2", brings_code=True), "image")
+
+    assert mistakes([WORKER.sub("1", word) for word in kimi.args], TABLE["options"]) == []
+    assert "--trust-remote-code" in kimi.args
+    assert "--trust-remote-code" not in words_of(spec, "decode")
+
+
+def test_each_phase_says_what_it_does_with_kv(spec):
+    """vLLM deprecates one role for both."""
+    roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
+    for phase, role in roles.items():
+        (told,) = said(words_of(spec, phase))["--kv-transfer-config"]
+
+        assert json.loads(told) == {"kv_connector": "NixlConnector", "kv_role": role}
 
 
 def test_both_phases_are_told_how_tokens_are_drafted(spec):
