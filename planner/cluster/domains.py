@@ -10,13 +10,7 @@ from collections.abc import Iterable
 from planner.cluster.inventory import Node, named_places
 from planner.facts.catalog import Gpu
 
-__all__ = ["domain_size", "nvlink_domains"]
-
-
-def domain_size(gpu: Gpu, gpus_per_node: int) -> int:
-    """Return the GPUs of a domain. One of HGX ends with its node, however few GPUs that has."""
-    size = gpu.nvlink_domain or gpus_per_node
-    return size if gpu.nvlink_leaves_node else min(size, gpus_per_node)
+__all__ = ["nvlink_domains"]
 
 
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
@@ -24,7 +18,7 @@ def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[
 
     Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
     """
-    nodes_per_domain = domain_size(gpu, gpus_per_node) // gpus_per_node
+    nodes_per_domain = gpu.domain_size(gpus_per_node) // gpus_per_node
     if nodes_per_domain <= 1:
         return {node.name: node.name for node in nodes}
     before: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planner.engines import sglang
-from planner.engines.deep_ep import MAX_DISPATCHED_TOKENS, dispatched_tokens, step_tokens
+from planner.engines.exchange_limits import exchange_sizes, has_room, room_for_requests, takes_unit
 from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
@@ -17,7 +17,7 @@ from planner.problems.errors import Violation
 from planner.problems.fix import Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["LIMITS", "Limit", "engine_refusals"]
+__all__ = ["LIMITS", "Limit", "engine_refusals", "runs_layout"]
 
 Found = Iterator[Violation]
 
@@ -38,6 +38,11 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
     for each in LIMITS:
         if each.engine == name and version in each.versions:
             yield from each.find(spec)
+
+
+def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether the engine of `spec` can run the sizes of `phase`; other phases need not be decided yet."""
+    return takes_unit(spec, phase) and has_room(spec, phase)
 
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:
@@ -93,29 +98,6 @@ def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
             rule = f"S745 must be none to run on {spec.written.engine_name} with one attention group"
             reason = "its GPUs share all attention, so there is no dispatch to overlap"
             yield Violation(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
-
-
-def _shared_tokens(spec: ResolvedSpec) -> Found:
-    """A group's GPUs share its tokens."""
-    for phase in spec.phases:
-        section = spec.phase(phase)
-        if phase != "prefill" and dispatched_tokens(section) > MAX_DISPATCHED_TOKENS:
-            yield from _too_many_tokens(spec, phase, MAX_DISPATCHED_TOKENS * section.attention_tp)
-
-
-def _tokens_of_groups(spec: ResolvedSpec) -> Found:
-    """Each GPU keeps room for all tokens of its group."""
-    if "decode" in spec.phases and step_tokens(spec.phase("decode")) > MAX_DISPATCHED_TOKENS:
-        yield from _too_many_tokens(spec, "decode", MAX_DISPATCHED_TOKENS)
-
-
-def _too_many_tokens(spec: ResolvedSpec, phase: Phase, most: int) -> Found:
-    section = spec.phase(phase)
-    most //= 1 + section.draft_tokens
-    if section.ep_size > section.attention_tp:
-        rule = f"S746 must be at most {most:,} to run on {spec.written.engine_name}"
-        reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"
-        yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
 
 
 def _map_in_one_file(spec: ResolvedSpec) -> Found:
@@ -214,6 +196,8 @@ def _tls(spec: ResolvedSpec) -> Found:
 
 
 _SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions
+_EXCHANGE = "planner/facts/exchange.py"
+_BUFFER = "github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor"
 _DEEPEP = "github.com/deepseek-ai/DeepEP dd758caf README.md"
 _DISPATCHER = "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py"
 _LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound"
@@ -230,7 +214,8 @@ LIMITS = (
     Limit("sglang", _SGLANG, _LWS, _covered_racks),
     Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
-    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG", _shared_tokens),
+    Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG; {_BUFFER}", room_for_requests),
+    Limit("sglang", _SGLANG, _EXCHANGE, exchange_sizes),
     Limit("sglang", _SGLANG, "sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py", _exchanged_precision),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
     Limit("sglang", _SGLANG, _MODELS, model_limits),
@@ -265,9 +250,10 @@ LIMITS = (
     Limit(
         "vllm",
         _VLLM,
-        f"{_DISPATCHER}: DeepEP's own limit; vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py",
-        _tokens_of_groups,
+        f"{_DISPATCHER}: DeepEP's own limit; vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py; {_BUFFER}",
+        room_for_requests,
     ),
+    Limit("vllm", _VLLM, _EXCHANGE, exchange_sizes),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
     Limit("vllm", _VLLM, _MODELS, model_limits),

@@ -42,12 +42,12 @@ from planner.engines.container import (
     Phased,
     Probe,
 )
-from planner.engines.deep_ep import dispatched_tokens
 from planner.engines.routers import discovery, health_checks
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
+from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KvDtype, kv_dtype
@@ -293,7 +293,7 @@ def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
     """The room that low-latency dispatch keeps for each rank's tokens."""
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}
-    return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase))}
+    return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase, "sglang"))}
 
 
 def _num_groups(spec: Spec) -> int:

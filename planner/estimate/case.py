@@ -5,7 +5,6 @@ request, or of what KV has room for; steps of `max_batch_tokens`, of prompts hal
 say when a point is derived so.
 """
 
-from planner.cluster.domains import domain_size
 from planner.estimate.throughput.engines import engine_model
 from planner.estimate.throughput.machine import machine_of
 from planner.estimate.throughput.point import OperatingPoint
@@ -53,7 +52,7 @@ def case_of(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exch
 
 def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
     """Return what of a layout decides a layer's time; nodes are those that NICs are between."""
-    domain = domain_size(spec.gpu_of(layout.phase), spec.cluster.gpus_per_node)
+    domain = spec.gpu_of(layout.phase).domain_size(spec.cluster.gpus_per_node)
     return UnitShape(
         num_gpus=layout.ep_size,
         num_nodes=max(1, -(-layout.ep_size // domain)),

@@ -52,6 +52,11 @@ class Gpu:
         """Return whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
         return self.kubernetes_resource == "amd.com/gpu"
 
+    def domain_size(self, gpus_per_node: int) -> int:
+        """Return the GPUs of an NVLink domain. One of HGX ends with its node, however few GPUs that has."""
+        size = self.nvlink_domain or gpus_per_node
+        return size if self.nvlink_leaves_node else min(size, gpus_per_node)
+
 
 _AICONFIGURATOR = "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core"
 

@@ -9,18 +9,25 @@ token into fewer groups than there are, and where NVLink ends with the node.
 Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to dispatch, and 14,336 B in BF16 to
 combine.
 
-Source: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine).
+Sources: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine);
+sglang 0.5.23 layers/moe/token_dispatcher/deepep.py and vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
+(tokens that a GPU has room for).
 """
 
 from planner.facts.catalog import Gpu
+from planner.facts.engines import OURS
 from planner.facts.gate import Gate
 from planner.facts.model import Model
-from planner.facts.terms import Phase, Precision, SplitRule
+from planner.facts.terms import EngineName, Phase, Precision, SplitRule
 from planner.layout.layout import PhaseLayout
+from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
 from planner.spec.schema import Spec
 
-__all__ = ["gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes", "split_of"]
+__all__ = [
+    *("dispatched_tokens", "gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes"),
+    *("split_of", "step_tokens"),
+]
 
 SCALE_CHANNELS = 128
 SCALE_BYTES = 4
@@ -29,6 +36,23 @@ SCALE_BYTES = 4
 def is_normal(phase: Phase) -> bool:
     """Whether `phase` dispatches the normal way; mixed units do, since most of their tokens are of prompts."""
     return phase != "decode"
+
+
+def step_tokens(phase: PhaseSpec) -> int:
+    """Return the most tokens of a decode step of a group: one of each request, and its drafts."""
+    return phase.max_requests * (1 + phase.draft_tokens)
+
+
+def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
+    """Return the tokens of a decode step that each GPU's low-latency buffer has room for.
+
+    GPUs that share attention share its tokens too, but vLLM's buffer has room for all of its group. The bundled runtime
+    makes room for one half of an overlapped step: the halves take turns.
+    """
+    tokens = step_tokens(phase)
+    if engine == OURS and phase.overlap != "none":
+        tokens = -(-tokens // 2)
+    return tokens if engine == "vllm" else -(-tokens // phase.attention_tp)
 
 
 def gate_of(model: Model, precision: Precision) -> Gate:

@@ -24,6 +24,7 @@ from math import ceil
 from planner.facts.engines import OURS
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
+from planner.layout.dispatch import dispatched_tokens
 from planner.layout.layout import PhaseLayout
 from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
@@ -142,14 +143,15 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     model, gpu = checked.loaded_model.one_of(layout.attention_tp), checked.gpu_of(layout.phase)
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
+    dispatched = dispatched_tokens(spec, checked.written.engine_name)
     kv_value = KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
         weights=_loaded(checked, weights_of(model, layout.precision, layout.dense_tp)),
         num_slots=layout.slots_per_gpu,
-        activations=activation_bytes(model, layout, spec),
-        buffers=buffer_bytes(model, layout, spec),
+        activations=activation_bytes(model, layout, spec, dispatched),
+        buffers=buffer_bytes(model, layout, dispatched),
         cuda_graphs=0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES,  # prefill's shapes never repeat
         kv_bytes_per_token=model.kv_bytes_per_token(kv_value),
         kv_bytes_per_request=model.kv_bytes_per_request(spec.max_request_tokens, kv_value),

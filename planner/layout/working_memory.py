@@ -15,7 +15,7 @@ imbalance without any balancing is allowed for. A decode rank has room for every
 slots, as low-latency kernels reserve it.
 
 Where several GPUs share attention, `model` is one GPU's part of it (`Model.one_of`): each computes all tokens of its
-group with its own heads, and the group dispatches each token once. Buffers are those of a GPU that dispatches them all.
+group with its own heads, and the group dispatches each token once.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/config.hpp and deep_ep/buffers/legacy.py (buffers),
 csrc/legacy/buffer.hpp (what dispatch returns), csrc/kernels/legacy/compiled.cuh (workspace, alignment); DeepSeek-V3
@@ -24,18 +24,19 @@ balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 """
 
+from planner.facts.exchange import NVLINK_PEERS
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
+from planner.layout.dispatch import step_tokens
 from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
 
-__all__ = ["activation_bytes", "buffer_bytes", "largest_step_field", "largest_step_tokens"]
+__all__ = ["activation_bytes", "buffer_bytes", "largest_step_field", "largest_step_tokens", "low_latency_bytes"]
 
 MAX_IMBALANCE = 1 + 1.564  # of tokens received, over their mean
 
 # DeepEP
-NVLINK_PEERS = 8
 CHANNELS = 10  # half of 20 SMs
 MAX_TOP_K = MAX_SCALES = 128
 SOURCE_META_BYTES = 8
@@ -77,12 +78,12 @@ def largest_step_field(phase: Phase) -> str:
 
 def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
     """Return how many tokens one rank computes in one step, at most, without those of decode beside a chunk."""
-    return _answering_tokens(spec) if phase == "decode" else spec.max_batch_tokens
+    return step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
 
 
-def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
-    """Return the activation bytes of one rank's largest step."""
-    answering = _answering_tokens(spec)
+def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatched: int) -> int:
+    """Return the activation bytes of one rank's largest step; low-latency dispatch has room for `dispatched` tokens."""
+    answering = step_tokens(spec)
     tokens = largest_step_tokens(layout.phase, spec)
     tokens += answering if layout.phase == "mixed" else 0  # those of each request beside a chunk
     at_once, answers = _at_once(tokens, layout), min(tokens, answering)
@@ -93,17 +94,12 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
     dense_size = -(-model.dense_intermediate_size // layout.dense_tp)
     dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
-    pairs = _received_pairs(model, layout, spec, at_once)
+    pairs = _received_pairs(model, layout, at_once, dispatched)
     experts = _ffn_bytes(pairs, model.hidden_size, model.experts.intermediate_size, layout.precision)
     if layout.phase != "decode" and layout.dp_size > 1:
         experts = _normal_experts_bytes(model, layout, pairs, tokens, experts)
     head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
     return stream + ahead + max(attention, dense, experts, head)
-
-
-def _answering_tokens(spec: PhaseSpec) -> int:
-    """Return the tokens whose next ones a step of decode says: one of each request, and its drafts."""
-    return spec.max_requests * (1 + spec.draft_tokens)
 
 
 def _at_once(tokens: int, layout: PhaseLayout) -> int:
@@ -116,10 +112,9 @@ def _attention_values(model: Model, phase: Phase, tokens: int, max_request_token
     return max(each.values(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
-def _received_pairs(model: Model, layout: PhaseLayout, spec: PhaseSpec, tokens: int) -> int:
+def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: int) -> int:
     """Pairs of a token and an expert that one rank computes at once, at most, when each dispatches `tokens`."""
-    requests = _at_once(_answering_tokens(spec), layout)
-    in_all_slots = layout.slots_per_gpu * layout.dp_size * requests  # low latency: room for the whole unit
+    in_all_slots = layout.slots_per_gpu * layout.ep_size * dispatched  # low latency: room for the whole unit
     if layout.phase == "decode":
         return in_all_slots
     of_unit = tokens * model.num_experts_per_token * layout.dp_size
@@ -159,8 +154,10 @@ def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: P
     return rows * (read * compute + scales + written * result)
 
 
-def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
+def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
     """Return the bytes of dispatch, combine and collectives on one rank; none where a unit is one GPU.
+
+    Low-latency dispatch has room for `dispatched` tokens of each rank.
 
     A unit that is one attention group dispatches nothing: each of its GPUs has all tokens.
     """
@@ -169,8 +166,7 @@ def buffer_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec) -> int:
     if layout.dp_size == 1:
         return NCCL_BYTES
     normal = _normal_bytes(model.hidden_size, layout.ep_size)
-    requests = _at_once(_answering_tokens(spec), layout)
-    low_latency = _in_granules(_low_latency_bytes(model.hidden_size, layout.num_physical_experts, requests))
+    low_latency = _in_granules(low_latency_bytes(model.hidden_size, layout.num_physical_experts, dispatched))
     dispatch = {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
     return NCCL_BYTES + WORKSPACE_BYTES + dispatch
 
@@ -194,7 +190,7 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
     return nvlink + _in_granules(rdma)
 
 
-def _low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:
+def low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:
     """DeepEP's `get_low_latency_rdma_size_hint`: 2.15 GB for 288 experts of 7,168 channels and 128 tokens."""
     scales = hidden_size // SCALE_CHANNELS
     dispatch_message = INT4_BYTES + max(2 * hidden_size, hidden_size + 4 * scales)

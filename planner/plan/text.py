@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from planner.cluster.domains import domain_size
 from planner.facts.catalog import Gpu
 from planner.facts.counted import counted
 from planner.facts.quantities import gb
@@ -115,7 +114,7 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
     yield f"  {called:9} {gb(gpu.usable_bytes)} ({gpu.usable_bytes / 2**30:.1f} GiB) usable{sold}"
     if gpu.nvlink_gb_per_s:
         mesh = f", {gpu.peer_gb_per_s:g} to any one of them" if gpu.peer_gb_per_s else ""
-        others = f"the other {domain_size(gpu, gpus_per_node) - 1}" if gpu.nvlink_domain else "the others of its node"
+        others = f"the other {gpu.domain_size(gpus_per_node) - 1}" if gpu.nvlink_domain else "the others of its node"
         yield f"            {gpu.nvlink_gb_per_s:g} GB/s each way to {others}{mesh}"
     if gpu.nic_gbps:
         sharing = f", shared by {gpu.gpus_per_nic} GPUs" if (gpu.gpus_per_nic or 1) > 1 else ""

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from planner.engines.limits import runs_layout
 from planner.estimate.points import operating_point
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
@@ -208,7 +209,7 @@ def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedS
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:
     """The first layout that holds what is wanted and the operating point, else the first that holds the point, else the
-    first that holds one request, else the last.
+    first that holds one request, else the largest.
 
     With it, how many of the wanted requests it holds at full length.
     """
@@ -224,7 +225,8 @@ def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numb
         if num_held == wanted and held[-1].has_point:
             held = held[-1:]
             break
-    best = next(chain((each for each in held if each.has_point), (each for each in held if each.num_held)), held[-1])
+    largest = max(reversed(held), key=lambda each: each.numbers.get("ep_size", 0))
+    best = next(chain((each for each in held if each.has_point), (each for each in held if each.num_held)), largest)
     numbers = best.numbers
     if is_auto(section, "max_requests"):
         most = _most_requests(spec.trying(phase, numbers), phase, memory_of)
@@ -245,8 +247,10 @@ def _layouts(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     ]
     in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
     right = [(size, redundant) for size, redundant in in_groups if redundant <= num_logical * (size - 1)]
-    for size, redundant in right or in_groups or even:  # where none is right, the rules say why
-        decided = {"ep_size": size, "redundant_experts": redundant} | requests
+    all_ = [
+        {"ep_size": size, "redundant_experts": redundant} | requests for size, redundant in right or in_groups or even
+    ]  # where none is right, the rules say why
+    for decided in [each for each in all_ if runs_layout(spec.trying(phase, each), phase)] or all_:
         yield {field: number for field, number in decided.items() if is_auto(section, field)}
 
 
@@ -272,8 +276,9 @@ def _most_requests(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int
     least, most = 1, MAX_REQUESTS
     while least < most:
         middle = (least + most + 1) // 2
-        plan = memory_of(spec.trying(phase, {"max_requests": middle}), phase)
-        fits = plan is not None and plan.full_requests >= middle
+        tried = spec.trying(phase, {"max_requests": middle})
+        plan = memory_of(tried, phase)
+        fits = plan is not None and plan.full_requests >= middle and runs_layout(tried, phase)
         least, most = (middle, most) if fits else (least, middle - 1)
     return least
 

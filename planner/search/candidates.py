@@ -6,7 +6,8 @@
     max_batch_tokens    powers of two
     max_requests        the most that KV has room for and the SLO allows
 
-Each is tried with each, and three kinds of branches are cut, since none of them can hold the best:
+Each is tried with each, as far as the engine can run them. Three kinds of branches are cut, since none of them can hold
+the best:
     more slots where memory is short           memory only gets shorter
     more slots once they are bounded           more slots take memory from KV and bandwidth from all, and gain balance:
                                                as many as now, with the best balance that memory has slots for, would
@@ -24,6 +25,7 @@ from functools import cache
 from math import inf
 from typing import Any, Literal
 
+from planner.engines.limits import runs_layout
 from planner.estimate.utilisation import KEPT
 from planner.expert_map import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
@@ -38,10 +40,11 @@ from planner.spec.undecided import AUTO
 
 __all__ = ["Candidate", "Lost", "Why", "candidates_of"]
 
+SIZES = ("ep_size", "attention_tp", "redundant_experts", "max_requests")  # that an engine's exchange depends on
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 
 TrialAt = Callable[[int, int], Trial]  # of one size: redundant experts, requests
-Why = Literal["memory", "slo", "failure domain", "cluster"]
+Why = Literal["memory", "slo", "failure domain", "cluster", "engine"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,9 @@ def _with_slots(
 
     fewest_requests, most_requests = _requests(spec, phase, spec.phase(phase))
     are_free = fewest_requests < most_requests
+    if refusal := _refusal(trial_at(all_redundant[0], fewest_requests)):  # more slots or requests only take more room
+        yield Lost({**start, "redundant_experts": all_redundant[0]}, "engine", refusal, {})
+        return
     most = _most_that_fit(trial_at, all_redundant, fewest_requests)
     ideal = BestBalance(trials.balance, num_logical + most)
     for redundant in all_redundant:
@@ -193,6 +199,15 @@ def _dark(spec: ResolvedSpec, phase: Phase, ep_size: int, slots: int) -> str | N
     if fewest is None:
         return f"all of a unit's experts are in one {coverage}"
     return f"two {coverage}s for each expert take {fewest} slots a GPU, not {slots}" if slots < fewest else None
+
+
+def _refusal(trial: Trial) -> str | None:
+    """Return why the spec's engine cannot run these sizes; None where it can, or where the spec writes all of them."""
+    phase, written = trial.layout.phase, trial.spec.written
+    is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
+    if not is_left or runs_layout(trial.spec, phase):
+        return None
+    return f"{written.engine_name} {written.engine_version} has no exchange for it"
 
 
 def _tried(
@@ -269,6 +284,8 @@ def _look(trial: Trial, balance: Balance, kv_tokens: int) -> _Look:
     if kv_tokens > memory.kv_tokens:
         room = memory.kv_tokens
         return _Look(room, None, ("memory", f"KV has room for {room:,} of {kv_tokens:,} tokens"), {})
+    if refusal := _refusal(trial):
+        return _Look(memory.kv_tokens, None, ("engine", refusal), {})
     speed, slo = speed_of(trial, balance), trial.spec.written.slo
     reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
     known = {field: value for field, value in reached.items() if value is not None}

@@ -8,6 +8,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any
 
+from planner.engines.exchange_limits import takes_unit
 from planner.expert_map.domains import consecutive_domains, fewest_slots_per_gpu
 from planner.facts.terms import Phase
 from planner.problems.fix import Change
@@ -73,7 +74,8 @@ def _whole_nodes(spec: ResolvedSpec, phase: Phase) -> list[int]:
     """This EP size, and larger ones of whole nodes, up to two GPUs an expert."""
     ep_size, per_node = spec.phase(phase).ep_size, spec.cluster.gpus_per_node
     first = ep_size - ep_size % per_node + per_node
-    return [ep_size, *range(first, 2 * spec.model.num_routed_experts + 1, per_node)]
+    larger = range(first, 2 * spec.model.num_routed_experts + 1, per_node)
+    return [ep_size, *(size for size in larger if _is_exchanged(spec, phase, size))]
 
 
 def _ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
@@ -81,6 +83,9 @@ def _ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     physical = spec.model.num_routed_experts + section.redundant_experts
     larger = range(section.ep_size + 1, physical + 1)
-    return [section.ep_size] + [
-        size for size in larger if physical % size == 0 and (size < per_node or size % per_node == 0)
-    ]
+    even = (size for size in larger if physical % size == 0 and (size < per_node or size % per_node == 0))
+    return [section.ep_size, *(size for size in even if _is_exchanged(spec, phase, size))]
+
+
+def _is_exchanged(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
+    return takes_unit(spec.trying(phase, {"ep_size": ep_size}), phase)

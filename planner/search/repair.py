@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
+from planner.engines.limits import runs_layout
 from planner.facts.catalog import GPUS
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName, Phase
@@ -73,22 +74,16 @@ def with_changes(
 
     def holding(share: float) -> Works:
         def works(change: Change) -> bool:
-            try:
-                tried = with_values(spec, change)
-            except SpecError:
-                return False
-            return is_feasible(tried) and _holds(tried, short, share, memory_of)
+            tried = _changed(spec, change)
+            return tried is not None and is_feasible(tried) and _holds(tried, short, share, memory_of)
 
         return works
 
     def fitting(phase: Phase, share: float) -> Works:
         def works(change: Change) -> bool:
-            try:
-                tried = with_values(spec, change)
-            except SpecError:
-                return False
-            plan = memory_of(tried, phase)
-            return plan is not None and plan.short <= 0 and _holds(tried, (phase,), share, memory_of)
+            tried = _changed(spec, change)
+            plan = memory_of(tried, phase) if tried else None
+            return bool(tried and plan and plan.short <= 0 and _holds(tried, (phase,), share, memory_of))
 
         return works
 
@@ -100,6 +95,16 @@ def with_changes(
         if changes:
             return InfeasibleError([replace(problem, fix=fix_of(changes, spec)) for problem in error.problems])
     return error
+
+
+def _changed(spec: ResolvedSpec, change: Change) -> ResolvedSpec | None:
+    """Return the spec with `change`; None where that breaks rules, or has sizes that its engine cannot run."""
+    try:
+        tried = with_values(spec, change)
+    except SpecError:
+        return None
+    is_run = all(runs_layout(tried, phase) or not runs_layout(spec, phase) for phase in tried.phases)
+    return tried if is_run else None
 
 
 def _needs_nodes(error: InfeasibleError) -> bool:

@@ -8,13 +8,16 @@ a field that is wrong silences only the rules that read it.
 It does not plan: whether the cluster is large enough is not asked here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.facts.catalog import GPUS, Gpu
+from planner.facts.engines import ENGINES, OURS
+from planner.facts.exchange import EXCHANGES, Exchange
 from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import Loads
 from planner.facts.model import Model
@@ -118,6 +121,7 @@ def check_document(document: Document) -> ResolvedSpec:
     fields = check_fields(document.data)
     named = Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
+    values |= _exchanged(values)
     in_range = (
         _as_the_checkpoint(_in_whole_nodes(_heeding_rules(violation, values), values), values)
         for violation in fields.violations
@@ -282,6 +286,21 @@ def _units(values: Mapping[str, Any]) -> dict[str, Any]:
     for window in chain(values.get("schedule.windows") or [], *(each.get("windows", []) for each in others)):
         counts |= {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
     return {"spec.units": counts} | _room(values, counts) if counts else {}
+
+
+def _exchanged(values: Mapping[str, Any]) -> dict[str, Callable[[int], bool]]:
+    """Whether the engine exchanges rows between so many GPUs, for each phase; the bundled runtime always does."""
+    name, per_node = values.get("engine.name", values.get("engine", OURS)), values.get("cluster.gpus_per_node")
+    if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in values:
+        return {}
+    version: str = values.get("engine.version") or ENGINES[name].versions[-1]
+
+    def takes(phase: Phase, exchange: Exchange, ep_size: int) -> bool:
+        gpu: Gpu = GPUS.get(values.get(f"{phase}.gpu") or "", values["cluster.device"])
+        return ep_size == values.get(f"{phase}.attention_tp", 1) or exchange.takes(ep_size, per_node, gpu)
+
+    phases = EXCHANGES[name].get(version, {})
+    return {f"{phase}.exchanged": partial(takes, phase, exchange) for phase, exchange in phases.items()}
 
 
 def _room(values: Mapping[str, Any], counts: Mapping[Phase, int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from typing import Any, get_args
@@ -54,6 +54,8 @@ OTHERS = (
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
+
+Exchanged = Callable[[int], bool]  # whether the engine can exchange rows between so many GPUs
 
 
 def broken_rules(
@@ -129,10 +131,16 @@ def ports_differ(port: int) -> Broken | None:
 
 @_reads(
     *("{phase}.ep_size", "{phase}.redundant_experts", "model.shapes"),
-    *("cluster.gpus_per_node?", "{phase}.room?", "{phase}.as_written?"),
+    *("cluster.gpus_per_node?", "{phase}.room?", "{phase}.exchanged?", "{phase}.as_written?"),
 )
 def ep_size_divides_physical_experts(
-    ep_size: int, redundant: int, model: Model, gpus_per_node: int | None, room: int | None, phase: Phase | None
+    ep_size: int,
+    redundant: int,
+    model: Model,
+    gpus_per_node: int | None,
+    room: int | None,
+    exchanged: Exchanged | None,
+    phase: Phase | None,
 ) -> Broken | None:
     """Every GPU of a unit holds equally many slots: the dispatch kernels count on it.
 
@@ -145,25 +153,33 @@ def ep_size_divides_physical_experts(
         return None
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
     reason = "every GPU of a unit holds the same number of experts"
-    is_kept = phase is not None and _is_whole_nodes(ep_size, gpus_per_node)
+    is_kept = phase is not None and _is_whole_nodes(ep_size, gpus_per_node) and (not exchanged or exchanged(ep_size))
     numbers = _even_redundant(ep_size, redundant, num_logical) if is_kept else []
     if not numbers:
-        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node, room)))
+        return Broken(rule, reason, nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node, room, exchanged)))
     path = f"{phase}.redundant_experts"
     words = f"nearest: redundant_experts: {' or '.join(map(str, numbers))}"
     return Broken(rule, reason, Fix(words, tuple({path: number} for number in numbers)))
 
 
-@_reads("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?", "model.shapes?", "{phase}.room?")
+@_reads(
+    *("{phase}.ep_size", "cluster.gpus_per_node", "{phase}.redundant_experts?"),
+    *("model.shapes?", "{phase}.room?", "{phase}.exchanged?"),
+)
 def unit_fills_whole_nodes(
-    ep_size: int, gpus_per_node: int, redundant: int | None, model: Model | None, room: int | None
+    ep_size: int,
+    gpus_per_node: int,
+    redundant: int | None,
+    model: Model | None,
+    room: int | None,
+    exchanged: Exchanged | None,
 ) -> Broken | None:
     """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
     if _is_whole_nodes(ep_size, gpus_per_node):
         return None
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
-    sizes = _ep_sizes(num_physical, gpus_per_node, room)
+    sizes = _ep_sizes(num_physical, gpus_per_node, room, exchanged)
     return Broken(rule, "units do not share nodes", nearest_of(ep_size, sizes))
 
 
@@ -325,14 +341,18 @@ def _even_redundant(ep_size: int, redundant: int, num_logical: int) -> list[int]
     return sorted(even, key=lambda number: (number == 0, abs(number - redundant), -number))
 
 
-def _ep_sizes(num_physical: int | None, gpus_per_node: int | None, room: int | None) -> list[int]:
+def _ep_sizes(
+    num_physical: int | None, gpus_per_node: int | None, room: int | None, exchanged: Exchanged | None
+) -> list[int]:
     """Sizes that spread experts evenly over whole nodes, within the `room` that there is.
 
-    Every size spreads a number of experts that nobody knows.
+    Where one of them can be `exchanged` between by the spec's engine, only such sizes. Every size spreads a number of
+    experts that nobody knows.
     """
     even = [
         size
         for size in range(1, min(num_physical or MAX_EP_SIZE, MAX_EP_SIZE) + 1)
         if (num_physical or 0) % size == 0 and (not gpus_per_node or size <= gpus_per_node or size % gpus_per_node == 0)
     ]
-    return [size for size in even if room is None or size <= room] or even
+    taken = [size for size in even if exchanged is None or exchanged(size)] or even
+    return [size for size in taken if room is None or size <= room] or taken

@@ -12,9 +12,9 @@ import pytest
 from planner.compiler import compile_plan
 from planner.engines import sglang
 from planner.engines.container import MAP_FILE, Phased
-from planner.engines.deep_ep import dispatched_tokens
 from planner.facts import names
 from planner.facts.map_files import export_map
+from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
 from planner.spec.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
@@ -328,7 +328,7 @@ def test_dispatch_keeps_room_for_the_largest_step(tmp_path):
 
     assert decode[name] == "128"
     assert name not in prefill
-    assert dispatched_tokens(replace_phase(spec.phase("decode"), max_requests=127, attention_tp=4)) == 32
+    assert dispatched_tokens(replace_phase(spec.phase("decode"), max_requests=127, attention_tp=4), "sglang") == 32
 
 
 def test_compiled_kernels_stay_where_the_spec_keeps_them(tmp_path):

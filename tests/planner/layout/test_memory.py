@@ -189,7 +189,7 @@ def test_a_unit_that_is_one_attention_group_has_no_dispatch_buffers():
     """Only what collectives need."""
     layout, spec = laid_out("prefill", {"ep_size": 16, "attention_tp": 16, "redundant_experts": 0})
 
-    assert buffer_bytes(DEEPSEEK, layout, spec) == 411_041_792
+    assert buffer_bytes(DEEPSEEK, layout, spec.max_requests) == 411_041_792
 
 
 def test_low_latency_buffers_are_as_the_library_reserves_them():
@@ -200,17 +200,17 @@ def test_low_latency_buffers_are_as_the_library_reserves_them():
     dispatch_message, combine_message = 16 + 7168 * 2, 56 * 4 + 7168 * 2
     send, receive = 288 * 128 * combine_message, 288 * 128 * max(dispatch_message, combine_message)
 
-    layout, spec = laid_out("decode", PAIR["decode"])
+    layout, _ = laid_out("decode", PAIR["decode"])
     pieces = math.ceil(2 * (send + receive + 288 * 4) / 2**29)
     assert pieces == 4
-    assert buffer_bytes(DEEPSEEK, layout, spec) == 411_041_792 + pieces * 2**29 + 32 * 2**20
+    assert buffer_bytes(DEEPSEEK, layout, 128) == 411_041_792 + pieces * 2**29 + 32 * 2**20
 
 
 def test_a_unit_of_one_gpu_sends_nothing():
     """No dispatch, no buffers."""
     layout, spec = laid_out("prefill", {"ep_size": 1})
 
-    assert buffer_bytes(DEEPSEEK, layout, spec) == 0
+    assert buffer_bytes(DEEPSEEK, layout, spec.max_requests) == 0
 
 
 def test_the_published_units_fit(compiled):
@@ -353,8 +353,10 @@ def test_less_to_do_never_needs_more(case):
     for field in ("max_requests", "max_request_tokens", "max_batch_tokens"):
         fewer = spec.model_copy(update={field: max(1, getattr(spec, field) // 2)})
 
-        assert activation_bytes(model, layout, fewer) <= activation_bytes(model, layout, spec)
-        assert buffer_bytes(model, layout, fewer) <= buffer_bytes(model, layout, spec)
+        few, many = fewer.max_requests, spec.max_requests
+
+        assert activation_bytes(model, layout, fewer, few) <= activation_bytes(model, layout, spec, many)
+        assert buffer_bytes(model, layout, few) <= buffer_bytes(model, layout, many)
 
 
 @given(case=layouts())

@@ -1,0 +1,158 @@
+"""What an engine's exchange cannot do with a unit: its number of GPUs, and the tokens of its decode steps.
+
+The facts are in `planner/facts/exchange.py`. Fixes offer sizes that are right in every way that a spec's rules ask for;
+whether memory holds them is planned when they are written.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
+from planner.facts.terms import Phase
+from planner.layout.dispatch import dispatched_tokens
+from planner.layout.working_memory import low_latency_bytes
+from planner.problems.errors import Violation
+from planner.problems.fix import HERE, Change, Fix, nearest
+from planner.spec.check import ResolvedSpec
+from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
+
+__all__ = ["exchange_sizes", "has_room", "room_for_requests", "takes_unit"]
+
+
+def takes_unit(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether the engine exchanges rows between as many GPUs as a unit of `phase` has, on the nodes that it has.
+
+    The bundled runtime always does.
+    """
+    exchange, ep_size = _exchange(spec, phase), spec.phase(phase).ep_size
+    return exchange is None or exchange.takes(ep_size, spec.cluster.gpus_per_node, spec.gpu_of(phase))
+
+
+def has_room(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether the engine's exchange can hold the tokens of a decode step."""
+    exchange = _exchange(spec, phase)
+    if exchange is None or "low_latency" not in exchange.kernels:
+        return True
+    tokens = dispatched_tokens(spec.phase(phase), spec.written.engine_name)
+    return tokens <= MAX_DISPATCHED_TOKENS and _buffer_bytes(spec, phase) < BUFFER_LIMIT_BYTES
+
+
+def exchange_sizes(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Refuse a unit whose GPUs are too many, too few or too far apart for its exchange."""
+    for phase in spec.phases:
+        section, exchange = spec.phase(phase), _exchange(spec, phase)
+        if exchange is None or takes_unit(spec, phase):
+            continue
+        per_node, gpu = spec.cluster.gpus_per_node, spec.gpu_of(phase)
+        sizes = [size for size in range(2, _most_gpus(spec, phase) + 1) if exchange.takes(size, per_node, gpu)]
+        rule = f"S770 must be {_in_words(exchange, sizes)} to run on {_named(spec)}"
+        fix = _other_sizes(spec, phase, sizes)
+        yield Violation(f"{phase}.ep_size", section.ep_size, rule, _why_no_exchange(spec, exchange, section), fix)
+
+
+def room_for_requests(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Refuse decode steps of more tokens than low-latency kernels count, or than their buffer can hold."""
+    for phase in spec.phases:
+        if has_room(spec, phase):
+            continue
+        section, engine = spec.phase(phase), spec.written.engine_name
+        requests = range(1, section.max_requests + 1)
+        most = bisect_left(
+            requests, True, key=lambda each: not has_room(spec.trying(phase, {"max_requests": each}), phase)
+        )
+        if dispatched_tokens(section, engine) > MAX_DISPATCHED_TOKENS:
+            rule = f"S746 must be at most {most:,} to run on {engine}"
+            reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"
+            yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
+        else:
+            yield _too_large_a_buffer(spec, phase, most)
+
+
+def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
+    """Return what exchanges the rows of `phase`; None where a unit is one attention group, which exchanges none."""
+    section, engine, version = spec.phase(phase), spec.written.engine_name, spec.written.engine_version
+    if version is None or section.ep_size == section.attention_tp:
+        return None
+    return EXCHANGES[engine][version][phase]
+
+
+def _most_gpus(spec: ResolvedSpec, phase: Phase) -> int:
+    """Return the GPUs that the nodes without the other phases' units have for each unit of `phase`."""
+    nodes, per_node = spec.cluster.nodes, spec.cluster.gpus_per_node
+    taken = {each: spec.written.num_units(each) * max(1, spec.phase(each).ep_size // per_node) for each in spec.phases}
+    num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(spec.cluster.spares)
+    left = num_nodes - sum(number for each, number in taken.items() if each != phase)
+    return min(max(1, left // spec.written.num_units(phase)) * per_node, MAX_EP_SIZE)
+
+
+def _named(spec: ResolvedSpec) -> str:
+    return f"{spec.written.engine_name} {spec.written.engine_version}"
+
+
+def _in_words(exchange: Exchange, sizes: Sequence[int]) -> str:
+    if "normal" not in exchange.kernels:
+        return f"less than {NVLINK_PEERS} or a multiple of {NVLINK_PEERS}"
+    return " or ".join(part for part in (", ".join(map(str, sizes[:-1])), *map(str, sizes[-1:])) if part) or "1"
+
+
+def _why_no_exchange(spec: ResolvedSpec, exchange: Exchange, section: PhaseSpec) -> str:
+    if "normal" not in exchange.kernels:
+        return f"DeepEP's low-latency kernels take {NVLINK_PEERS} ranks for a node once there are so many"
+    per_node = spec.cluster.gpus_per_node
+    if section.ep_size <= per_node or (per_node % NVLINK_PEERS == 0):
+        return "DeepEP's normal kernels have configurations for certain numbers of ranks only"
+    return (
+        f"DeepEP's normal kernels open the memory of each {NVLINK_PEERS} consecutive ranks, and NVLink need not join "
+        f"those of nodes with {per_node} GPUs"
+    )
+
+
+def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int]) -> Fix | str:
+    """Offer the nearest sizes on both sides, with the redundant experts that fill their slots evenly."""
+    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
+    whole = [size for size in sizes if size <= per_node or size % per_node == 0]
+    right = [size for size in whole if size % section.attention_tp == 0]
+    below = [size for size in right if size < section.ep_size][-1:]
+    above = [size for size in right if size > section.ep_size][:1]
+    changes = [_of_size(spec, phase, size) for size in (*below, *above)]
+    if not changes:
+        return f"plan units on nodes of {NVLINK_PEERS} GPUs"
+    return Fix(f"nearest: {', or '.join(map(_said, changes))}", tuple(changes))
+
+
+def _of_size(spec: ResolvedSpec, phase: Phase, size: int) -> Change:
+    """Return a change to `size` GPUs, and to the nearest redundant experts that give each of them as many slots."""
+    redundant, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
+    above = redundant + -(num_logical + redundant) % size
+    even = [each for each in (above - size, above) if each > 0 or each == redundant == 0]
+    other = min(even or [above], key=lambda each: abs(each - redundant))
+    return {HERE: size} if other == redundant else {HERE: size, f"{phase}.redundant_experts": other}
+
+
+def _said(change: Change) -> str:
+    size, *redundant = change.values()
+    return " with redundant_experts ".join(map(str, (size, *redundant)))
+
+
+def _buffer_bytes(spec: ResolvedSpec, phase: Phase) -> int:
+    section = spec.phase(phase)
+    num_physical = spec.model.num_routed_experts + section.redundant_experts
+    return low_latency_bytes(spec.model.hidden_size, num_physical, dispatched_tokens(section, spec.written.engine_name))
+
+
+def _too_large_a_buffer(spec: ResolvedSpec, phase: Phase, most: int) -> Violation:
+    section = spec.phase(phase)
+    num_physical = spec.model.num_routed_experts + section.redundant_experts
+    rule = f"S771 must be at most {most:,} with {num_physical:,} physical experts to run on {_named(spec)}"
+    tokens, size = dispatched_tokens(section, spec.written.engine_name), _buffer_bytes(spec, phase) / 2**30
+    reason = (
+        f"DeepEP's low-latency buffer must be below 32 GiB, and has {size:.1f} GiB for {num_physical:,} experts and "
+        f"{tokens:,} tokens of {spec.model.hidden_size:,} channels"
+    )
+    fix = nearest(most)
+    for redundant in range(section.redundant_experts - section.ep_size, -1, -section.ep_size):
+        if has_room(spec.trying(phase, {"redundant_experts": redundant}), phase):
+            fewer: Change = {f"{phase}.redundant_experts": redundant}
+            fix = Fix(f"{fix}, or redundant_experts {redundant}", (*fix.changes, fewer))
+            break
+    return Violation(f"{phase}.max_requests", section.max_requests, rule, reason, fix)

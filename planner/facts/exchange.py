@@ -1,0 +1,80 @@
+"""What brings each engine's rows to their experts, and the units that this exchange takes.
+
+DeepEP has two kinds of kernels, and an engine chooses one for each phase:
+    normal        for prompts. It has a configuration for some numbers of ranks, and asserts for any other. Eight
+                  consecutive ranks open each other's memory, so that NVLink has to join them.
+    low latency   for single tokens. It takes fewer than eight ranks or a multiple of eight, on any nodes. A rank's
+                  buffer holds a step's tokens for each slot of the unit, and is smaller than 32 GiB.
+
+A unit that is one attention group exchanges nothing. The bundled runtime is not in the table: where DeepEP does not fit
+a unit, it takes another exchange. All who choose or offer EP sizes ask `Exchange.takes`.
+
+Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py (get_dispatch_config),
+csrc/legacy/buffer.hpp (the constructor's checks; sync, which opens the memory), deep_ep/buffers/legacy.py
+(low_latency_dispatch) and csrc/kernels/legacy/internode_ll.cu (tokens).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.facts.catalog import Gpu
+from planner.facts.terms import EngineName, Phase
+
+__all__ = ["BUFFER_LIMIT_BYTES", "EXCHANGES", "MAX_DISPATCHED_TOKENS", "NORMAL_SIZES", "NVLINK_PEERS", "Exchange"]
+
+Kernels = Literal["normal", "low_latency"]
+
+NORMAL_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+NVLINK_PEERS = 8
+MAX_DISPATCHED_TOKENS = 1024  # of a rank: they are counted in a word where 1,024 means that all have come
+BUFFER_LIMIT_BYTES = 16 * (2**31 - 1)  # a low-latency buffer is smaller: it is counted in vectors of four ints
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchange of one phase of an engine."""
+
+    kernels: tuple[Kernels, ...]  # none where it gathers all rows, which takes any unit
+    opens_other_nodes: (
+        bool  # whether the normal kernels are told to open memory of other nodes, where NVLink joins them
+    )
+
+    def takes(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:
+        """Return whether a unit of `num_ranks` can exchange its rows on such nodes."""
+        if "low_latency" in self.kernels and num_ranks >= NVLINK_PEERS and num_ranks % NVLINK_PEERS:
+            return False
+        if "normal" not in self.kernels:
+            return True
+        return num_ranks in NORMAL_SIZES and self._joins_peers(num_ranks, gpus_per_node, gpu)
+
+    def _joins_peers(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:
+        """Return whether NVLink joins each eight consecutive ranks, in whichever order pods land on a unit's nodes."""
+        domain = gpu.domain_size(gpus_per_node)
+        if num_ranks <= gpus_per_node:
+            return True
+        if domain > gpus_per_node and self.opens_other_nodes and num_ranks <= domain:
+            return True
+        return gpus_per_node % NVLINK_PEERS == 0 and domain >= NVLINK_PEERS
+
+
+# [engine][version][phase]. Sources: sglang 0.5.23 layers/moe/token_dispatcher/deepep.py (get_deepep_buffer, which asks
+# for fabric memory where the GPU has it; mode auto needs both kinds); vllm 0.33.0
+# distributed/device_communicators/all2all.py (DeepEPHTAll2AllManager does not ask for it), and `ALL_TO_ALL` of
+# `planner/engines/vllm.py`.
+EXCHANGES: Mapping[EngineName, Mapping[str, Mapping[Phase, Exchange]]] = {
+    "sglang": {
+        "0.5.23": {
+            "prefill": Exchange(("normal",), opens_other_nodes=True),
+            "decode": Exchange(("low_latency",), opens_other_nodes=True),
+            "mixed": Exchange(("normal", "low_latency"), opens_other_nodes=True),
+        }
+    },
+    "vllm": {
+        "0.33.0": {
+            "prefill": Exchange(("normal",), opens_other_nodes=False),
+            "decode": Exchange(("low_latency",), opens_other_nodes=False),
+            "mixed": Exchange((), opens_other_nodes=False),
+        }
+    },
+}

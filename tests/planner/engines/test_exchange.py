@@ -1,0 +1,207 @@
+"""What an engine's exchange takes is known before a pod asserts it: to refusals, to `auto` and to every fix."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.engines.limits import engine_refusals
+from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES
+from planner.facts.terms import PHASES
+from planner.layout.working_memory import low_latency_bytes
+from planner.plan.fit import fit, layout_of, memory_of, with_fixes
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.search.auto import decide
+from planner.spec.check import check_document, with_values
+from planner.spec.yaml import parse_document
+
+SIZES = ("S746", "S770", "S771")
+
+
+def spec_of(engine="sglang", cluster=(), prefill=(), decode=(), model="deepseek-r1"):
+    """A pair of units on H200, with what a test changes of it."""
+    return check_document(parse_document(json.dumps(pair(engine, cluster, prefill, decode, model)), "spec.yaml"))
+
+
+def pair(engine, cluster, prefill, decode, model):
+    """Its data."""
+    shared = {"precision": "fp8", "max_request_tokens": 8192}
+    return {
+        "version": 1,
+        "name": "ranks",
+        "model": {"catalog": model, "checkpoint": "/models/m"},
+        "engine": engine,
+        "cluster": {"gpu": "h200", "gpus_per_node": 8, "nodes": 60} | dict(cluster),
+        "prefill": {"ep_size": 32} | shared | dict(prefill),
+        "decode": {"ep_size": 32} | shared | dict(decode),
+    }
+
+
+def mixed(engine="sglang", cluster=(), **section):
+    """The prefill section's unit as a mixed one."""
+    data = pair(engine, cluster, section, (), "deepseek-r1")
+    data["mixed"] = data.pop("prefill")
+    del data["decode"]
+    return check_document(parse_document(json.dumps(data), "spec.yaml"))
+
+
+def refused(spec):
+    """What is refused for sizes: path -> rule, and the fixes."""
+    return {each.path: each for each in engine_refusals(spec) if each.rule[:4] in SIZES}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(("ep_size", "redundant"), [(40, 24), (56, 24), (72, 32), (192, 128)])
+def test_prompts_are_exchanged_by_configured_numbers_of_ranks_only(engine, ep_size, redundant):
+    """DeepEP has no configuration for others; a decode unit of as many exchanges its tokens another way."""
+    unit = {"ep_size": ep_size, "redundant_experts": redundant}
+
+    assert refused(spec_of(engine, prefill=unit)).keys() == {"prefill.ep_size"}
+    assert refused(spec_of(engine, decode=unit)) == {}
+    assert refused(spec_of("tidemill", prefill=unit)) == {}
+
+
+def test_a_mixed_unit_is_refused_by_the_engine_that_exchanges_its_prompts():
+    """SGLang has both kinds of kernels in one server; vLLM gathers the rows of mixed units, which takes any number."""
+    assert refused(mixed(ep_size=40, redundant_experts=24)).keys() == {"mixed.ep_size"}
+    assert refused(mixed("vllm", ep_size=40, redundant_experts=24)) == {}
+    assert refused(mixed(cluster={"gpus_per_node": 4}, ep_size=32, attention_tp=32)) == {}  # which exchanges none
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "per_node", "prefill", "is_taken"),
+    [
+        ("sglang", "h200", 8, 16, True),
+        ("sglang", "h200", 4, 4, True),
+        ("sglang", "h200", 4, 8, False),  # the other four are on another host
+        ("sglang", "h200", 1, 4, False),  # none of them is
+        ("sglang", "h200", 16, 32, True),
+        ("sglang", "gb200", 4, 8, True),  # its memory is opened from node to node
+        ("sglang", "gb200", 4, 144, False),  # of two domains, in any order
+        ("vllm", "gb200", 4, 4, True),
+        ("vllm", "gb200", 4, 8, False),  # vLLM does not ask DeepEP for such memory
+    ],
+)
+def test_ranks_that_open_each_others_memory_are_joined_by_nvlink(engine, gpu, per_node, prefill, is_taken):
+    """Eight consecutive ranks do, once a unit spans nodes; low-latency kernels leave it to NVSHMEM."""
+    cluster = {"gpu": gpu, "gpus_per_node": per_node, "nodes": 100}
+    spec = spec_of(engine, cluster, {"ep_size": prefill, "redundant_experts": 32}, {"ep_size": 16})
+
+    assert refused(spec).keys() == (set() if is_taken else {"prefill.ep_size"})
+
+
+def test_decode_takes_few_ranks_or_a_multiple_of_eight():
+    """DeepEP puts eight ranks in a row together."""
+    spec = spec_of(cluster={"gpus_per_node": 4}, prefill={"ep_size": 4}, decode={"ep_size": 12, "redundant_experts": 8})
+
+    assert refused(spec)["decode.ep_size"].fix.words == "nearest: 8, or 16 with redundant_experts 16"
+
+
+def test_a_low_latency_buffer_is_smaller_than_32_gib():
+    """A slow reference: DeepEP's layout, whose messages of two steps are sent and received; its limit counts int4s."""
+    unit = {"ep_size": 64, "redundant_experts": 384, "max_requests": 1024}
+    (found,) = refused(spec_of("vllm", decode=unit)).values()
+    message = 2 * 7168 + 4 * 56
+    most = next(n for n in range(1024, 0, -1) if 2 * 2 * 640 * n * message + 4 * 2 * 640 < 16 * (2**31 - 1))
+
+    assert found.rule.startswith(f"S771 must be at most {most} with 640 physical experts")
+    assert found.fix.changes == ({".": most}, {"decode.redundant_experts": 320})
+    assert low_latency_bytes(7168, 640, most) < BUFFER_LIMIT_BYTES <= low_latency_bytes(7168, 640, most + 1)
+
+
+def test_gpus_that_share_attention_share_their_tokens_in_sglang_only():
+    """Each of vLLM's has room for all of the group's tokens."""
+    unit = {"ep_size": 64, "redundant_experts": 384, "max_requests": 1024, "attention_tp": 8}
+
+    assert refused(spec_of("sglang", decode=unit)) == {}
+    assert refused(spec_of("vllm", decode=unit)).keys() == {"decode.max_requests"}
+
+
+@given(
+    engine=st.sampled_from(["sglang", "vllm"]),
+    cluster=st.sampled_from(["h200", "gb200", "b200"]).flatmap(
+        lambda gpu: st.fixed_dictionaries({"gpu": st.just(gpu), "gpus_per_node": st.sampled_from([1, 2, 4, 8])})
+    ),
+    nodes=st.integers(1, 24),
+    slots=st.integers(1, 3),
+    max_requests=st.sampled_from([64, 1024, 4096]),
+)
+def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_requests):
+    """Its changes break no rule, and mend it."""
+    ep_size = nodes * cluster["gpus_per_node"]
+    unit = {"ep_size": ep_size, "redundant_experts": -256 % ep_size + (slots - 1) * ep_size if ep_size > 1 else 0}
+    try:
+        spec = spec_of(engine, cluster | {"nodes": 100}, unit, unit | {"max_requests": max_requests})
+    except SpecError:
+        return
+    for path, found in refused(spec).items():
+        for change in getattr(found.fix, "changes", ()):
+            mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
+
+            assert path not in refused(mended)
+
+
+def test_auto_becomes_a_size_that_the_engine_exchanges():
+    """The smallest unit that holds these prompts in BF16 has 56 GPUs, and the next one that DeepEP takes 64."""
+    unit = {"ep_size": "auto", "redundant_experts": "auto", "precision": "bf16", "max_request_tokens": 131_072}
+    sizes = {}
+    for engine in ("tidemill", "sglang", "vllm"):
+        spec = spec_of(engine, {"gpu": "h100"}, unit, unit, model="kimi-k2")
+        sizes[engine] = decide(spec, memory_of, layout_of).spec.phase("prefill").ep_size
+
+    assert sizes == {"tidemill": 56, "sglang": 64, "vllm": 64}
+
+
+@pytest.mark.parametrize(("engine", "cluster"), [("vllm", {"gpu": "gb200"}), ("sglang", {"gpu": "h200"})])
+def test_what_speed_chooses_is_exchanged(engine, cluster):
+    """Whatever is left to it, on nodes of four GPUs."""
+    unit = dict.fromkeys(("ep_size", "redundant_experts", "units", "attention_tp"), "auto")
+    spec = spec_of(
+        engine,
+        cluster | {"gpus_per_node": 4, "nodes": 12},
+        unit,
+        unit | {"max_requests": "auto"},
+        model="qwen3-235b-a22b",
+    )
+    search = decide(spec, memory_of, layout_of)
+
+    assert search.search is not None
+    assert refused(search.spec) == {}
+    assert all(each.lost["engine"][0] > 0 for each in search.search.phases if each.phase == "prefill")
+
+
+def test_fixes_offer_sizes_that_the_engine_exchanges():
+    """280 slots are even on 40 GPUs, and 392 on 56: no message offers these to SGLang."""
+    even, held = {}, {}
+    for engine in ("tidemill", "sglang"):
+        with pytest.raises(SpecError) as wrong:
+            spec_of(engine, prefill={"ep_size": 36, "redundant_experts": 24})
+        even[engine] = offered_sizes(wrong.value)
+        wide = {"precision": "bf16", "max_request_tokens": 131_072}
+        unit = {"ep_size": 8, "redundant_experts": 8}
+        with pytest.raises(InfeasibleError) as short:
+            fit_or_fixes(spec_of(engine, {"gpu": "h100"}, wide | unit, wide | {"ep_size": 48}, "kimi-k2"))
+        held[engine] = offered_sizes(short.value)
+
+    assert even == {"tidemill": {8, 40}, "sglang": {8}}
+    assert (56 in held["tidemill"], 56 in held["sglang"]) == (True, False)
+
+
+def test_the_table_has_every_version_of_every_engine_with_limits():
+    """A new version is looked up before it is offered."""
+    assert all(versions[each].keys() == set(PHASES) for versions in EXCHANGES.values() for each in versions)
+
+
+def offered_sizes(error):
+    """EP sizes of prefill that its changes hold."""
+    changes = [change for each in error.problems for change in each.changes]
+    return {change["prefill.ep_size"] for change in changes if "prefill.ep_size" in change}
+
+
+def fit_or_fixes(spec):
+    """Raise what says why memory does not hold it, with changes that would do."""
+    try:
+        fit(spec)
+    except InfeasibleError as error:
+        raise with_fixes(error, spec) from None
