@@ -9,9 +9,9 @@ DeepEP has two kinds of kernels, and an engine chooses one for each phase:
 A unit that is one attention group exchanges nothing. The bundled runtime is not in the table: where DeepEP does not fit
 a unit, it takes another exchange. All who choose or offer EP sizes ask `Exchange.takes`.
 
-Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py (get_dispatch_config),
-csrc/legacy/buffer.hpp (the constructor's checks; sync, which opens the memory), deep_ep/buffers/legacy.py
-(low_latency_dispatch) and csrc/kernels/legacy/internode_ll.cu (tokens).
+Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py (get_dispatch_config; low_latency_dispatch,
+for tokens), csrc/legacy/buffer.hpp (the constructor's checks; sync, which opens the memory and makes NVSHMEM's worlds),
+csrc/kernels/legacy/internode.cu (whose ranks write to other eights by their NICs only).
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,15 @@ class Exchange:
     opens_other_nodes: (
         bool  # whether the normal kernels are told to open memory of other nodes, where NVLink joins them
     )
+
+    @property
+    def is_one_world(self) -> bool:
+        """Return whether all ranks meet in one NVSHMEM world. By normal kernels alone those of one local index do."""
+        return self.kernels != ("normal",)
+
+    def without_nics(self, num_joined: int) -> int:
+        """Return how many ranks exchange rows without NICs, of as many as NVLink joins: normal kernels leave eights."""
+        return min(num_joined, NVLINK_PEERS) if "normal" in self.kernels else num_joined
 
     def takes(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:
         """Return whether a unit of `num_ranks` can exchange its rows on such nodes."""

@@ -1,12 +1,16 @@
 """What libraries are told of the node's interfaces, so that none of them guesses, and all of them say the same.
 
     NCCL_IB_HCA                         NCCL [1]: `=` before the list compares whole names, else mlx5_1 is mlx5_10 too
-    NVSHMEM_HCA_LIST, ..._NIC_PE_MAPPING  NVSHMEM, for DeepEP [2]: the list counts only beside the mapping, by which the
-                                        GPUs of a node have its entries in turn
+    NVSHMEM_HCA_LIST                    NVSHMEM, for DeepEP [2]: the NICs that there are
+    NVSHMEM_ENABLE_NIC_PE_MAPPING       NVSHMEM: a node's ranks that meet in one NVSHMEM world have the list's NICs in
+                                        turn. Without it each has the NIC nearest to its GPU.
     ..._SOCKET_IFNAME                   NCCL, NVSHMEM and Gloo [3], to find each other
 
+DeepEP's normal kernels put ranks of one local index into a world of their own. There each is the first of its node, so
+the mapping would give the list's first NIC to all of them: it is left out.
+
 [1] github.com/NVIDIA/nccl 48bb7fec src/transport/net_ib.cc
-[2] github.com/pytorch/pytorch 015f6f77 torch/csrc/distributed/c10d/symm_mem/NVSHMEMSymmetricMemory.cu
+[2] github.com/NVIDIA/nvshmem 08f33f28 src/host/transport/transport.cpp, nvshmemi_setup_connections
 [3] github.com/llm-d/llm-d 34716a27 guides/wide-ep-lws/modelserver/gpu/vllm-deepseek-r1-0528/disaggregatedset/
     disaggregatedset.yaml
 
@@ -19,14 +23,15 @@ from planner.spec.pods import NicsSpec
 __all__ = ["nic_variables"]
 
 
-def nic_variables(nics: NicsSpec) -> dict[str, str]:
-    """Return the variables that name `nics`."""
+def nic_variables(nics: NicsSpec, *, is_one_world: bool) -> dict[str, str]:
+    """Return the variables that name `nics`, to ranks that are all in one NVSHMEM world or not."""
     variables = {}
     if nics.hca:
         with_ports = [hca if ":" in hca else f"{hca}:1" for hca in nics.hca]
         variables["NCCL_IB_HCA"] = f"={','.join(nics.hca)}"
         variables["NVSHMEM_HCA_LIST"] = ",".join(with_ports)
-        variables["NVSHMEM_ENABLE_NIC_PE_MAPPING"] = "1"
+        if is_one_world:
+            variables["NVSHMEM_ENABLE_NIC_PE_MAPPING"] = "1"
     if nics.socket is not None:
         names = ("NCCL_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "GLOO_SOCKET_IFNAME")
         variables |= dict.fromkeys(names, nics.socket)

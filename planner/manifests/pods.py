@@ -13,6 +13,8 @@ from typing import Any
 from planner.estimate.slow_loading import start_budget_s
 from planner.facts import names
 from planner.facts.engines import OURS
+from planner.facts.exchange import EXCHANGES
+from planner.layout.dispatch import is_normal
 from planner.layout.unit import Unit
 from planner.manifests.container import Container, Probe
 from planner.manifests.nics import nic_variables
@@ -206,11 +208,19 @@ def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Var
         values["LWS_GROUP_SIZE"] = str(len(unit.nodes))
         fields["LWS_WORKER_INDEX"] = "metadata.labels['apps.kubernetes.io/pod-index']"
     if kubernetes.nics is not None:
-        values |= nic_variables(kubernetes.nics)
+        values |= nic_variables(kubernetes.nics, is_one_world=_is_one_world(plan, unit))
     if kubernetes.kernel_cache is not None:
         values |= {variable: f"{names.KERNEL_CACHE}/{folder}" for variable, folder in KERNEL_CACHES.items()}
     values |= kubernetes.env
     return _variables({name: path for name, path in fields.items() if name not in kubernetes.env}, values)
+
+
+def _is_one_world(plan: Deployable, unit: Unit) -> bool:
+    """Return whether the ranks of `unit` meet in one NVSHMEM world."""
+    if plan.engine == OURS:
+        return not is_normal(unit.phase)
+    version = plan.unit_document(unit)["engine"]["version"]
+    return EXCHANGES[plan.engine][version][unit.phase].is_one_world
 
 
 def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:

@@ -177,6 +177,14 @@ def test_libraries_are_told_the_nics(full):
     assert not any("IBGDA" in name for name in found)
 
 
+def test_ranks_that_dispatch_prompts_take_the_nic_next_to_their_gpu(full):
+    """Each is the first of its node in an NVSHMEM world of its local index, so all would be given the first NIC."""
+    found = variables(container_of(full, "river-prefill-0"))
+
+    assert found["NVSHMEM_HCA_LIST"] == "mlx5_0:1,mlx5_1:1"
+    assert "NVSHMEM_ENABLE_NIC_PE_MAPPING" not in found
+
+
 def test_variables_of_the_spec_win(plan):
     """Over those of the plan; secrets are references, and each variable stands once."""
     env = {"NCCL_SOCKET_IFNAME": "bond0", "HF_TOKEN": {"secret": "hugging-face", "key": "token"}}
