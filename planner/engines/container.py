@@ -71,3 +71,4 @@ class Phased:
     static_fraction: float  # of a GPU's memory: weights and KV
     start_s: int  # that its pods get to start
     brings_code: bool = False  # whether the checkpoint has code that the engine has to run
+    joins_nodes: bool = False  # whether the GPUs of a unit's nodes share one NVLink

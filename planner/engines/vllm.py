@@ -20,7 +20,8 @@ pod answers requests, and the router calls each of them.
 `five_stage`.
 
 Sources: github.com/vllm-project/vllm 0.33.0, vllm: engine/arg_utils.py, config/{parallel,cache,kv_transfer,vllm}.py,
-distributed/eplb/eplb_state.py, v1/metrics/loggers.py, envs.py, entrypoints; there at 0a5110ef,
+distributed/eplb/eplb_state.py, distributed/device_communicators/all2all.py (DeepEPLLAll2AllManager),
+v1/metrics/loggers.py, envs.py, entrypoints; there at 0a5110ef,
 docs/features/nixl_connector_compatibility.md (drafts alike in both phases); vllm-router 0.1.17, README and
 vllm_router/router_args.py.
 """
@@ -119,7 +120,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         | OWN_ADDRESS
         | {"VLLM_ENGINE_READY_TIMEOUT_S": str(known.start_s)}
         | ({} if unit.phase == "mixed" else nixl | (STATES if model.keeps_states else {}))
-        | _queues(phase, unit.phase),
+        | _deep_ep(phase, unit.phase, known),
     )
 
 
@@ -176,7 +177,7 @@ def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
 
 def _experts(phase: PhaseSpec, name: Phase, *, moves_experts: bool) -> Iterator[Option]:
     yield ("--enable-expert-parallel",)
-    if moves_experts:
+    if moves_experts and phase.ep_size > 1:  # with one GPU it refuses to start
         yield ("--enable-eplb",)
         yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
     if phase.ep_size > phase.attention_tp:
@@ -210,11 +211,17 @@ def _handover(phase: Phase) -> Iterator[Option]:
         yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role=role)
 
 
-def _queues(phase: PhaseSpec, name: Phase) -> dict[str, str]:
-    """Room for a decode step's tokens of a whole group: vLLM does not share them between the GPUs of the group."""
+def _deep_ep(phase: PhaseSpec, name: Phase, known: Phased) -> dict[str, str]:
+    """Return what the low-latency kernels need beside `--all2all-backend`.
+
+    Queues have room for a decode step's tokens of a whole group: vLLM does not share them between the GPUs of the
+    group. The buffer of normal kernels is left out: it would take 1 GiB, and open the memory of other nodes' GPUs where
+    a node has fewer than eight. vLLM lets NVSHMEM use NVLink between nodes only where it is told to.
+    """
     if name != "decode" or phase.ep_size == phase.attention_tp:
         return {}
-    return queue_variables(step_tokens(phase))
+    nvlink = {"VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL": "1"} if known.joins_nodes else {}
+    return queue_variables(step_tokens(phase)) | {"VLLM_DEEPEP_BUFFER_SIZE_MB": "0"} | nvlink
 
 
 def _json(**values: Any) -> str:

@@ -20,7 +20,8 @@ from planner.estimate.unknown_fields import unknown_fields_of
 from planner.estimate.without_effect import without_effect
 from planner.facts.counted import counted
 from planner.facts.engine_models import ENGINE_MODELS
-from planner.facts.engines import ENGINES
+from planner.facts.engines import ENGINES, OURS
+from planner.facts.exchange import EXCHANGES
 from planner.facts.names import logical_node
 from planner.facts.terms import EngineName, Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
@@ -396,9 +397,11 @@ def _two_ratios(spec: Spec) -> Iterator[Violation]:
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether GPUs of one unit of `phase` reach each other by NICs only."""
-    gpu = spec.gpu_of(phase)
-    domain = gpu.nvlink_domain if gpu.nvlink_leaves_node else None
-    return gpu.device == "cuda" and spec.phase(phase).ep_size > max(spec.cluster.gpus_per_node, domain or 0)
+    gpu, section, engine = spec.gpu_of(phase), spec.phase(phase), spec.written.engine_name
+    joined = 1 if spec.written.kubernetes.compute_domain is False else gpu.domain_size(spec.cluster.gpus_per_node)
+    if engine != OURS and section.ep_size != section.attention_tp:
+        joined = EXCHANGES[engine][spec.written.engine_version or ""][phase].without_nics(joined)
+    return gpu.device == "cuda" and section.ep_size > max(spec.cluster.gpus_per_node, joined)
 
 
 def _is_on_gpus(spec: Spec) -> bool:

@@ -29,6 +29,7 @@ from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan, in_pages, static_fraction
 from planner.layout.unit import Unit
 from planner.placement.place import Placement
+from planner.plan.pods import joins_nodes
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
@@ -208,8 +209,9 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
         assert spec.checkpoint is not None
         kv_tokens, kv_bytes = known.kv_tokens[unit.phase], known.kv_bytes[unit.phase]
         fraction = known.static_fractions[unit.phase]
-        start_s = _start_s(spec, unit, known)
-        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, known.brings_code)
+        start_s, joined = _start_s(spec, unit, known), joins_nodes(spec, unit)
+        code = known.brings_code
+        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, code, joined)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
 

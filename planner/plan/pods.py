@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
+from planner.layout.unit import Unit
 from planner.spec.schema import Spec
 
-__all__ = ["PhasePods", "pods_of"]
+__all__ = ["PhasePods", "joins_nodes", "pods_of"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class PhasePods:
 def pods_of(spec: Spec, weights_bytes: Mapping[Phase, int]) -> dict[Phase, PhasePods]:
     """Return what the pods of each phase need; `weights_bytes` of one rank, of phases whose memory is planned."""
     return {phase: PhasePods(*_devices(spec, phase), weights_bytes=weights_bytes.get(phase)) for phase in spec.phases}
+
+
+def joins_nodes(spec: Spec, unit: Unit) -> bool:
+    """Return whether the GPUs of the unit's nodes share one NVLink, and the spec does not say that it is not used."""
+    wanted = spec.kubernetes.compute_domain
+    return len(unit.nodes) > 1 and (_devices(spec, unit.phase)[1] if wanted is None else wanted)
 
 
 def _devices(spec: Spec, phase: Phase) -> tuple[str | None, bool]:

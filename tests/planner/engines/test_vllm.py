@@ -172,3 +172,25 @@ def test_queues_hold_a_groups_largest_step(spec):
     assert "NVSHMEM_QP_DEPTH" not in container_of(few, "decode").env
     assert container_of(many, "decode").env["NVSHMEM_QP_DEPTH"] == "1026"
     assert "NVSHMEM_QP_DEPTH" not in container_of(many, "prefill").env
+
+
+def test_decode_on_joined_nodes_uses_their_nvlink(spec):
+    """vLLM keeps NVSHMEM from it unless told, and has no buffer that ranks of other nodes could not open."""
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    joined = vllm.unit_container(spec, unit, replace(KNOWN, joins_nodes=True), "image").env
+    apart = vllm.unit_container(spec, unit, KNOWN, "image").env
+
+    assert joined["VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL"] == "1"
+    assert "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" not in apart
+    assert joined["VLLM_DEEPEP_BUFFER_SIZE_MB"] == apart["VLLM_DEEPEP_BUFFER_SIZE_MB"] == "0"
+    assert "VLLM_DEEPEP_BUFFER_SIZE_MB" not in container_of(spec, "prefill").env
+
+
+def test_one_gpu_balances_no_experts(spec):
+    """vLLM refuses to start with `--enable-eplb` there."""
+    alone = {"ep_size": 1, "redundant_experts": 0, "overlap": "none"}
+    one = spec.model_copy(update={"decode": spec.decode.model_copy(update=alone)})
+    words = vllm.unit_container(one, Unit("pair-decode-0", "decode", 0, ("node-0",), 1, ""), KNOWN, "image").args
+
+    assert {"--enable-eplb", "--eplb-config", "--all2all-backend", "--data-parallel-hybrid-lb"}.isdisjoint(words)
+    assert mistakes(list(words), TABLE["options"]) == []

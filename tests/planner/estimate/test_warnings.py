@@ -130,6 +130,25 @@ def test_units_may_reach_their_gpus_without_an_rdma_device_of_ours(change, rules
     assert "W111" not in rules_of(change)
 
 
+@pytest.mark.parametrize(
+    ("change", "is_said"),
+    [
+        ({}, False),
+        ({"kubernetes.compute_domain": False}, True),
+        ({"prefill.ep_size": 16, "engine": "sglang"}, True),
+        ({"prefill.ep_size": 8, "engine": "sglang"}, False),
+        ({"prefill.ep_size": 16}, False),  # the bundled runtime takes another exchange there
+    ],
+    ids=str,
+)
+def test_nvlink_between_nodes_is_no_way_for_all(change, is_said, rules_of):
+    """W111 where the spec leaves it out, and where SGLang's prompts go from eight GPUs to the next by NICs alone."""
+    joined = {"cluster": GB200, "prefill.ep_size": 8, "prefill.redundant_experts": 0, "decode.ep_size": 32}
+    fp8 = {"prefill.precision": "fp8", "decode.precision": "fp8", "decode.redundant_experts": 0}
+
+    assert ("W111" in rules_of(joined | fp8 | change)) is is_said
+
+
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.name)
 def test_a_shipped_spec_has_rdma_where_its_units_need_it(path):
     """Who copies one and renders it gets pods that reach each other."""
