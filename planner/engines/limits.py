@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planner.engines import sglang
+from planner.engines.block_limits import keeps_blocks, whole_blocks
 from planner.engines.exchange_limits import exchange_sizes, has_room, room_for_requests, takes_unit
 from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
 from planner.facts.engines import ENGINES
@@ -42,7 +43,7 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether the engine of `spec` can run the sizes of `phase`; other phases need not be decided yet."""
-    return takes_unit(spec, phase) and has_room(spec, phase)
+    return takes_unit(spec, phase) and has_room(spec, phase) and keeps_blocks(spec, phase)
 
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:
@@ -216,6 +217,7 @@ LIMITS = (
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
     Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG; {_BUFFER}", room_for_requests),
     Limit("sglang", _SGLANG, _EXCHANGE, exchange_sizes),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 layers/quantization/fp8.py, validate_block_quant_shapes", whole_blocks),
     Limit("sglang", _SGLANG, "sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py", _exchanged_precision),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
     Limit("sglang", _SGLANG, _MODELS, model_limits),
@@ -254,6 +256,7 @@ LIMITS = (
         room_for_requests,
     ),
     Limit("vllm", _VLLM, _EXCHANGE, exchange_sizes),
+    Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/utils/fp8_utils.py", whole_blocks),
     Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
     Limit("vllm", _VLLM, _MODELS, model_limits),

@@ -207,7 +207,7 @@ def _refusal(trial: Trial) -> str | None:
     is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
     if not is_left or runs_layout(trial.spec, phase):
         return None
-    return f"{written.engine_name} {written.engine_version} has no exchange for it"
+    return f"{written.engine_name} {written.engine_version} cannot run it"
 
 
 def _tried(

@@ -1,0 +1,72 @@
+"""GPUs that share a matrix in FP8 have whole blocks of it, or the spec is refused before a pod dies loading it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.engines.limits import engine_refusals
+from planner.families import MODELS
+from planner.problems.errors import SpecError
+from planner.spec.check import with_values
+from tests.planner.engines.test_exchange import mixed
+
+NAMES = sorted(name for name in MODELS if not name.startswith("gpt-oss"))
+
+
+def refused(spec):
+    """Why a group cuts a matrix within a block; None where it does not."""
+    return next((each for each in engine_refusals(spec) if each.rule.startswith("S772")), None)
+
+
+def unit(model="deepseek-r1", engine="sglang", per_node=8, **section):
+    """A mixed unit of one attention group, unless `section` says otherwise."""
+    size = section.get("attention_tp", 1)
+    spec = mixed(engine, {"gpus_per_node": per_node}, **({"ep_size": size} | section))
+    return with_values(spec, {"model.catalog": model})
+
+
+@pytest.mark.parametrize(
+    ("model", "attention_tp", "part"),
+    [
+        ("deepseek-r1", 32, "576 of the 18,432 channels of its dense layers"),
+        ("glm-5", 32, "64 of the 2,048 channels of its shared experts"),
+        ("kimi-k2", 64, "288 of the 18,432"),
+        ("qwen3.5-397b-a17b", 16, "64 of the 1,024 channels of its shared experts"),
+        ("deepseek-v4-pro", 16, "192 of the 3,072"),
+        ("deepseek-r1", 16, None),
+        ("qwen3.5-397b-a17b", 8, None),
+        ("qwen3-235b-a22b", 64, None),  # has neither, and experts are not cut
+    ],
+)
+def test_dense_layers_and_shared_experts_are_cut_by_the_whole_group(model, attention_tp, part):
+    """In FP8 each part must be whole blocks of 128; in BF16 any part will do."""
+    precision = "fp8_mxfp4" if model.startswith("deepseek-v4") else "fp8"
+    section = {"attention_tp": attention_tp, "kv_precision": "fp8"}
+    found = refused(unit(model, **section, precision=precision))
+
+    assert found is None if part is None else part in found.reason
+    assert refused(unit(model, **section, precision="bf16")) is None
+
+
+def test_groups_that_exchange_rows_have_ffns_whole():
+    """SGLang's do; vLLM's cut dense layers all the same, and queries are cut by every group."""
+    assert refused(unit(ep_size=64, attention_tp=32, per_node=8)) is None
+    assert refused(unit("kimi-k2", ep_size=128, attention_tp=64, per_node=8)).reason.startswith("each of 64 GPUs")
+    assert refused(unit("deepseek-v2", "vllm", ep_size=32, attention_tp=16, per_node=16)) is None
+    assert refused(unit("deepseek-v2-lite", "vllm", ep_size=8, attention_tp=2)).reason.startswith("each of 2 GPUs")
+
+
+@given(model=st.sampled_from(NAMES), engine=st.sampled_from(["sglang", "vllm"]), data=st.data())
+def test_what_is_offered_is_cut_between_blocks(model, engine, data):
+    """Or words say what would do."""
+    ep_size = data.draw(st.sampled_from([8, 16, 32, 64]))
+    attention_tp = data.draw(st.sampled_from([size for size in (1, 2, 4, 8, 16, 32, 64) if size <= ep_size]))
+    experts = MODELS[model].num_routed_experts
+    section = {"ep_size": ep_size, "attention_tp": attention_tp, "redundant_experts": -experts % ep_size}
+    try:
+        spec = unit(model, engine, **section, kv_precision="fp8")
+    except SpecError:
+        return
+    found = refused(spec)
+    for change in getattr(found and found.fix, "changes", ()):
+        assert refused(with_values(spec, {"mixed.attention_tp": change["."]})) is None
