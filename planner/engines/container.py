@@ -68,7 +68,7 @@ class Phased:
     model_type: str  # of its config.json
     kv_tokens: int  # of one rank
     kv_bytes: int  # likewise
-    static_fraction: float  # of a GPU's memory: weights and KV
+    static_fraction: float  # of a GPU's memory, or of what is free before weights are loaded: weights and KV
     start_s: int  # that its pods get to start
     brings_code: bool = False  # whether the checkpoint has code that the engine has to run
     joins_nodes: bool = False  # whether the GPUs of a unit's nodes share one NVLink

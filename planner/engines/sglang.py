@@ -7,7 +7,7 @@ What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the wo
     --max-running-requests    of the whole server: 128 of each group x 144           18,432
     --chunked-prefill-size    of the whole server too: tokens of a group's step x groups
     --max-total-tokens        tokens of KV of one rank
-    --mem-fraction-static     share of a GPU's memory for weights and KV
+    --mem-fraction-static     share of a GPU's free memory for weights and KV
 
 Experts start where `--init-expert-location` says, in a file with a row for each layer (`facts/map_files.py`). They
 stay there: nothing rebalances unless it is told to. `--ep-dispatch-algorithm dynamic` draws a replica for each token;

@@ -8,7 +8,7 @@ Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
     weights        resident parts + routed slots              20.1 GB + 2 x 2.554 GB = 25.2 GB
     activations    of the largest step that the limits allow  (`working_memory.py`)
     buffers        of dispatch, combine and collectives       (`working_memory.py`)
-    reserve        context, library workspaces, CUDA graphs
+    reserve        context, library workspaces, CUDA graphs   (and, for SGLang, `headroom.py`)
     KV per token   of all layers                              576 x 2 B x 61 = 70,272 B
     KV per request windows and states, which do not grow      none; 75.5 MB for Qwen3-Next
 
@@ -23,8 +23,9 @@ from math import ceil
 
 from planner.facts.engines import OURS
 from planner.facts.quantities import gb
-from planner.facts.terms import Phase
+from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
+from planner.layout.headroom import HEADROOM_SOURCE, sglang_working_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
@@ -58,6 +59,7 @@ SOURCES = {
     "other_mem, alike for all GPUs",
     "cuda_graphs": "assumed: alike for all models, 2.51 GiB as one of them took with 51 batch sizes; "
     "github.com/vllm-project/vllm issue 50576",
+    "headroom": HEADROOM_SOURCE,
 }
 
 # The runtime keeps a request's KV in pages of so many tokens, as FlashMLA: github.com/deepseek-ai/FlashMLA 26d30779
@@ -76,6 +78,7 @@ class MemoryPlan:
     activations: int
     buffers: int
     cuda_graphs: int
+    headroom: int  # that SGLang needs beside activations and graphs
     kv_bytes_per_token: int
     kv_bytes_per_request: int  # that do not grow with its tokens
     max_requests: int
@@ -89,13 +92,14 @@ class MemoryPlan:
 
     @property
     def reserve(self) -> int:
-        """What is left to others: the driver's context, libraries' workspaces, captured graphs."""
-        return RESERVE_BYTES + self.cuda_graphs
+        """What is left to others: the driver's context, libraries' workspaces, captured graphs, SGLang's headroom."""
+        return RESERVE_BYTES + self.cuda_graphs + self.headroom
 
     @property
     def sources(self) -> dict[str, str]:
         """Return the source of each part of the reserve."""
-        return {part: source for part, source in SOURCES.items() if part != "cuda_graphs" or self.cuda_graphs}
+        parts = {"context": RESERVE_BYTES, "cuda_graphs": self.cuda_graphs, "headroom": self.headroom}
+        return {part: source for part, source in SOURCES.items() if parts[part]}
 
     @property
     def free(self) -> int:
@@ -144,15 +148,20 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
     dispatched = dispatched_tokens(spec, checked.written.engine_name)
+    activations = activation_bytes(model, layout, spec, dispatched)
+    cuda_graphs = 0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES  # prefill's shapes never repeat
+    is_sglang = checked.written.engine_name == "sglang"
+    working = sglang_working_bytes(layout.phase, spec, gpu.usable_bytes) if is_sglang else 0
     kv_value = KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
         weights=_loaded(checked, weights_of(model, layout.precision, layout.dense_tp)),
         num_slots=layout.slots_per_gpu,
-        activations=activation_bytes(model, layout, spec, dispatched),
+        activations=activations,
         buffers=buffer_bytes(model, layout, dispatched),
-        cuda_graphs=0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES,  # prefill's shapes never repeat
+        cuda_graphs=cuda_graphs,
+        headroom=max(0, working - activations - cuda_graphs),
         kv_bytes_per_token=model.kv_bytes_per_token(kv_value),
         kv_bytes_per_request=model.kv_bytes_per_request(spec.max_request_tokens, kv_value),
         max_requests=spec.max_requests,
@@ -171,9 +180,14 @@ def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
     return num_tokens * bytes_per_token + fixed_bytes
 
 
-def static_fraction(weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
-    """Return the share of a GPU that weights and KV take: what engines call static, rounded up to four digits."""
-    return ceil(10_000 * (weight_bytes + kv_bytes) / gpu_bytes) / 10_000
+def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
+    """Return the share that weights and KV take: what engines call static, rounded up to four digits.
+
+    It is a share of the GPU or, for SGLang, of what is free on it before weights are loaded. SGLang finds no less than
+    the plan leaves beside contexts and workspaces, so that it makes room for all of the planned KV.
+    """
+    free = gpu_bytes - (RESERVE_BYTES if engine == "sglang" else 0)
+    return ceil(10_000 * (weight_bytes + kv_bytes) / free) / 10_000
 
 
 def node_bytes(memory: MemoryPlan, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:

@@ -133,18 +133,23 @@ def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
     if not memory.weights.towers:
         del weights["towers"]
     fixed = {"kv_bytes_per_request": memory.kv_bytes_per_request} if memory.kv_bytes_per_request else {}
-    return {
-        "weights_bytes": memory.weight_bytes,
-        "weights": weights | {"routed": slots},
-        "kv_bytes_per_token": memory.kv_bytes_per_token,
-        "activation_bytes": memory.activations,
-        "buffer_bytes": memory.buffers,
-        "reserve_bytes": memory.reserve,
-        "cuda_graph_bytes": memory.cuda_graphs,
-        "kv_tokens": memory.kv_tokens,
-        "full_requests": memory.full_requests,
-        "gpu_bytes": memory.gpu_bytes,
-    } | fixed
+    headroom = {"headroom_bytes": memory.headroom} if memory.headroom else {}
+    return (
+        {
+            "weights_bytes": memory.weight_bytes,
+            "weights": weights | {"routed": slots},
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
+            "activation_bytes": memory.activations,
+            "buffer_bytes": memory.buffers,
+            "reserve_bytes": memory.reserve,
+            "cuda_graph_bytes": memory.cuda_graphs,
+            "kv_tokens": memory.kv_tokens,
+            "full_requests": memory.full_requests,
+            "gpu_bytes": memory.gpu_bytes,
+        }
+        | fixed
+        | headroom
+    )
 
 
 def _schedule_json(schedule: DaySchedule) -> dict[str, Any]:

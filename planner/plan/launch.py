@@ -92,7 +92,8 @@ def launch_documents(
         expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
         first_moe_layer=spec.model.num_dense_layers,
         static_fractions={
-            each.phase: static_fraction(each.weight_bytes, each.kv_bytes, each.gpu_bytes) for each in memory
+            each.phase: static_fraction(spec.written.engine_name, each.weight_bytes, each.kv_bytes, each.gpu_bytes)
+            for each in memory
         },
         weights_bytes={each.phase: each.weight_bytes for each in memory},
         model_type=spec.model.model_type,

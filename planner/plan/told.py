@@ -43,7 +43,7 @@ def told_otherwise(
         first_moe_layer=(first.get("expert_map") or {}).get("first_layer", 0),
         kv_bytes=kv_of,
         static_fractions={
-            phase: static_fraction(each["weights_bytes"], kv_of[phase], each["gpu_bytes"])
+            phase: static_fraction(spec.engine_name, each["weights_bytes"], kv_of[phase], each["gpu_bytes"])
             for phase, each in data["memory"].items()
         },
         weights_bytes={phase: each["weights_bytes"] for phase, each in data["memory"].items()},

@@ -24,7 +24,7 @@ version: 1
 name: pair
 model: {catalog: deepseek-r1, checkpoint: /models/deepseek-r1}
 engine: ENGINE
-cluster: {gpu: h800, nodes: 6, gpus_per_node: 8}
+cluster: {gpu: h200, nodes: 6, gpus_per_node: 8}
 prefill: {ep_size: 32, redundant_experts: 32, overlap: dual_batch, precision: fp8, max_request_tokens: 32768,
   max_batch_tokens: 16384}
 decode: {ep_size: 16, redundant_experts: 32, overlap: OVERLAP, precision: fp8, max_requests: 128,

@@ -215,7 +215,7 @@ def test_planted_mistakes_are_found(ask, tmp_path):
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """One prefill unit of two nodes for a model of 61 layers, planned for SGLang."""
-    text = DEEPSEEK.replace("nodes: 22", "nodes: 6").replace("ep_size: 144", "ep_size: 16")
+    text = DEEPSEEK.replace("h800, nodes: 22", "h200, nodes: 6").replace("ep_size: 144", "ep_size: 16")
     return compile_plan(spec_of(text, tmp_path_factory.mktemp("plan")))
 
 

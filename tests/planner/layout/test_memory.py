@@ -299,7 +299,7 @@ def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
 
     The bundled runtime shares no attention, so that an engine comes with it that does.
     """
-    limits = {"max_requests": 16, "max_request_tokens": 4096, "max_batch_tokens": 512}
+    limits = {"max_requests": 6, "max_request_tokens": 4096, "max_batch_tokens": 512}
     spec = {key: PAIR[key] for key in ("version", "name", "model")}
     spec |= {"cluster": {"gpu": "h20", "nodes": 1, "gpus_per_node": 8}}
     spec |= {"mixed": {"ep_size": 8, "precision": "fp8"} | limits}
@@ -374,13 +374,14 @@ def test_a_fit_is_exact(case):
 class Checked:
     """As much of a ResolvedSpec as memory reads."""
 
-    def __init__(self, model, gpu, phase, section):
+    def __init__(self, model, gpu, phase, section, engine=OURS):
         self.model = self.loaded_model = model
         self._gpu, self._section = gpu, section
-        self.written = SimpleNamespace(engine_name=OURS)
+        self.written = SimpleNamespace(engine_name=engine)
 
     def trying(self, phase, numbers):
-        return Checked(self.model, self._gpu, phase, self._section.model_copy(update=numbers))
+        section = self._section.model_copy(update=numbers)
+        return Checked(self.model, self._gpu, phase, section, self.written.engine_name)
 
     def phase(self, _):
         return self._section

@@ -331,7 +331,7 @@ def test_the_plan_predicts_the_balance_that_the_search_foresaw(split, nodes, mor
 def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
     """What the search promised for its rule of replicas is what the plan predicts, and no promise is missed."""
     fixed = {"attention_tp": 1, "max_batch_tokens": 16384, "max_request_tokens": 16384, "max_requests": "auto"}
-    fixed |= {"units": "auto", "ep_size": 16, "redundant_experts": 64}
+    fixed |= {"units": "auto", "ep_size": 32, "redundant_experts": 32}
     slo = {"ttft_ms": 7000, "tpot_ms": 50}
     plan = compile_plan(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
 

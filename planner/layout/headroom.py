@@ -1,0 +1,42 @@
+"""What SGLang needs of a GPU while it computes, where that is more than the plan's own activations and CUDA graphs.
+
+SGLang sizes its KV before it captures graphs and before DeepEP makes its buffers: what it does not find afterwards, it
+lacks. `--mem-fraction-static` says how much of the memory that is free before weights are loaded is for these and KV.
+Unless told, it keeps free what its developers found to be enough, in MiB:
+
+    512 + 1.5 x tokens of a step (2,048 at least)                activations, and what attention keeps
+    + 2 x requests of a captured step, + 1,536 for prompts       CUDA graphs
+    + 1,024 for each 8 GPUs that share attention
+    at least 10,240 on a GPU with more than 60 GiB
+
+Worked example, DeepSeek-V3 on H800: 10 GiB in decode, and 26 GiB in prefill with steps of 16,384 tokens. With DeepEP's
+buffers that leaves 0.84 of what is free to decode, and prefill KV of 124,000 tokens. What was published has 0.8, and a
+limit of 131,072 tokens.
+
+SGLang's own default takes the tokens and requests of the whole server and more for each of its GPUs: from some ten GPUs
+on that is more than one has. Here they are those of one attention group, which is `assumed`. Buffers are planned apart
+(`working_memory.py`).
+
+Sources: sglang 0.5.23 arg_groups/memory_hook.py (handle_gpu_memory_settings, reserve_for_graph_mb),
+mem_cache/kv_cache_configurator.py (_profile_available_bytes); published: github.com/sgl-project/sglang issues 7998 and
+6017.
+"""
+
+from planner.facts.terms import Phase
+from planner.layout.dispatch import step_tokens
+from planner.spec.phase import PhaseSpec
+
+__all__ = ["HEADROOM_SOURCE", "sglang_working_bytes"]
+
+MIB = 2**20
+LARGE_GPU_BYTES, LEAST_OF_LARGE = 60 * 2**30, 10 * 2**30
+HEADROOM_SOURCE = "assumed: as if a group were a server; sglang 0.5.23 arg_groups/memory_hook.py"
+
+
+def sglang_working_bytes(phase: Phase, section: PhaseSpec, gpu_bytes: int) -> int:
+    """Return the bytes that SGLang keeps free for activations and CUDA graphs of one GPU."""
+    tokens = step_tokens(section) if phase == "decode" else section.max_batch_tokens
+    activations = 512 * MIB + 3 * max(tokens, 2048) * MIB // 2
+    graphs = (0 if phase == "prefill" else 2 * section.max_requests) + (0 if phase == "decode" else 1536)
+    wanted = activations + graphs * MIB + section.attention_tp * 1024 * MIB // 8
+    return max(wanted, LEAST_OF_LARGE) if gpu_bytes > LARGE_GPU_BYTES else wanted

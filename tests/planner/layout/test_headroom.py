@@ -1,0 +1,58 @@
+"""A plan for SGLang promises no KV that SGLang does not have once it computes."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+
+from planner.facts.catalog import GPUS
+from planner.layout.headroom import sglang_working_bytes
+from planner.layout.memory import RESERVE_BYTES, fit_memory, static_fraction
+from planner.problems.errors import InfeasibleError
+from tests.planner.layout.test_memory import DEEPSEEK, PAIR, Checked, laid_out, layouts
+
+MIB = 2**20
+
+
+@given(case=layouts())
+def test_all_of_the_planned_kv_is_static_and_the_rest_holds_what_computes(case):
+    """SGLang's pool is a fraction of what is free before weights are loaded, less these.
+
+    The other part is for activations, graphs, and DeepEP's buffers, which are made later.
+    """
+    model, gpu, phase, section = case
+    layout, spec = laid_out(phase, section, model)
+    with suppress(InfeasibleError):
+        (plan,) = fit_memory(Checked(model, gpu, phase, spec, "sglang"), (layout,))
+        free = plan.gpu_bytes - RESERVE_BYTES
+        fraction = static_fraction("sglang", plan.weight_bytes, plan.kv_bytes, plan.gpu_bytes)
+        working = max(sglang_working_bytes(phase, spec, plan.gpu_bytes), plan.activations + plan.cuda_graphs)
+
+        assert fraction * free - plan.weight_bytes >= plan.kv_bytes
+        assert (1 - fraction + 0.0001) * free >= working + plan.buffers
+
+
+@pytest.mark.parametrize(
+    ("phase", "tokens", "gib", "expected"),
+    [
+        ("decode", 128, 80, 10_240),  # 512 + 2,048 x 1.5 + 128 x 2 + 128 are fewer
+        ("decode", 128, 40, 512 + 3072 + 256 + 128),
+        ("prefill", 16_384, 80, 512 + 24_576 + 1536 + 128),
+    ],
+)
+def test_sglang_keeps_free_what_its_developers_found(phase, tokens, gib, expected):
+    """A slow reference: its own default in MiB, as if one attention group were a server."""
+    _, spec = laid_out(phase, {"ep_size": 32, "max_batch_tokens": tokens, "max_requests": 128})
+
+    assert sglang_working_bytes(phase, spec, gib * 2**30) == expected * MIB
+
+
+@pytest.mark.parametrize(("phase", "least", "most"), [("decode", 0.8, 0.85), ("prefill", 0.6, 0.7)])
+def test_fractions_are_near_those_that_were_published(phase, least, most):
+    """DeepSeek's decode on 80 GB ran with 0.835; prefill with steps of 16,384 tokens keeps far more free."""
+    layout, spec = laid_out(phase, PAIR[phase])
+    (plan,) = fit_memory(Checked(DEEPSEEK, GPUS["h800"], phase, spec, "sglang"), (layout,))
+    (own,) = fit_memory(Checked(DEEPSEEK, GPUS["h800"], phase, spec), (layout,))
+
+    assert least < static_fraction("sglang", plan.weight_bytes, plan.kv_bytes, plan.gpu_bytes) < most
+    assert (own.headroom, own.kv_tokens > plan.kv_tokens) == (0, True)
