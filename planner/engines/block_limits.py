@@ -6,7 +6,7 @@ What engines cut, of `n` GPUs that share attention:
     shared experts  n ways in a unit that is one group; each GPU has them whole where groups exchange rows
 Routed experts are never cut: each is on one GPU.
 
-SGLang fuses shared experts with routed ones in one model only, where expert parallelism is used on NVIDIA's GPUs.
+With expert parallelism on NVIDIA's GPUs, SGLang fuses shared experts with routed ones in one model only.
 
 Sources: sglang 0.5.23 layers/quantization/fp8.py (validate_block_quant_shapes), models/deepseek_v2.py, qwen2_moe.py,
 qwen3_next.py, glm4_moe.py and minimax_m3.py (shared experts, and shared_experts_fusion_disable_reason); vllm 0.33.0
@@ -94,7 +94,7 @@ def _of_shared(model: Model, section: PhaseSpec, engine: EngineName) -> Iterator
 
 
 def _of_queries(model: Model, section: PhaseSpec) -> Iterator[_Cut]:
-    """Those of latent attention, whose heads are no whole blocks; of other heads any number is."""
+    """Yield the queries of latent attention: one head of it is no whole number of blocks, and of others it is."""
     for each in model.attentions if section.attention_tp > 1 else ():
         if isinstance(each, LatentAttention):
             head = each.qk_nope_head_dim + each.qk_rope_head_dim
@@ -102,7 +102,7 @@ def _of_queries(model: Model, section: PhaseSpec) -> Iterator[_Cut]:
 
 
 def _fix(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer the most GPUs below that may share attention; fewer than all exchange rows, and then cut no FFN."""
+    """Offer the most GPUs that may share attention, in this unit or, in words, in a smaller one."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     sizes = [size for size in attention_sizes(section.ep_size, per_node, spec.model) if size < section.attention_tp]
     for size in reversed(sizes):

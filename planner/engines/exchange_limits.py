@@ -102,8 +102,8 @@ def _why_no_exchange(spec: ResolvedSpec, exchange: Exchange, section: PhaseSpec)
     if section.ep_size <= per_node or (per_node % NVLINK_PEERS == 0):
         return "DeepEP's normal kernels have configurations for certain numbers of ranks only"
     return (
-        f"DeepEP's normal kernels open the memory of each {NVLINK_PEERS} consecutive ranks, and NVLink need not join "
-        f"those of nodes with {per_node} GPUs"
+        f"in DeepEP's normal kernels {NVLINK_PEERS} consecutive ranks open each other's memory, which is on other "
+        f"nodes where a node has {per_node} GPUs"
     )
 
 

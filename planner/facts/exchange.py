@@ -1,6 +1,6 @@
 """What brings each engine's rows to their experts, and the units that this exchange takes.
 
-DeepEP has two kinds of kernels, and an engine chooses one for each phase:
+DeepEP has two kinds of kernels, and an engine chooses one or both for each phase:
     normal        for prompts. It has a configuration for some numbers of ranks, and asserts for any other. Eight
                   consecutive ranks open each other's memory, so that NVLink has to join them.
     low latency   for single tokens. It takes fewer than eight ranks or a multiple of eight, on any nodes. A rank's
@@ -36,9 +36,7 @@ class Exchange:
     """The exchange of one phase of an engine."""
 
     kernels: tuple[Kernels, ...]  # none where it gathers all rows, which takes any unit
-    opens_other_nodes: (
-        bool  # whether the normal kernels are told to open memory of other nodes, where NVLink joins them
-    )
+    opens_other_nodes: bool  # whether normal kernels may open memory of other nodes, where NVLink joins them
 
     @property
     def is_one_world(self) -> bool:
