@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
 
-from planner.facts.attention.kind import Attention, Matrix, Part
-from planner.facts.quantisation import UNQUANTISED, Quantisation
+from planner.facts.attention.kind import Attention, Matrix, Part, Role
+from planner.facts.quantisation import UNQUANTISED, Formats, Quantisation
 from planner.facts.terms import KvPrecision, Precision
 
 __all__ = ["Dense", "Experts", "Layer", "Model"]
@@ -27,8 +27,8 @@ class Dense:
     intermediate_size: int
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield gate, up and down, as one."""
-        yield Matrix("dense", 3 * hidden_size * self.intermediate_size, "ffn")
+        """Yield gate, up and down."""
+        yield from _ffn("dense", hidden_size * self.intermediate_size, "ffn", "mlp")
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Experts:
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
         """Yield one routed expert for `num_routed` of them: how many a GPU has is the layout's matter."""
         biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
-        yield Matrix("experts", 3 * hidden_size * self.intermediate_size, "expert")
+        yield from _ffn("experts", hidden_size * self.intermediate_size, "expert", "mlp.experts.0")
         yield Matrix("experts", biases, "wide")
         for _ in range(self.num_shared):
-            yield Matrix("shared", 3 * hidden_size * self.shared_intermediate_size, "ffn")
+            yield from _ffn("shared", hidden_size * self.shared_intermediate_size, "ffn", "mlp.shared_experts")
         gates = self.num_routed * (hidden_size + (1 if self.has_biases else 0))
         yield Matrix("gates", gates + (hidden_size if self.gates_shared else 0), "wide")
 
@@ -63,6 +63,13 @@ class Layer:
 
     attention: Attention
     ffn: Dense | Experts
+    kept_in: Formats | None = None  # by a checkpoint that leaves out or mixes what its precision does not say
+
+    def matrices(self, hidden_size: int) -> Iterator[Matrix]:
+        """Yield what is loaded; one routed expert of all."""
+        for matrix in (*self.attention.matrices(hidden_size), *self.ffn.matrices(hidden_size)):
+            kept_in = self.kept_in.of(matrix.role, matrix.module) if self.kept_in and matrix.module else None
+            yield replace(matrix, kept_in=kept_in) if kept_in else matrix
 
 
 @dataclass(frozen=True)
@@ -168,10 +175,13 @@ class Model:
     def matrices(self) -> Iterator[tuple[Matrix, int]]:
         """Yield every matrix, with how many there are of it; one routed expert a layer."""
         for layer, count in self.kinds.items():
-            for matrix in (*layer.attention.matrices(self.hidden_size), *layer.ffn.matrices(self.hidden_size)):
+            for matrix in layer.matrices(self.hidden_size):
                 yield matrix, count
         yield Matrix("norms", self.hidden_size, "wide"), 2 * self.num_layers + 1
-        yield Matrix("embedding", self.vocab_size * self.hidden_size, "wide"), 1 if self.ties_embeddings else 2
+        yield Matrix("embedding", self.vocab_size * self.hidden_size, "wide"), 1
+        if not self.ties_embeddings:
+            head = self.quantisation.head
+            yield Matrix("embedding", self.vocab_size * self.hidden_size, "wide", kept_in=head), 1
         yield Matrix("towers", self.tower_weights, "wide"), 1
         if self.drafts:
             yield Matrix("dense", 2 * self.hidden_size * self.hidden_size, "wide"), 1  # eh_proj
@@ -230,6 +240,12 @@ class Model:
         wide = streams * self.hidden_size
         yield Matrix("attention", mixed * wide + mixed + 3, "fp32"), 2 * self.num_layers
         yield Matrix("attention", streams * wide + streams + 1, "fp32"), 1
+
+
+def _ffn(part: Part, num_weights: int, role: Role, module: str) -> Iterator[Matrix]:
+    """Yield the three matrices of an FFN, of `num_weights` each."""
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        yield Matrix(part, num_weights, role, f"{module}.{name}")
 
 
 @lru_cache(maxsize=64)

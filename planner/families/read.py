@@ -17,15 +17,16 @@ from pydantic import ValidationError
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.model import Model
-from planner.facts.quantisation import UNQUANTISED, quantisation_of
+from planner.families.module_names import Unreadable
+from planner.families.quantised import BESIDE, Unplanned, form_of, quantised
 from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
 from planner.problems.errors import Violation
 
-__all__ = ["TOKENIZER_CONFIG", "ModelConfig", "model_of", "read_model_config"]
+__all__ = ["ModelConfig", "model_of", "read_model_config"]
 
 PATH = "model.config"
-MAX_CONFIG_BYTES = 2**22  # assumed: a quantised file may name each matrix of 61 layers of 384 experts, in 50 characters
+MAX_CONFIG_BYTES = 2**24  # assumed: a quantised file may name each matrix of 61 layers of 384 experts in 200 bytes
 URL = re.compile(r"[a-z][a-z0-9+]*://")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # Source: github.com/git-lfs/git-lfs docs/spec.md
@@ -37,8 +38,8 @@ class ModelConfig:
 
     model: Model
     digest: str
-    other_quantization: str | None  # what its quantization_config says that no precision of a spec does
-    tokenizer_digest: str | None  # of the tokenizer_config.json beside it, where that names code
+    other_quantization: str | None  # what the checkpoint's files say that no precision of a spec does
+    beside: Mapping[str, str]  # sha256 of what was read beside it, by the spec's name for each file
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
@@ -63,21 +64,89 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         config = None
         if said := _another_file(content):
             return _wrong(written, "S302 must be a checkpoint's config.json", *said)
-    found = model_of(config, written)
+    beside = None if _quantization(config) else _read_beside(path, written)
+    if isinstance(beside, Violation):
+        return beside
+    found = _quantised_model(config, written, beside)
     if isinstance(found, Violation):
         return found
-    tokenizer = _tokenizer_with_code(path.with_name(TOKENIZER_CONFIG))
-    model = found if tokenizer is None else replace(found, brings_code=True)
-    digest = None if tokenizer is None else digest_of_bytes(tokenizer)
-    return ModelConfig(model, digest_of_bytes(content), _other_quantization(config), digest)
+    model, other = found
+    inputs = {} if beside is None else {beside.name: beside.digest}
+    if tokenizer := _tokenizer_with_code(path.with_name(TOKENIZER_CONFIG)):
+        model = replace(model, brings_code=True)
+        inputs[TOKENIZER_CONFIG] = digest_of_bytes(tokenizer)
+    names = {str(Path(written).with_name(name)): digest for name, digest in inputs.items()}
+    return ModelConfig(model, digest_of_bytes(content), other, names)
 
 
 def model_of(config: Any, written: str) -> Model | Violation:
     """Return the model of a `config.json`'s content, which the spec calls `written`; or what is wrong with it."""
+    found = _quantised_model(config, written, None)
+    return found if isinstance(found, Violation) else found[0]
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """The file beside config.json that says how its checkpoint is quantised."""
+
+    name: str
+    said: Mapping[str, Any]
+    digest: str
+
+
+def _read_beside(path: Path, written: str) -> _Beside | Violation | None:
+    """Return the first of the files that `BESIDE` names; None where there is none."""
+    for name, method in BESIDE.items():
+        file = path.with_name(name)
+        if not file.exists():
+            continue
+        if not file.is_file():  # a FIFO would be waited for
+            return _unreadable(written, name, "it is not a file")
+        try:
+            content = read_file(file, MAX_CONFIG_BYTES)
+            said = json.loads(content)
+        except OSError as error:
+            return _unreadable(written, name, error.strerror or str(error))
+        except (ValueError, RecursionError):
+            return _unreadable(written, name, "it is not JSON")
+        if not isinstance(said, Mapping):
+            return _unreadable(written, name, f"it is of type {type(said).__name__}, not an object")
+        return _Beside(name, {"quant_method": method, **said}, digest_of_bytes(content))
+    return None
+
+
+def _unreadable(written: str, name: str, reason: str) -> Violation:
+    return Violation(PATH, written, f"S314 must come with a {name} that can be read", reason, "correct the file")
+
+
+def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple[Model, str | None] | Violation:
+    """Return the model in what its files say that its weights are in, and how a form is called that no spec says."""
+    found = _model_of(config, written)
+    if isinstance(found, Violation):
+        return found
+    said_in = beside.name if beside else "quantization_config"
+    try:
+        text = _text(config)
+        form = form_of(beside.said if beside else _quantization(config), text.get("expert_dtype"))
+        if form is None:
+            return found, None
+        of_files = form if isinstance(form, Unplanned) else quantised(found, form, said_in)
+    except Unreadable as error:
+        return _unreadable(written, said_in, str(error))
+    return (found, of_files.words) if isinstance(of_files, Unplanned) else (of_files, None)
+
+
+def _quantization(config: Any) -> Any:
+    """Return what `config` itself says of its checkpoint's quantisation, where it says anything."""
+    return _text(config).get("quantization_config") if isinstance(config, Mapping) else None
+
+
+def _model_of(config: Any, written: str) -> Model | Violation:
+    """Return the model by its shapes alone."""
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         return _wrong(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
-    file = File(written, model_type, _architecture(config), quantisation_of(_text(config)) or UNQUANTISED)
+    file = File(written, model_type, _architecture(config))
     if model_type in TOWERS:
         found = _with_a_tower(config, file)
     elif model_type in FAMILIES:
@@ -215,12 +284,3 @@ def _another_file(content: bytes) -> tuple[str, str] | None:
     if content.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
         return "it is a web page", "download the file itself, which a hub has at .../resolve/main/config.json"
     return None
-
-
-def _other_quantization(config: Mapping[str, Any]) -> str | None:
-    """Return how a message calls a quantisation that no precision says; None where one does, or without any."""
-    if quantisation_of(_text(config)):
-        return None
-    said = _text(config).get("quantization_config")
-    method = said.get("quant_method") if isinstance(said, Mapping) else None
-    return method[:40] if isinstance(method, str) and method else "of another form"

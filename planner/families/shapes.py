@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention.kind import Attention
 from planner.facts.model import Dense, Experts, Layer, Model
-from planner.facts.quantisation import UNQUANTISED, Quantisation
 
 __all__ = ["MAX_LAYERS", "Count", "Entry", "File", "PerLayer", "Shapes", "Size", "Tower", "encoder_layer", "layers_of"]
 
@@ -35,7 +34,6 @@ class File:
     source: str
     model_type: str
     architecture: str | None = None
-    quantisation: Quantisation = UNQUANTISED
     tower_weights: int = 0
 
 
@@ -87,7 +85,6 @@ class Shapes(BaseModel):
             max_position_embeddings=self.max_position_embeddings,
             source=file.source,
             architecture=file.architecture,
-            quantisation=file.quantisation,
             ties_embeddings=self.tie_word_embeddings,
             tower_weights=file.tower_weights,
             draft_layer=self.draft_layer(),

@@ -17,10 +17,12 @@ Norms are left out: 0.002 % of the whole. An MTP module is loaded where tokens a
 What a precision says of each part, as the checkpoints are made that are named so:
     fp8         all matrices in FP8
     fp4         NVFP4, an FP8 scale for 16 weights: FFNs and attention's output; the rest of attention in BF16
+    fp8_fp4     routed experts in NVFP4; the rest in FP8
     mxfp4       routed experts in MXFP4, a one-byte scale for 32 weights; the rest in BF16
     fp8_mxfp4   the same experts; the rest in FP8
     w4a8        routed experts in INT4, a BF16 scale for 128 weights; the rest in FP8
     w4a16       routed experts in INT4, a BF16 scale for 32 weights; the rest in BF16
+Where the checkpoint's own files name modules, each is counted in the format that they say (`families/quantised.py`).
 
 Source of the matrices: github.com/deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py; what stays in
 BF16: `modules_to_not_convert` of FP8 checkpoints, and open-infra-index, day 6 (core attention in BF16); fp4:
@@ -50,10 +52,13 @@ SIZES: dict[Format, tuple[int, int, int]] = {
     "fp32": (32, 0, 0),
     "bf16": (16, 0, 0),
     "fp8": (8, BLOCK_SIDE * BLOCK_SIDE, 4),
+    "fp8_plain": (8, 0, 0),  # a scale for a matrix or a channel
+    "mxfp8": (8, 32, 1),
     "nvfp4": (4, 16, 1),
     "mxfp4": (4, 32, 1),
     "int4": (4, 128, 2),
     "int4_by_32": (4, 32, 2),
+    "int4_by_64": (4, 64, 2),
 }
 
 
@@ -85,9 +90,11 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
 
     A part of a matrix is whole blocks of a scale, so that of a small one several GPUs have the same.
     """
-    formats, found = FORMATS[precision], Counter[Part]()
+    formats, found, wide = FORMATS[precision], Counter[Part](), wide_bytes(precision)
+    is_own = precision == model.weights_in
     for matrix, count in _one_of(model, dense_tp).matrices():
-        found[matrix.part] += count * _matrix_bytes(matrix, formats, wide_bytes(precision))
+        kept_in = matrix.kept_in if is_own else None
+        found[matrix.part] += count * _matrix_bytes(matrix, kept_in, formats, wide)
     return Weights(
         attention=found["attention"],
         dense=found["dense"],
@@ -125,10 +132,9 @@ def _hash_tables(model: Model) -> int:
     return num_hashed * model.vocab_size * model.num_experts_per_token * HASHED_BYTES
 
 
-def _matrix_bytes(matrix: Matrix, formats: Formats, wide: int) -> int:
-    """Return the bytes of a matrix with its scales."""
-    if matrix.role in ("wide", "fp32"):
+def _matrix_bytes(matrix: Matrix, kept_in: Format | None, formats: Formats, wide: int) -> int:
+    """Return the bytes of a matrix with its scales; `kept_in` is what its checkpoint says of it in particular."""
+    if kept_in is None and matrix.role in ("wide", "fp32"):
         return matrix.num_weights * (wide if matrix.role == "wide" else 4)
-    kept_in: Format = getattr(formats, matrix.role)
-    bits, block, scale = SIZES[kept_in]
+    bits, block, scale = SIZES[kept_in or formats.of(matrix.role)]
     return matrix.num_weights * bits // 8 + (scale * matrix.num_weights // block if block else 0)

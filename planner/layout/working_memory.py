@@ -63,6 +63,7 @@ COMPUTE_BYTES: dict[Precision, int] = {
     "bf16": 2,
     "fp32": 4,
     "fp4": 2,
+    "fp8_fp4": 2,
     "mxfp4": 2,
     "fp8_mxfp4": 2,
     "w4a8": 2,

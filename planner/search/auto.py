@@ -13,9 +13,9 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
     schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
     cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
 
-A precision that is not written follows the checkpoint: a config.json whose quantization_config says FP8 in blocks of
-128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the checkpoint that was
-published. A checkpoint that is not quantised is planned in the default, bf16.
+A precision that is not written follows the checkpoint: one whose quantization_config, or hf_quant_config.json, says
+FP8 in blocks of 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the
+checkpoint that was published. A checkpoint that is not quantised is planned in the default, bf16.
 
 On `cpu` memory is not known: a unit is one node, and max_requests its default.
 
@@ -330,12 +330,12 @@ def _reasons(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) 
 
 def _as_its_checkpoint(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """`spec` with the precision of its checkpoint, in the phases that do not say one."""
-    precision, said, model = spec.model.weights_in, spec.model.quantisation.words, spec.written.model
+    precision, own, model = spec.model.weights_in, spec.model.quantisation, spec.written.model
     if precision == "bf16":
         return spec, []
     catalog = model if isinstance(model, str) else model.catalog
-    where = f"{catalog} was published in" if catalog else "the checkpoint's quantization_config says"
-    why = f"what {where}: {said}"
+    where = f"{catalog} was published in" if catalog else f"the checkpoint's {own.said_in} says"
+    why = f"what {where}: {own.words}"
     silent = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
     decisions = [Decision(f"{phase}.precision", precision, why) for phase in silent]
     return with_values(spec, {each.path: each.value for each in decisions}), decisions

@@ -291,12 +291,22 @@ def precision_is_known(_: Precision, quantization: str | None, given: frozenset[
     """Weights that are quantised otherwise have another size than BF16, which is the default."""
     if quantization is None or "precision" in given:
         return None
-    rule = (
-        f"S312 is required because model.config has a quantization_config that tidemill does not know ({quantization})"
-    )
+    rule = f"S312 is required because tidemill does not know what the checkpoint's weights are in ({quantization})"
     reason = f"it knows {', '.join(each.words for each in KNOWN)}"
     fix = "write the precision to plan with: tidemill then assumes that the weights are in it"
     return Broken(rule, reason, fix, f"{phase}.precision")
+
+
+@_reads("{phase}.precision", "model.shapes", "model.config", "{phase}.given")
+def precision_is_the_checkpoints(
+    precision: Precision, model: Model, config: str | None, given: frozenset[str]
+) -> Broken | None:
+    """FP8 and BF16 are made of each other while weights are loaded. Nothing makes other weights of 4 bits."""
+    own = model.quantisation
+    if config is None or "precision" not in given or own.precision in ("bf16", "fp8", precision):
+        return None
+    rule = f"S315 must be {own.precision}: the checkpoint is in {own.words}"
+    return Broken(rule, "no engine makes weights of another format of it while it loads them", nearest(own.precision))
 
 
 # Expert load

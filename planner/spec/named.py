@@ -18,7 +18,7 @@ from planner.facts.loads import read_loads
 from planner.facts.model import Model
 from planner.facts.quantisation import W4A16
 from planner.facts.terms import PHASES
-from planner.families import MODELS, TOKENIZER_CONFIG, read_model_config
+from planner.families import MODELS, read_model_config
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.cluster import GpuSpec
@@ -64,9 +64,7 @@ class Named:
         if isinstance(found, Violation):
             self.violations.append(_of_the_catalog(found, data))
         else:
-            self.inputs[written] = found.digest
-            if found.tokenizer_digest is not None:
-                self.inputs[str(Path(written).with_name(TOKENIZER_CONFIG))] = found.tokenizer_digest
+            self.inputs |= {written: found.digest, **found.beside}
             self.resolved |= {
                 "model.shapes": found.model,
                 "model.digest": found.digest,

@@ -60,9 +60,10 @@ class PhaseSpec(Section):
     precision: Precision = Field(
         default="bf16",
         description="Precision of weights, matmuls and dispatch, that of the checkpoint unless given (its config's "
-        "quantization_config, or what the catalog's model was published in), where fp4 is NVFP4, mxfp4 and w4a16 have "
-        "routed experts in MXFP4 or INT4 and the rest in BF16, fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in "
-        "BF16.",
+        "quantization_config, the hf_quant_config.json beside that, or what the catalog's model was published in), "
+        "where fp4 is NVFP4, mxfp4 and w4a16 have routed experts in MXFP4 or INT4 and the rest in BF16, fp8_fp4, "
+        "fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in BF16. Modules that the checkpoint's files leave out are "
+        "counted so.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(

@@ -43,7 +43,7 @@ class Machine:
 
         INT4 by 32 and MXFP4 beside BF16 are widened to BF16; INT4 by 128 to FP8, whose activations it meets.
         """
-        if kept_in in ("fp8", "int4"):
+        if kept_in in ("fp8", "fp8_plain", "mxfp8", "int4"):
             return self.fp8
         if kept_in == "nvfp4":
             return self.fp4

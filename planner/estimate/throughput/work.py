@@ -17,6 +17,7 @@ takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 in
 transformers 5.23.0 models/minimax_m3_vl/modeling_minimax_m3_vl.py, MiniMaxM3VLIndexer.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +27,7 @@ from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.model import Dense, Experts, Layer, Model
-from planner.facts.quantisation import FORMATS, Format
+from planner.facts.quantisation import FORMATS, Format, Formats
 from planner.facts.terms import Precision
 from planner.layout.dispatch import message_bytes
 from planner.layout.weights import SIZES
@@ -111,12 +112,15 @@ def work_of(
     if why_unknown(model):
         return None
     dispatch, combine = message_bytes(model.hidden_size, precision)
-    part = model.one_of(attention_tp)
-    layers = {
-        _layer_work(layer, model.hidden_size, precision, KV_BYTES[kv], dense_tp): count
-        for layer, count in part.kinds.items()
-    }
-    wide = wide_bytes(precision)
+    part, wide = model.one_of(attention_tp), wide_bytes(precision)
+
+    def work(layer: Layer) -> LayerWork:
+        own = layer.kept_in if precision == model.weights_in else None
+        return _layer_work(layer, model.hidden_size, own or FORMATS[precision], wide, KV_BYTES[kv], dense_tp)
+
+    layers: Counter[LayerWork] = Counter()
+    for layer, count in part.kinds.items():
+        layers[work(layer)] += count
     head = model.hidden_size * model.vocab_size / dense_tp
     draft = part.draft_layer
     return ModelWork(
@@ -128,14 +132,13 @@ def work_of(
         head_flops=Flops(FLOPS_PER_WEIGHT * head),
         dispatch_bytes=dispatch,
         combine_bytes=combine,
-        draft=None if draft is None else _layer_work(draft, model.hidden_size, precision, KV_BYTES[kv], dense_tp),
+        draft=None if draft is None else work(draft),
         draft_input=None if draft is None else _draft_input(model.hidden_size, precision),
     )
 
 
-def _layer_work(layer: Layer, hidden: int, precision: Precision, kv_bytes: int, dense_tp: int) -> LayerWork:
-    formats = FORMATS[precision]
-    attention = _attention_work(layer.attention, hidden, precision, kv_bytes)
+def _layer_work(layer: Layer, hidden: int, formats: Formats, wide: int, kv_bytes: int, dense_tp: int) -> LayerWork:
+    attention = _attention_work(layer.attention, hidden, formats, wide, kv_bytes)
     if isinstance(layer.ffn, Dense):
         weights = 3 * hidden * layer.ffn.intermediate_size / dense_tp
         return LayerWork(attention, _ffn(weights, formats.ffn), None, None, 0)
@@ -151,23 +154,22 @@ def _layer_work(layer: Layer, hidden: int, precision: Precision, kv_bytes: int, 
     )
 
 
-def _attention_work(attention: Attention, hidden: int, precision: Precision, kv_bytes: int) -> AttentionWork:
+def _attention_work(attention: Attention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
     if isinstance(attention, LatentAttention):
-        return _latent(attention, hidden, precision, kv_bytes)
+        return _latent(attention, hidden, formats, wide, kv_bytes)
     assert isinstance(attention, GroupedAttention)
-    return _grouped(attention, hidden, precision, kv_bytes)
+    return _grouped(attention, hidden, formats, kv_bytes)
 
 
-def _latent(each: LatentAttention, hidden: int, precision: Precision, kv_bytes: int) -> AttentionWork:
+def _latent(each: LatentAttention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
     """Queries are absorbed into the latent space in decode; in prefill the same weights expand latents to keys."""
-    formats, heads, latent = FORMATS[precision], each.num_heads, each.kv_lora_rank
+    heads, latent = each.num_heads, each.kv_lora_rank
     query = heads * (each.qk_nope_head_dim + each.qk_rope_head_dim)
     rank = each.q_lora_rank
     queries = hidden * query if rank is None else rank * (hidden + query)
     into = queries + hidden * (latent + each.qk_rope_head_dim)
     absorb, expand = heads * each.qk_nope_head_dim * latent, heads * each.v_head_dim * latent
     out = heads * each.v_head_dim * hidden
-    wide = wide_bytes(precision)
     index, scorer = each.indexer, 0
     if index is not None:
         into += (rank or hidden) * index.num_heads * index.head_dim + hidden * (index.head_dim + index.num_heads)
@@ -189,8 +191,8 @@ def _latent(each: LatentAttention, hidden: int, precision: Precision, kv_bytes: 
     )
 
 
-def _grouped(each: GroupedAttention, hidden: int, precision: Precision, kv_bytes: int) -> AttentionWork:
-    formats, size = FORMATS[precision], each.head_dim
+def _grouped(each: GroupedAttention, hidden: int, formats: Formats, kv_bytes: int) -> AttentionWork:
+    size = each.head_dim
     into = (each.num_heads * (2 if each.has_gate else 1) + 2 * each.num_kv_heads) * size * hidden
     out = each.num_heads * size * hidden
     core = Flops(2 * FLOPS_PER_WEIGHT * each.num_heads * size)  # queries with keys, and weights with values

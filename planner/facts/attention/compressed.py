@@ -46,11 +46,13 @@ class CompressedAttention:
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return queries in two steps, the key, the output in two steps, the compressors."""
-        query = self.q_lora_rank * (hidden_size + self.num_heads * self.head_dim)
-        output = self.o_lora_rank * (self.num_heads * self.head_dim + self.o_groups * hidden_size)
+        heads, rank = self.num_heads * self.head_dim, self.q_lora_rank
         return (
-            Matrix("attention", query + hidden_size * self.head_dim, "attention"),
-            Matrix("attention", output, "output"),
+            Matrix("attention", hidden_size * rank, "attention", "self_attn.q_a_proj"),
+            Matrix("attention", rank * heads, "attention", "self_attn.q_b_proj"),
+            Matrix("attention", hidden_size * self.head_dim, "attention", "self_attn.kv_proj"),
+            Matrix("attention", self.o_lora_rank * heads, "output", "self_attn.o_a_proj"),
+            Matrix("attention", self.o_lora_rank * self.o_groups * hidden_size, "output", "self_attn.o_b_proj"),
             Matrix("attention", self.num_heads, "fp32"),  # sinks
             Matrix("norms", self.q_lora_rank + self.head_dim, "wide"),
             *(self._compressor(hidden_size, self.head_dim) if self.ratio else ()),
@@ -101,7 +103,7 @@ class CompressedAttention:
     def _indexer(self, indexer: Indexer, hidden_size: int) -> tuple[Matrix, ...]:
         queries = self.q_lora_rank * indexer.num_heads * indexer.head_dim
         return (
-            Matrix("attention", queries, "attention"),
+            Matrix("attention", queries, "attention", "self_attn.indexer.wq_b"),
             Matrix("attention", hidden_size * indexer.num_heads, "wide"),
             *self._compressor(hidden_size, indexer.head_dim),
         )

@@ -27,7 +27,8 @@ class BlockIndexer:
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return queries, the key, and a norm of each."""
         return (
-            Matrix("attention", (self.num_heads + 1) * self.head_dim * hidden_size, "attention"),
+            Matrix("attention", self.num_heads * self.head_dim * hidden_size, "attention", "self_attn.index_q_proj"),
+            Matrix("attention", self.head_dim * hidden_size, "attention", "self_attn.index_k_proj"),
             Matrix("norms", 2 * self.head_dim, "wide"),
         )
 
@@ -58,8 +59,10 @@ class GroupedAttention:
         bias = {"none": 0, "qkv": projected, "all": projected + hidden_size}[self.biases]
         normed = {"none": 0, "head": 2, "heads": self.num_heads + self.num_kv_heads}[self.norms]
         return (
-            Matrix("attention", projected * hidden_size, "attention"),
-            Matrix("attention", self.num_heads * self._value_dim * hidden_size, "output"),
+            Matrix("attention", queries * hidden_size, "attention", "self_attn.q_proj"),
+            Matrix("attention", self.num_kv_heads * self.head_dim * hidden_size, "attention", "self_attn.k_proj"),
+            Matrix("attention", self.num_kv_heads * self._value_dim * hidden_size, "attention", "self_attn.v_proj"),
+            Matrix("attention", self.num_heads * self._value_dim * hidden_size, "output", "self_attn.o_proj"),
             Matrix("attention", bias + (self.num_heads if self.has_sinks else 0), "wide"),
             Matrix("norms", normed * self.head_dim, "wide"),
             *(self.indexer.matrices(hidden_size) if self.indexer else ()),

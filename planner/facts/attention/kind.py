@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, Protocol
 
+from planner.facts.quantisation import Format
 from planner.facts.terms import KvPrecision
 
 __all__ = ["Attention", "LayerKv", "Matrix", "Part", "Role"]
@@ -23,11 +24,17 @@ Role = Literal["attention", "output", "ffn", "expert", "wide", "fp32"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights of one part that are kept alike; vectors, as biases and norms are, count too."""
+    """Weights of one part that are kept alike; vectors, as biases and norms are, count too.
+
+    `module` is its name within a layer, as transformers calls it in DeepSeek-V3. Checkpoints say by name what they
+    quantise; vectors and what stays wide have none.
+    """
 
     part: Part
     num_weights: int
     role: Role
+    module: str = ""
+    kept_in: Format | None = None  # what the checkpoint says of the module, beyond its precision
 
 
 @dataclass(frozen=True)

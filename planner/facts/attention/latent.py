@@ -29,7 +29,8 @@ class Indexer:
         queries = query_rank * self.num_heads * self.head_dim
         keys = hidden_size * self.head_dim
         return (
-            Matrix("attention", queries + keys, "attention"),
+            Matrix("attention", queries, "attention", "self_attn.indexer.wq_b"),
+            Matrix("attention", keys, "attention", "self_attn.indexer.wk"),
             Matrix("attention", hidden_size * self.num_heads, "wide"),
             Matrix("norms", 2 * self.head_dim, "wide"),
         )
@@ -62,12 +63,19 @@ class LatentAttention:
         """Return what one layer loads: 187.1 M weights for DeepSeek-V3. kv_b stays wide: core attention absorbs it."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         rank = self.q_lora_rank
-        query = hidden_size * query_dim if rank is None else rank * (hidden_size + query_dim)
         latent = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
         expand = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
         return (
-            Matrix("attention", query + latent, "attention"),
-            Matrix("attention", self.num_heads * self.v_head_dim * hidden_size, "output"),
+            *(
+                (Matrix("attention", hidden_size * query_dim, "attention", "self_attn.q_proj"),)
+                if rank is None
+                else (
+                    Matrix("attention", hidden_size * rank, "attention", "self_attn.q_a_proj"),
+                    Matrix("attention", rank * query_dim, "attention", "self_attn.q_b_proj"),
+                )
+            ),
+            Matrix("attention", latent, "attention", "self_attn.kv_a_proj_with_mqa"),
+            Matrix("attention", self.num_heads * self.v_head_dim * hidden_size, "output", "self_attn.o_proj"),
             Matrix("attention", expand, "wide"),
             Matrix("norms", (rank or 0) + self.kv_lora_rank, "wide"),
             *(self.indexer.matrices(rank or hidden_size, hidden_size) if self.indexer else ()),

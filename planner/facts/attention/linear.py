@@ -41,10 +41,12 @@ class LinearAttention:
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return queries, keys, values and gates; two numbers a value head; the convolution; the output."""
         values = self.num_value_heads * self.value_head_dim
-        projected = self._conv_channels + values
         return (
-            Matrix("attention", (projected + 2 * self.num_value_heads) * hidden_size, "attention"),
-            Matrix("attention", values * hidden_size, "output"),
+            Matrix("attention", self._conv_channels * hidden_size, "attention", "linear_attn.in_proj_qkv"),
+            Matrix("attention", values * hidden_size, "attention", "linear_attn.in_proj_z"),
+            Matrix("attention", self.num_value_heads * hidden_size, "attention", "linear_attn.in_proj_b"),
+            Matrix("attention", self.num_value_heads * hidden_size, "attention", "linear_attn.in_proj_a"),
+            Matrix("attention", values * hidden_size, "output", "linear_attn.out_proj"),
             Matrix("attention", self._conv_channels * self.conv_size, "wide"),
             Matrix("attention", 2 * self.num_value_heads, "fp32"),  # decay and step
             Matrix("norms", self.value_head_dim, "wide"),

@@ -63,7 +63,7 @@ def test_a_file_has_an_end(tmp_path):
     (tmp_path / "config.json").write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
     found = read_model_config(tmp_path / "config.json", "config.json")
 
-    assert (found.rule[:4], found.reason) == ("S301", "it has more than 4 MiB")
+    assert (found.rule[:4], found.reason) == ("S301", "it has more than 16 MiB")
 
 
 def test_all_contradictions_of_a_file_are_said_at_once():

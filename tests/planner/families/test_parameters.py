@@ -7,6 +7,7 @@ import pytest
 
 from planner.facts.model import Model
 from planner.families import model_of
+from planner.families.module_names import ModuleNames, module_name
 from planner.families.registry import FAMILIES, TOWERS
 
 pytestmark = pytest.mark.slow  # torch and transformers take seconds to import, so the functions below do it
@@ -138,6 +139,17 @@ def test_varied_models_have_the_parameters_of_transformers(family, seed):
     assert planned(config, family).parameters() == counted(config)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *TOWERS])
+def test_modules_are_called_as_in_transformers(family):
+    """Lists of quantised checkpoints have these names: a module with another is taken for one that no list names."""
+    config = configured(family, GIVEN.get(family, {}))
+    model = planned(config, family)
+    known = ModuleNames([name.removesuffix(".weight") for name, _ in parameters(config)])
+    ours = {f"model.layers.{i}.{each.module}" for i, layer in enumerate(model.layers) for each in layer.matrices(1)}
+
+    assert [each for each in sorted(ours) if not each.endswith(".") and not known.cover(module_name(each))] == []
+
+
 def configured(family, text, tower=None):
     """Return transformers' config with these keys; the default's own where there are none."""
     from transformers import AutoConfig
@@ -160,16 +172,21 @@ def planned(config, family):
 
 def counted(config):
     """The slow reference: every parameter of transformers' model, by the name that it has there."""
+    parts = Counter()
+    for name, parameter in parameters(config):
+        parts[part_of(name)] += parameter.numel()
+    return {part: number for part, number in parts.items() if number}
+
+
+def parameters(config):
+    """Return the parameters of transformers' own model, on no device, with their names."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config)
-    parts = Counter()
-    for name, parameter in model.named_parameters():
-        parts[part_of(name)] += parameter.numel()
-    return {part: number for part, number in parts.items() if number}
+    return list(model.named_parameters())
 
 
 def part_of(name):

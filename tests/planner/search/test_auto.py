@@ -216,6 +216,7 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
     [
         ("fp8.json", "fp8"),
         ("fp4.json", "fp4"),
+        ("beside/config.json", "fp4"),
         ("w4a8.json", "w4a8"),
         ("config.json", "bf16"),
     ],
@@ -226,7 +227,7 @@ def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, s
     told = {each.path: each.why for each in plan.decisions if each.path.endswith(".precision")}
 
     assert {layout.precision for layout in plan.layouts} == {precision}
-    assert [("quantization_config" in why) for why in told.values()] == [precision != "bf16"] * 2
+    assert [(" says: " in why) for why in told.values()] == [precision != "bf16"] * 2
 
 
 @pytest.mark.parametrize("config", ["fp8.json", "other_fp8.json", "awq.json"])

@@ -28,6 +28,7 @@ NEEDS_KNOWLEDGE = {
     "S308": "whether the config or the manifest is the right one",
     "S312": "what the weights are in",
     "S313": "which other checkpoint there is",
+    "S314": "what the file was to say",
     "S406": "where the weights are",
     "S417": "how fast the links are",
     "S463": "which folder is on the nodes' own disks",

@@ -1,0 +1,303 @@
+"""What a checkpoint's files say of its quantisation, module by module.
+
+    quantization_config    in config.json; engines read it first
+    hf_quant_config.json   beside it, NVIDIA ModelOpt's; also quantize_config.json (GPTQ) and quant_config.json (AWQ)
+
+A file has a format for all linear modules, or one for each of several lists, and a list of modules that stay as they
+were. Lists have names, globs and, after `re:`, regular expressions. So of two files that say NVFP4, one may keep
+attention and shared experts in BF16, 16 GB a GPU more for GLM-5.1. Each of a model's modules is held against the lists
+by the name that it would have in the checkpoint.
+
+What no precision of a spec says is `Unplanned`, with the name that its makers give it: 8-bit formats other than
+DeepSeek's blocks, zero points, what nobody here has read.
+
+Source of the keys: files of NVIDIA, Qwen, Moonshot, Z.ai and MiniMax in ai-dynamo/aiconfigurator 095f58a5,
+aic-core/src/aiconfigurator_core/model_configs; NVIDIA/Model-Optimizer 0bb92910 examples/deepseek/ptq.py. Lists are
+matched as in vllm-project/vllm 00155cde, vllm/model_executor/layers/quantization/modelopt.py (is_layer_excluded): a
+glob matches the whole name, any other entry whole parts of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.facts.attention.kind import Matrix
+from planner.facts.model import Dense, Layer, Model
+from planner.facts.quantisation import (
+    FORMATS,
+    FP8,
+    FP8_MXFP4,
+    FP8_NVFP4,
+    KNOWN,
+    MXFP4,
+    UNQUANTISED,
+    W4AFP8,
+    Format,
+    Formats,
+    Quantisation,
+)
+from planner.facts.terms import Precision
+from planner.families.module_names import ModuleNames, Unreadable, draft_names, module_name
+
+__all__ = ["BESIDE", "Form", "Unplanned", "form_of", "quantised"]
+
+# A file beside config.json -> the quant_method of what it says
+BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+ROLES = ("attention", "output", "ffn", "expert")
+HEAD = "lm_head"
+LEFT_OUT = ("ignore", "exclude_modules", "modules_to_not_convert")  # as different makers call the one list
+
+# quant_algo of ModelOpt -> format, in vLLM's list QUANT_ALGOS and the files
+ALGORITHMS: dict[str, Format] = {
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "MXFP4": "mxfp4",
+    "MXFP8": "mxfp8",
+    "FP8": "fp8_plain",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8_plain",
+    "FP8_PB_WO": "fp8",
+}
+INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
+EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a file says. `others` are the formats of modules that no list names, `precision` is None where they say."""
+
+    others: Formats
+    left_out: ModuleNames
+    lists: tuple[tuple[ModuleNames, Format], ...] = ()
+    precision: Precision | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Unplanned:
+    """A quantisation that no precision of a spec says, as its makers call it."""
+
+    words: str
+
+
+def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
+    """Return what a file says, or None where it says that nothing is quantised.
+
+    `said` is a quantization_config, or the same of a file beside it; `experts_in` is the config's `expert_dtype`.
+    Raises Unreadable where a list is none.
+    """
+    if not said:
+        return None
+    if not isinstance(said, Mapping):
+        raise Unreadable(f"it is of type {type(said).__name__}, not an object")
+    said = _flat(said)
+    method = said.get("quant_method")
+    if not isinstance(method, str):
+        return Unplanned("of another form")
+    if method.startswith("modelopt"):
+        return _of_modelopt(said)
+    if method == "compressed-tensors":
+        return _of_groups(said)
+    known = _of_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else _BY_METHOD.get(method)
+    if known is None:
+        return Unplanned(_called(said, method))
+    left_out = () if known is FP8_NVFP4 else _list(said)  # there the list is what ModelOpt left in FP8
+    return Form(FORMATS[known.precision], ModuleNames(left_out), precision=known.precision, words=known.words)
+
+
+_BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
+
+
+def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
+    """Return `model` with what `form` says of each layer, where some precision says it of the whole.
+
+    `said_in` is the file or the key that says it.
+    """
+    size = model.hidden_size
+    layers = tuple(_kept(layer, form, [f"model.layers.{index}"], size) for index, layer in enumerate(model.layers))
+    draft = model.draft_layer and _kept(model.draft_layer, form, draft_names(model.num_layers), size)
+    found = _precision_of(layers, form)
+    if isinstance(found, Unplanned):
+        return found
+    usual = FORMATS[found.precision]
+    head = None if form.left_out.cover(HEAD) else next((each for names, each in form.lists if names.cover(HEAD)), None)
+    return replace(
+        model,
+        quantisation=replace(found, head=head, said_in=said_in),
+        layers=tuple(_if_unusual(layer, usual) for layer in layers),
+        draft_layer=draft and _if_unusual(draft, usual),
+    )
+
+
+def _flat(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a file's keys at one level: ModelOpt's has them under `quantization`, and its name may be missing."""
+    inner = said.get("quantization")
+    if inner is not None and not isinstance(inner, Mapping):
+        raise Unreadable(f"quantization is of type {type(inner).__name__}, not an object")
+    flat = {**said, **inner} if inner is not None else dict(said)
+    return {"quant_method": "modelopt", **flat} if "quant_algo" in flat else flat
+
+
+def _of_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
+    """Return FP8 in blocks, with experts like the rest, in MXFP4 or in NVFP4; None for others."""
+    if said.get("weight_block_size") != [128, 128]:
+        return None
+    if algorithm := said.get("moe_quant_algo"):
+        return FP8_NVFP4 if algorithm == "NVFP4" else None
+    return FP8_MXFP4 if experts == "fp4" else FP8 if experts is None else None
+
+
+def _of_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
+    """Return one format for all linear modules, or that of each in `quantized_layers`.
+
+    A file without a list of what it leaves out is taken as NVIDIA made it of DeepSeek-V3: it says too little.
+    """
+    algorithm = said.get("quant_algo")
+    if algorithm is None:
+        return None
+    name = str(algorithm)[:40].upper()
+    if name == "MIXED_PRECISION":
+        return _of_lists(said)
+    if (kept_in := ALGORITHMS.get(name)) is None:
+        return Unplanned(f"{name} of ModelOpt")
+    left_out = ModuleNames(_list(said))
+    if kept_in == "nvfp4" and not any(said.get(key) for key in LEFT_OUT):
+        return Form(FORMATS["fp4"], left_out, words=f"{name} of ModelOpt")
+    return Form(Formats(kept_in, kept_in, kept_in, kept_in), left_out, words=f"{name} of ModelOpt")
+
+
+def _of_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
+    """Return the format that ModelOpt's mixed precision has for each module that it names; others are as they were."""
+    named = said.get("quantized_layers")
+    if not isinstance(named, Mapping):
+        if isinstance(said.get("config_groups"), Mapping):
+            return _of_groups(said)
+        raise Unreadable("quantized_layers is not an object of module names")
+    of_format: dict[Format, list[str]] = {}
+    for module, each in named.items():
+        algorithm = each.get("quant_algo") if isinstance(each, Mapping) else None
+        if not isinstance(algorithm, str):
+            raise Unreadable(f"quantized_layers.{module[:80]} has no quant_algo")
+        if algorithm.upper() not in ALGORITHMS:
+            return Unplanned(f"{algorithm[:40]} of ModelOpt, in MIXED_PRECISION")
+        of_format.setdefault(ALGORITHMS[algorithm.upper()], []).append(module)
+    lists = tuple((ModuleNames(modules), kept_in) for kept_in, modules in of_format.items())
+    return Form(FORMATS["bf16"], ModuleNames(_list(said)), lists, words="MIXED_PRECISION of ModelOpt")
+
+
+def _of_groups(said: Mapping[str, Any]) -> Form | Unplanned:
+    """Return the format of each group of compressed-tensors: of all linear modules, or of those that it names."""
+    groups = said.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise Unreadable("config_groups is not an object of groups")
+    others, lists, called = FORMATS["bf16"], [], []
+    for name, group in groups.items():
+        place = f"config_groups.{str(name)[:40]}"
+        if not isinstance(group, Mapping) or not isinstance(weights := group.get("weights"), Mapping):
+            raise Unreadable(f"{place}.weights is not an object")
+        words, kept_in = _of_weights(weights, has_activations=bool(group.get("input_activations")))
+        called.append(words)
+        if kept_in is None:
+            return Unplanned(f"{words} of {said['quant_method']}")
+        targets = _strings(group.get("targets", ["Linear"]), f"{place}.targets")
+        if "Linear" in targets:
+            others = Formats(kept_in, kept_in, kept_in, kept_in)
+        else:
+            lists.append((ModuleNames(targets), kept_in))
+    words = f"{' and '.join(dict.fromkeys(called))} of {said['quant_method']}"
+    return Form(others, ModuleNames(_list(said)), tuple(lists), words=words)
+
+
+def _of_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[str, Format | None]:
+    """Return a group's weights in words, and their format; None where it has none here."""
+    bits, kind, size = (weights.get(key) for key in ("num_bits", "type", "group_size"))
+    by = f" by {size}" if size else ""
+    words = f"{bits}-bit {kind}{by}"[:60]
+    if (bits, kind) == (4, "int") and weights.get("symmetric", True) is True and not has_activations:
+        return f"INT4{by}", INT4.get(size) if isinstance(size, int) else None
+    if (bits, kind) == (4, "float"):
+        if size == 16:
+            return "NVFP4", "nvfp4"
+        return ("MXFP4", "mxfp4") if size == 32 else (words, None)
+    return ("FP8", "fp8_plain") if (bits, kind) == (8, "float") and not size else (words, None)
+
+
+def _list(said: Mapping[str, Any]) -> Sequence[str]:
+    """Return the modules that a file leaves as they were, under whichever name."""
+    return [name for key in LEFT_OUT for name in _strings(said.get(key) or [], key)]
+
+
+def _strings(names: Any, place: str) -> list[str]:
+    if not isinstance(names, list):
+        raise Unreadable(f"{place} is of type {type(names).__name__}, not a list of names")
+    for index, name in enumerate(names):
+        if not isinstance(name, str):
+            raise Unreadable(f"{place}[{index}] is of type {type(name).__name__}, not a name")
+    return names
+
+
+def _called(said: Mapping[str, Any], method: str) -> str:
+    """Return how makers call a form that is not read further."""
+    bits, size = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+    if algorithm := said.get("moe_quant_algo"):
+        return f"fp8 with experts in {str(algorithm)[:40]}"
+    if method == "fp8" and not isinstance(said.get("expert_dtype"), str):
+        return "fp8 without blocks of 128 x 128"
+    counts = [f"{bits} bits"] if isinstance(bits, int) else []
+    counts += [f"by {size}"] if isinstance(size, int) else []
+    return ", ".join([method[:40], " ".join(counts)] if counts else [method[:40]])
+
+
+def _kept(layer: Layer, form: Form, places: Sequence[str], hidden_size: int) -> Layer:
+    """Return `layer` with the format of each module, which may be named in any of `places`."""
+    modules = {
+        each.module: (each, _format_of(each, form, places)) for each in layer.matrices(hidden_size) if each.module
+    }
+    by_role: dict[str, Format] = {}
+    for role in ROLES:
+        own = [(each.num_weights, kept_in) for each, kept_in in modules.values() if each.role == role]
+        by_role[role] = max(own, key=lambda each: each[0])[1] if own else "bf16"
+    unlike = ((name, kept_in) for name, (each, kept_in) in modules.items() if kept_in != by_role[each.role])
+    return replace(layer, kept_in=Formats(**by_role, modules=tuple(unlike)))
+
+
+def _format_of(matrix: Matrix, form: Form, places: Sequence[str]) -> Format:
+    names = [module_name(f"{place}.{matrix.module}") for place in places]
+    if any(form.left_out.cover(name) for name in names):
+        return "bf16"
+    listed = (kept_in for modules, kept_in in form.lists if any(modules.cover(name) for name in names))
+    return next(listed, form.others.of(matrix.role))
+
+
+def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplanned:
+    """Return the precision by what routed experts are in, and what is quantised beside them."""
+    if form.precision is not None:
+        return Quantisation(form.precision, form.words)
+    kept = [layer.kept_in for layer in layers if layer.kept_in]
+    experts = {layer.kept_in.expert for layer in layers if layer.kept_in and not isinstance(layer.ffn, Dense)}
+    others = {each for formats in kept for each in (formats.attention, formats.output, formats.ffn)}
+    quantised_experts = experts - {"bf16"}
+    if len(quantised_experts) != 1:
+        return UNQUANTISED if not quantised_experts and others == {"bf16"} else Unplanned(form.words)
+    found = _by_expert(quantised_experts.pop(), has_eight_bits=bool(others & {*EIGHT_BITS}))
+    return next((each for each in KNOWN if each.precision == found), Unplanned(form.words))
+
+
+def _by_expert(expert: Format, *, has_eight_bits: bool) -> Precision | None:
+    """Return the precision of checkpoints with routed experts in `expert`, and some of the rest in 8 bits or none."""
+    if expert == "nvfp4":
+        return "fp8_fp4" if has_eight_bits else "fp4"
+    if expert == "mxfp4":
+        return "fp8_mxfp4" if has_eight_bits else "mxfp4"
+    if expert == "fp8":
+        return "fp8"
+    return "w4a16" if expert in INT4.values() and not has_eight_bits else None
+
+
+def _if_unusual(layer: Layer, usual: Formats) -> Layer:
+    """Return `layer`, which says its formats only where they are not those of every checkpoint of the precision."""
+    assert layer.kept_in is not None
+    present = {each.role for each in layer.matrices(hidden_size=1) if each.module}
+    is_usual = not layer.kept_in.modules and all(
+        getattr(layer.kept_in, role) == getattr(usual, role) for role in present
+    )
+    return replace(layer, kept_in=None) if is_usual else layer
