@@ -10,6 +10,7 @@ no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of th
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from planner.expert_map import (
     Domains,
@@ -23,7 +24,7 @@ from planner.expert_map import (
     slots_bind,
 )
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
-from planner.facts.loads import Loads, read_loads
+from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Coverage
@@ -135,11 +136,12 @@ def _read_all(call: ExpertsCall) -> _Measured | Problem:
     """Read a window from each file; or return what is wrong with the first that is wrong."""
     windows: list[Loads] = []
     first_layers: list[int] = []
+    num_rows = 0
     for path in call.loads:
         measured = read_loads(path, str(path), option=LOADS)
         if isinstance(measured, Violation):
             return measured.at(str(path))
-        loads = measured.loads
+        loads, num_rows = _numbered_from(call.first_layer, measured), len(measured.rows)
         windows.append(loads)
         if measured.first_layer is not None:
             first_layers.append(measured.first_layer)
@@ -148,12 +150,30 @@ def _read_all(call: ExpertsCall) -> _Measured | Problem:
             rule = f"S824 must have shape [{shape[0]}][{shape[1]}] (layers, experts), as the first window"
             reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows that were recorded on one model"
             return Violation(LOADS, str(path), rule, reason, fix).at(str(path))
-    if first_layers:
-        return _Measured(tuple(windows), first_layers[0], drops_rows=False)
-    num_dense = call.first_layer or 0
-    if 0 < num_dense < len(windows[0]) and not any(any(row) for loads in windows for row in loads[:num_dense]):
-        return _Measured(tuple(loads[num_dense:] for loads in windows), None, drops_rows=True)
-    return _Measured(tuple(windows), None, drops_rows=False)
+    num_dense = 0 if first_layers else call.first_layer or 0
+    drops_rows = 0 < num_dense < len(windows[0]) and not any(any(row) for loads in windows for row in loads[:num_dense])
+    of_moe = tuple(loads[num_dense if drops_rows else 0 :] for loads in windows)
+    for path, loads in zip(call.loads, of_moe, strict=True):
+        if (row := row_without_load(loads)) is not None:
+            return _not_recorded(path, row + num_rows - len(loads), loads).at(str(path))
+    return _Measured(of_moe, first_layers[0] if first_layers else None, drops_rows=drops_rows)
+
+
+def _numbered_from(first_layer: int | None, measured: LoadFile) -> Loads:
+    """Return the rows of MoE layers. Those that a table routes record nothing: whoever numbers them says that."""
+    if first_layer is None or measured.first_layer is None or not 0 <= first_layer < measured.first_layer:
+        return measured.loads
+    hashed = [layer < measured.first_layer for layer in range(first_layer, len(measured.rows))]
+    return moe_rows(measured.rows[first_layer:], 0, hashed)
+
+
+def _not_recorded(path: Path, row: int, loads: Loads) -> Violation:
+    rule = f"S606 must have load in every MoE layer, and its row {row} has none"
+    num_dense = next((index for index, each in enumerate(loads) if any(each)), 0)
+    fix = "record the loads again, in every layer"
+    if row == 0 and num_dense:
+        fix = f"give --first-layer {num_dense} if its first rows are of dense layers, else {fix}"
+    return Violation(LOADS, str(path), rule, "a layer to which nothing was routed was not recorded", fix)
 
 
 def _wrong_arguments(call: ExpertsCall, measured: _Measured | Problem) -> Iterator[Violation]:

@@ -136,8 +136,8 @@ def _add_previous(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--previous",
         type=Path,
-        metavar="MAP.json",
-        help="the map now in service: change few of its slots",
+        metavar="MAP",
+        help="the map now in service, in any format of --export: change few of its slots",
     )
     parser.add_argument(
         "--keep-within",
@@ -154,6 +154,6 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--first-layer",
         type=int,
         metavar="N",
-        help="number of the first MoE layer in the model; default: as in SGLang's recording, else 0",
+        help="number of the first MoE layer in the model; default: the first with load in SGLang's recording, else 0",
     )
     parser.add_argument("-o", dest="output", type=Path, metavar="MAP.json", help="write the map here as well")

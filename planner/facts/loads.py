@@ -3,17 +3,22 @@
 Loads are token counts, or means of them; `weigh` makes whole numbers of them, so that every later decision compares
 integers and comes out alike on any machine.
 
-A row is an MoE layer. SGLang records a row for every layer of the model, and nothing is routed in a dense one: the rows
-of zeros that its file begins with are the dense layers, and are left out. DeepSeek-V3's 61 rows become 58, of which the
-first is layer 3. Its recorder writes such files with torch.save in the modes `stat` and `stat_approx`; by hand they are
-written as JSON.
+A row is an MoE layer. SGLang records a row for every layer of the model, and in two kinds of them it counts nothing:
+dense layers, and layers that a table routes by token (DeepSeek-V4's first 3 of 43). Both come first. `moe_rows` knows
+the model: it leaves out 3 of DeepSeek-V3's 61 rows, and gives equal loads to 3 of V4's 43. Without a model, the rows of
+zeros that a recording begins with are taken for dense layers. A row of zeros anywhere else was not recorded.
+
+Its recorder writes such files with torch.save in the modes `stat` and `stat_approx`; by hand they are written as JSON.
 
 Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py (`logical_count` is [layers][experts]
 or [steps][layers][experts]) and expert_distribution.py (_StatAccumulator.dump; layers that record nothing stay zero).
+NVIDIA/TensorRT-LLM 7ce477f3c73b, examples/wide_ep/ep_load_balancer/utils.py: a file a rank, a tensor for each iteration
+and layer, to be added up over ranks.
 """
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,7 +29,7 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
-__all__ = ["LoadFile", "Loads", "read_loads"]
+__all__ = ["LoadFile", "Loads", "moe_rows", "read_loads", "row_without_load"]
 
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
@@ -37,11 +42,41 @@ TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
 
 @dataclass(frozen=True)
 class LoadFile:
-    """The MoE layers' loads in a file, the sha256 of its bytes, and the first row's layer in the model, if it tells."""
+    """The rows of a file, the sha256 of its bytes, and whether a recorder wrote it, with a row for every layer."""
 
-    loads: Loads
+    rows: Loads
     digest: str
-    first_layer: int | None = None
+    is_recorded: bool = False
+
+    @property
+    def first_layer(self) -> int | None:
+        """Return the model's number of the first layer with load; None where rows are not numbered by the model."""
+        return next(layer for layer, row in enumerate(self.rows) if any(row)) if self.is_recorded else None
+
+    @property
+    def loads(self) -> Loads:
+        """Return the rows from the first with load on, of a recording; all rows of any other file."""
+        return self.rows[self.first_layer or 0 :]
+
+
+def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
+    """Return the rows of a model's MoE layers, of a file with these or with one for every layer.
+
+    `is_hashed` says of each MoE layer whether a table routes it; one that recorded nothing has equal loads. Rows that
+    are of another model are returned as they are.
+    """
+    has_dense = len(rows) == num_dense + len(is_hashed) and not any(map(any, rows[:num_dense]))
+    of_moe = rows[num_dense:] if has_dense else rows
+    if len(of_moe) != len(is_hashed):
+        return rows
+    return tuple(
+        (1,) * len(row) if hashed and not any(row) else row for row, hashed in zip(of_moe, is_hashed, strict=True)
+    )
+
+
+def row_without_load(rows: Loads) -> int | None:
+    """Return the first row of zeros: every token goes to some expert of every MoE layer, so it was not recorded."""
+    return next((index for index, row in enumerate(rows) if not any(row)), None)
 
 
 def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Violation:
@@ -55,7 +90,13 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         return Violation(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
         reason, fix = "its content is none of these", "write it again"
-        if path.suffix == ".pt":
+        if path.suffix == ".safetensors":
+            reason = "TensorRT-LLM records such a file a rank, and a tensor in it for each iteration and layer"
+            fix = (
+                "add up the tensors of all ranks by layer, as load_expert_statistic of its "
+                f'examples/wide_ep/ep_load_balancer does, and write {{"{COUNTS}": [layers][experts]}} as JSON'
+            )
+        elif path.suffix == ".pt":
             reason, fix = str(error), f'write {{"{COUNTS}": [layers][experts]}} as JSON'
         elif path.suffix in TABLES:
             table = f"numpy.loadtxt('{path.name}', delimiter='{TABLES[path.suffix]}', ndmin=2)"
@@ -67,9 +108,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         fix = f"give one layer as [1][{len(rows)}], a list in a list" if wrong == ONE_ROW else "correct the file"
         return Violation(option, written, rule, wrong, fix)
-    first_layer = next(layer for layer, row in enumerate(rows) if any(row)) if is_recorded else None
-    digest = digest_of_bytes(content)
-    return LoadFile(tuple(tuple(row) for row in rows[first_layer:]), digest, first_layer)
+    return LoadFile(tuple(tuple(row) for row in rows), digest_of_bytes(content), is_recorded)
 
 
 def _read(suffix: str, content: bytes) -> Any:

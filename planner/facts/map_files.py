@@ -5,8 +5,8 @@
     tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
     vllm-ascend    JSON for its `expert_map_path`: experts of each device of each layer
 
-All three are written. Read, as the map in service, are ours, SGLang's and vllm-ascend's, which is also what that
-records (`expert_map_record_path`). All number slots GPU by GPU, as we do.
+All are written, and read as the map in service; vllm-ascend's is also what that records (`expert_map_record_path`).
+All number slots GPU by GPU, as we do.
 
 They differ in how they find a layer. Take DeepSeek-V3, whose layers 0 to 2 are dense and whose 58 MoE layers are 3 to
 60: `first_layer` is 3. It is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose
@@ -52,6 +52,9 @@ Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 DEVICES = "layer_list"  # vllm-ascend's
 SGLANG = "physical_to_logical_map"
 KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
+TENSORRT_LLM = "initial_global_assignments"
+MAX_LAYERS = 1000  # of any model, as `families/shapes.py` has it
+MAX_DEPTH = 8  # a map nests three deep
 
 
 @dataclass(frozen=True)
@@ -111,17 +114,19 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
-    """Return the map in a file of ours, SGLang's or vllm-ascend's; or what is wrong with it.
+    """Return the map in a file of ours or of an engine; or what is wrong with it.
 
     Only vllm-ascend's files tell GPUs apart; they must have `num_gpus` of them.
     """
     try:
-        document = json.loads(read_file(path))
+        document = _parsed(read_file(path))
     except OSError as error:
         reason, fix = error.strerror or str(error), "give the path relative to the current folder"
         return Violation("--previous", str(path), "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError):
-        return _not_a_map(path, "it cannot be parsed as JSON")
+        return _not_a_map(path, "it is neither JSON nor YAML")
+    if isinstance(document, dict) and TENSORRT_LLM in document:
+        document = {SGLANG: _rows_of_keys(document[TENSORRT_LLM])}
     if isinstance(document, dict) and DEVICES in document:
         layers = _experts_of_devices(document[DEVICES])
         if layers and len(layers[0]) != num_gpus:
@@ -136,6 +141,38 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
     if any(type(expert) is not int for row in rows for expert in row):
         return _not_a_map(path, "it holds something else than whole numbers")
     return MapFile(tuple(tuple(row) for row in rows), is_numbered_by_model=key == SGLANG)
+
+
+def _parsed(content: bytes) -> Any:
+    """Return what JSON or YAML says. Raises ValueError where the content is neither."""
+    try:
+        return json.loads(content)
+    except ValueError:
+        import yaml  # only those who have such a file wait for it
+
+        try:
+            depth = 0
+            for event in yaml.parse(content, yaml.CSafeLoader):  # the loader overflows the stack of C, and tells nobody
+                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                if depth > MAX_DEPTH:
+                    raise ValueError("it nests too deep")
+            return yaml.load(content, yaml.CSafeLoader)
+        except yaml.YAMLError as error:
+            raise ValueError("not YAML") from error
+
+
+def _rows_of_keys(layers: Any) -> list[Any]:
+    """Return the rows of a TensorRT-LLM file, {layer: [slots]}; empty when it is no such file.
+
+    It has no dense layers, which come first: as in SGLang's, they get the trivial map.
+    """
+    numbers = sorted(layers) if isinstance(layers, dict) and all(type(each) is int for each in layers) else []
+    if not numbers or numbers[0] < 0 or numbers[-1] >= MAX_LAYERS or numbers[-1] - numbers[0] >= len(numbers):
+        return []
+    first = layers[numbers[0]]
+    if not isinstance(first, list) or not first or any(type(each) is not int or each < 0 for each in first):
+        return []
+    return [_trivial_row(first)] * numbers[0] + [layers[number] for number in numbers]
 
 
 def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:

@@ -116,6 +116,11 @@ class Model:
         return self.num_layers - self.num_dense_layers
 
     @property
+    def are_hashed(self) -> list[bool]:
+        """Return of each MoE layer whether a table routes its tokens."""
+        return [layer.ffn.is_hashed for layer in self.layers if not isinstance(layer.ffn, Dense)]
+
+    @property
     def experts(self) -> Experts:
         """Return the FFN of the last layer: all MoE layers have as many experts of this size."""
         ffn = self.layers[-1].ffn

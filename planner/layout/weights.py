@@ -128,8 +128,7 @@ def _part(size: int, num_gpus: int) -> int:
 
 def _hash_tables(model: Model) -> int:
     """Return the bytes of the tables that say each token's experts."""
-    num_hashed = sum(not isinstance(layer.ffn, Dense) and layer.ffn.is_hashed for layer in model.layers)
-    return num_hashed * model.vocab_size * model.num_experts_per_token * HASHED_BYTES
+    return sum(model.are_hashed) * model.vocab_size * model.num_experts_per_token * HASHED_BYTES
 
 
 def _matrix_bytes(matrix: Matrix, kept_in: Format | None, formats: Formats, wide: int) -> int:

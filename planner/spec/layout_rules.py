@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, get_args
 
 from planner.facts import names
-from planner.facts.loads import Loads
+from planner.facts.loads import Loads, row_without_load
 from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
@@ -333,7 +333,22 @@ def loads_match_the_model(_: str, loads: Loads, model: Model) -> Broken | None:
     rule = (
         f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
     )
-    return Broken(rule, "every expert of every layer needs its own load", "measure the loads on this model")
+    reason = "every expert of every layer needs its own load"
+    if found == (model.num_layers, wanted[1]):
+        loaded = next(index for index, row in enumerate(loads) if any(row))
+        reason = f"the model's first {model.num_dense_layers} layers are dense, and row {loaded} has load"
+    return Broken(rule, reason, "measure the loads on this model")
+
+
+@_reads("expert_load.file", "expert_load.loads", "model.shapes")
+def every_layer_was_recorded(_: str, loads: Loads, model: Model) -> Broken | None:
+    """Every token goes to some expert of every MoE layer."""
+    if len(loads) != model.num_moe_layers or (row := row_without_load(loads)) is None:
+        return None
+    rule = f"S606 must have load in every MoE layer, and the model's layer {model.num_dense_layers + row} has none"
+    return Broken(
+        rule, "a layer to which nothing was routed was not recorded", "record the loads again, in every layer"
+    )
 
 
 def _is_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
 from planner.facts.gpu_names import instead_of_gpu, unplanned_gpu
-from planner.facts.loads import read_loads
+from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.quantisation import W4A16
 from planner.facts.terms import PHASES
@@ -86,7 +86,9 @@ class Named:
             self.violations.append(found)
         else:
             self.inputs[written] = found.digest
-            self.resolved["expert_load.loads"] = found.loads
+            self.resolved["expert_load.loads"] = found.rows
+            if isinstance(model := self.resolved.get("model.shapes"), Model):
+                self.resolved["expert_load.loads"] = moe_rows(found.rows, model.num_dense_layers, model.are_hashed)
 
     def _keep_history(self, written: str, quantile: float, zone: str) -> None:
         from planner.facts.forecast import forecast  # only those who have past days should wait for it

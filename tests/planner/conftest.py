@@ -171,6 +171,7 @@ def write_spec_folder(folder):
         "loads.json": [[100 + layer + expert for expert in range(32)] for layer in range(4)],
         "recorded.json": {"logical_count": [[[0] * 32, *[[5] * 32] * 4]] * 2},
         "few_layers.json": [[1] * 32] * 3,
+        "unrecorded.json": {"logical_count": [[0] * 32, [5] * 32, [0] * 32, [5] * 32, [5] * 32]},
         "negative.json": [[1] * 31 + [-1]] * 4,
         "old_plan.json": {"version": 1, "units": []},
         "true_plan.json": {"version": True, "units": []},

@@ -306,7 +306,7 @@ def test_a_previous_map_without_an_expert_is_refused(loads_file, experts, tmp_pa
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "it cannot be parsed as JSON"),
+        ("{", "it is neither JSON nor YAML"),
         ("{}", "it has no list of rows under physical_to_logical or physical_to_logical_map"),
         ("[[0, 1], [0]]", "its rows differ in length"),
         ('[["a"]]', "it holds something else than whole numbers"),
@@ -496,6 +496,51 @@ def test_what_sglang_recorded_numbers_the_layers_of_its_map(experts, tmp_path):
 
     assert (document["first_layer"], len(document["physical_to_logical"]), len(rows)) == (2, 1, 3)
     assert "\n  2: [" in path.read_text()
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "vllm-ascend"])
+@pytest.mark.parametrize("first_layer", [0, 2])
+def test_every_file_that_is_exported_is_a_map_in_service(engine, first_layer, loads_file, experts, tmp_path):
+    """Nothing moves from it for the same loads, and it is exported again as it was."""
+    loads, path, again = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2), tmp_path / "map", tmp_path / "again"
+    words = ("--gpus", 2, "--nodes", 1, "--slots-per-gpu", 5, "--export", engine)
+    numbered = ("--first-layer", first_layer) if engine != "vllm-ascend" else ()
+    experts(loads, *words, *numbered, "-o", path)
+    status, document = experts(loads, *words, "--previous", path, "-o", again)
+
+    assert (status, document["moved_slots"]) == (0, 0)
+    assert again.read_text() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_recorded", "reason"),
+    [
+        ([[0, 0], [3, 1], [0, 0]], True, "its row 2 has none"),
+        ([[3, 1], [0, 0], [0, 0]], True, "its row 1 has none"),
+        ([[3, 1], [0, 0], [3, 1]], False, "its row 1 has none"),
+        ([[0, 0], [3, 1]], False, "its row 0 has none"),
+        ([[0, 0], [0, 0]], False, "its row 0 has none"),
+    ],
+)
+def test_a_layer_without_load_was_not_recorded(rows, is_recorded, reason, loads_file, experts, tmp_path):
+    """S606: its map was called as good as can be, on loads that nobody measured."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": rows} if is_recorded else rows))
+    status, document = experts(path, "--gpus", 2, "--nodes", 1)
+
+    assert status == 2
+    assert document["errors"][0]["rule"] == f"S606 must have load in every MoE layer, and {reason}"
+
+
+def test_layers_that_a_table_routes_get_equal_loads_when_numbered(experts, tmp_path):
+    """--first-layer 0 says that a recording's rows of zeros are MoE layers: TensorRT-LLM wants a key for each."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0], [0, 0], [3, 1]]}))
+    _, told = experts(path, "--gpus", 2, "--nodes", 1, "--first-layer", 0)
+    _, untold = experts(path, "--gpus", 2, "--nodes", 1)
+
+    assert [(len(each["physical_to_logical"]), each["first_layer"]) for each in (told, untold)] == [(3, 0), (1, 2)]
+    assert told["max_over_mean"] == [1, 1, 1.5]
 
 
 def test_rows_of_dense_layers_in_a_plain_matrix_are_left_out_when_told(loads_file, experts):

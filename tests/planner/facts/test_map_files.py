@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from planner.facts.loads import read_loads
+from planner.facts.loads import moe_rows, read_loads
 from planner.facts.map_files import Engine, export_map, read_map
 from planner.problems.errors import Violation
 
@@ -151,6 +151,68 @@ def test_rows_of_zeros_are_loads_where_they_are_not_numbered(tmp_path):
     found = read_loads(path, "loads.json")
 
     assert (found.loads, found.first_layer) == (((0, 0), (1, 2)), None)
+
+
+NUM_DENSE, NUM_MOE = 2, 4
+HASHED = [True, True, False, False]
+ROW, ZEROS, EQUAL = (3, 1), (0, 0), (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([ZEROS, ZEROS, ROW, ROW, ROW, ROW], [ROW] * 4),
+        ([ROW] * 4, [ROW] * 4),
+        ([ZEROS] * 4 + [ROW] * 2, [EQUAL, EQUAL, ROW, ROW]),
+        ([ZEROS, ZEROS, ROW, ROW], [EQUAL, EQUAL, ROW, ROW]),
+        ([ROW, ZEROS, ROW, ROW], [ROW, EQUAL, ROW, ROW]),
+        ([ZEROS] * 5 + [ROW], [EQUAL, EQUAL, ZEROS, ROW]),
+        ([ROW, ZEROS, ROW, ROW, ROW, ROW], [ROW, ZEROS, ROW, ROW, ROW, ROW]),
+        ([ROW] * 5, [ROW] * 5),
+        ([ROW], [ROW]),
+    ],
+)
+def test_a_model_knows_which_rows_are_of_moe_layers(rows, expected):
+    """Dense layers' are left out; a layer that a table routes has equal loads; rows of another model stay."""
+    assert moe_rows(tuple(rows), NUM_DENSE, HASHED) == tuple(expected)
+
+
+def test_every_layer_of_a_map_has_a_key_for_tensorrt_llm(tmp_path):
+    """The keys tell how many dense layers come first, so that the next export has them again."""
+    path = tmp_path / "map.yaml"
+    path.write_text(TENSORRT_LLM)
+    found = read_map(path, 2)
+
+    assert (found.rows[3:], found.num_dense_layers(2)) == (ROWS, 3)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "[1, 2]",
+        "{a: [0, 1]}",
+        "{0: [0, 1], 2: [0, 1]}",
+        "{-1: [0, 1]}",
+        "{9999: [0, 1]}",
+        "{3: 5}",
+        "{3: [-1]}",
+        "{}",
+        "{{" * 99_999,
+    ],
+)
+def test_keys_that_are_no_layers_are_no_map(layers, tmp_path):
+    """A gap, a name, a number that no model has: said, never a traceback."""
+    path = tmp_path / "map.yaml"
+    path.write_text(f"initial_global_assignments: {layers}")
+
+    assert isinstance(read_map(path, 2), Violation)
+
+
+def test_tensorrt_llms_recording_is_told_how_to_become_loads(tmp_path):
+    """S604: a rank's file has the counts of one rank, which are no loads before they are added up."""
+    (tmp_path / "rank0.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+
+    assert "add up the tensors of all ranks by layer" in read_loads(tmp_path / "rank0.safetensors", "r").fix
 
 
 def test_a_dump_without_a_token_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from planner.families import MODELS
 from planner.layout.weights import weights_of
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
+from planner.spec.check import check_spec
 from planner.spec.precision import KV_BYTES
 
 # A node that holds a model of half a terabyte.
@@ -91,6 +92,20 @@ def test_the_bundled_runtime_loads_no_tower(plan_of):
 
     assert [problem.rule[:4] for problem in plan.refusals] == ["S702"]
     assert (plan.memory[0].weights.towers, "towers" in plan_text(plan)) == (0, False)
+
+
+def test_layers_that_a_table_routes_record_nothing(tmp_path):
+    """SGLang's recording of DeepSeek-V4-Flash has 43 rows, of which the first three are zeros: equal loads there."""
+    counts = [[0] * 256] * 3 + [[1 + expert % 7 for expert in range(256)]] * 40
+    (tmp_path / "loads.json").write_text(json.dumps({"logical_count": counts}))
+    (tmp_path / "spec.yaml").write_text(
+        "version: 1\nname: hashed\nmodel: deepseek-v4-flash\ncluster: {gpu: h200, gpus_per_node: 8, nodes: 2}\n"
+        "mixed: {ep_size: 16, precision: fp8, kv_precision: fp8}\nexpert_load: {file: loads.json}\n"
+    )
+    loads = check_spec(tmp_path / "spec.yaml").measured_loads
+
+    assert loads[:3] == ((1,) * 256,) * 3
+    assert loads[3:] == tuple(map(tuple, counts[3:]))
 
 
 @pytest.mark.parametrize("precision", FORMATS)

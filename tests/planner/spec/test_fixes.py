@@ -39,6 +39,7 @@ NEEDS_KNOWLEDGE = {
     "S603": "where the measured loads are",
     "S604": "what was measured",
     "S605": "what was measured",
+    "S606": "what was measured",
     "S611": "how many tokens a day has",
     "S613": "how many nodes there are",
     "S617": "where the past days are",
