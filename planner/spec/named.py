@@ -18,7 +18,7 @@ from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.quantisation import W4A16
 from planner.facts.terms import PHASES
-from planner.families import MODELS, read_model_config
+from planner.families import MODELS, Misnamed, read_model_config
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.cluster import GpuSpec
@@ -169,6 +169,10 @@ def _instead_of_a_name(name: str, copy: Copy, path: str, data: Mapping[str, Any]
 def _of_the_catalog(violation: Violation, data: Mapping[str, Any]) -> Violation:
     """`violation` with the catalog's entry for its fix, where a hub's name stands in place of a config's path."""
     written = violation.value
+    if isinstance(violation, Misnamed) and (name := _with_the_shapes_of(violation.model)):
+        meant = Copy(name, violation.model.weights_in, "")
+        fix = _instead_of_a_name(str(written), meant, "model.catalog", data)
+        return replace(violation, fix=Fix(f"{fix}, or {violation.fix}", fix.changes))
     if violation.path != "model.config" or not is_hub_name(written) or not violation.rule.startswith("S301"):
         return violation
     copy = copy_of(written)
@@ -179,6 +183,13 @@ def _of_the_catalog(violation: Violation, data: Mapping[str, Any]) -> Violation:
         return replace(violation, reason=reason, fix=_in_another_form("catalog", copy))
     reason = f"this is the name of a model on a hub, not a file; the catalog calls it {copy.model}"
     return replace(violation, reason=reason, fix=_instead_of_a_name(written, copy, "model.catalog", data))
+
+
+def _with_the_shapes_of(model: Model) -> str | None:
+    """Return the catalog's model that has the same layers, in whatever format."""
+    layers = [(each.attention, each.ffn) for each in model.layers]
+    alike = (name for name, its in MODELS.items() if layers == [(each.attention, each.ffn) for each in its.layers])
+    return next((name for name in alike if MODELS[name].vocab_size == model.vocab_size), None)
 
 
 def _by_its_files(name: str) -> Fix | str:

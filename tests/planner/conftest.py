@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from planner.compiler import compile_plan
+from planner.families.published import FOLDER
 from planner.problems.errors import SpecError
 from planner.spec.check import check_spec
 
@@ -108,6 +109,12 @@ GROUPED = {
 }
 
 
+def published(name):
+    """Return the config.json of a model of the catalog."""
+    entries = json.loads((FOLDER / "published.json").read_text())
+    return next(entry["config"] for entry in entries if name in entry["names"])
+
+
 @pytest.fixture(scope="session")
 def spec_text():
     """A right spec, one value a line."""
@@ -159,6 +166,8 @@ def write_spec_folder(folder):
         "miscounted.json": INDEXED | {"mlp_layer_types": ["dense", "sparse"]},
         "no_first.json": INDEXED | {"model_type": "glm_moe_dsa", "index_topk_pattern": "SFFFF"},
         "compressed.json": COMPRESSED,
+        "misnamed.json": published("deepseek-v4-flash") | {"model_type": "deepseek_ref", "expert_dtype": None},
+        "halved.json": published("deepseek-v4-flash") | {"model_type": "deepseek_ref", "n_routed_experts": 128},
         "strange_ratio.json": COMPRESSED | {"compress_ratios": [0, 4, 128, 8]},
         "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},

@@ -84,3 +84,39 @@ def test_all_that_a_multimodal_file_lacks_is_said_at_once():
     reason = model_of(config | {"text_config": text, "vision_config": vision}, "config.json").reason
 
     assert reason == "missing or out of range in it: vision_config.depth, text_config.num_experts"
+
+
+def renamed(**changes):
+    """Return what is said of DeepSeek-V4's file under a model_type that nobody knows."""
+    config = next(each for each in PUBLISHED if each["model_type"] == "deepseek_v4")
+    return model_of(config | {"model_type": "deepseek_ref"} | changes, "config.json")
+
+
+def test_a_known_architecture_under_another_model_type_is_told_its_way_out():
+    """SGLang's FP8 copies of DeepSeek-V4 are called so."""
+    found = renamed()
+
+    assert found.reason == "its model_type is deepseek_ref, and its architecture and keys are those of deepseek_v4"
+    assert found.fix == "write model_type: deepseek_v4 in it"
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": "wide"}, {"architectures": ["Zork"]}, {"architectures": 5}])
+def test_an_architecture_without_its_keys_is_none(changes):
+    """What lacks the family's keys, or another's name, is of no known family."""
+    assert "must be a model of a known family" in renamed(**changes).rule
+
+
+@pytest.mark.parametrize(
+    ("config", "fix", "catalog"),
+    [
+        ("misnamed.json", "write catalog: deepseek-v4-flash and prefill.precision: fp8 and", "deepseek-v4-flash"),
+        ("halved.json", "write model_type: deepseek_v4 in it", None),
+    ],
+)
+def test_a_misnamed_file_has_the_catalogs_model_for_its_fix(config, fix, catalog, spec_text, problems_of):
+    """Where that has the same shapes: half as many experts are no model of the catalog."""
+    text = spec_text.replace("config.json", config).replace("  precision: fp32\n", "")
+    (problem,) = problems_of(text)
+
+    assert str(problem.fix).startswith(fix)
+    assert [change["model.catalog"] for change in problem.changes] == ([catalog] if catalog else [])
