@@ -121,9 +121,12 @@ def _exchanged_precision(spec: ResolvedSpec) -> Found:
         section, taken = spec.phase(phase), sglang.EXCHANGED_IN[phase]
         if section.precision == "fp8_mxfp4" and not spec.gpu_of(phase).lacks_fp4:
             continue  # DeepGEMM computes them where matmuls take FP4
-        if section.ep_size > section.attention_tp and section.precision not in (*taken, "fp32"):  # S741 has the last
+        lacks_blocks = section.precision == "fp8" and spec.model.quantisation.other_method is not None
+        is_taken = section.precision in (*taken, "fp32") and not lacks_blocks  # S741 has the last
+        if section.ep_size > section.attention_tp and not is_taken:
             rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
-            reason = f"it has no kernels for {section.precision} experts with DeepEP in {phase}"
+            called = spec.model.quantisation.words if lacks_blocks else section.precision
+            reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
             fix = Fix(f"nearest: {phase}.attention_tp {section.ep_size}", ({f"{phase}.attention_tp": section.ep_size},))
             yield Violation(f"{phase}.precision", section.precision, rule, reason, fix)
 

@@ -85,7 +85,7 @@ QUANTIZATION: dict[Precision, str] = {
     "fp8": "fp8",
     "fp4": "modelopt_fp4",
     "w4a8": "w4afp8",
-}  # of others the checkpoint says it
+}  # of others, and of those by another method, the checkpoint says it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 # The address that other pods are told for KV and messages. Without it SGLang asks for the route to a public address.
@@ -191,7 +191,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
     yield "--served-model-name", spec.served_model_name
     yield "--context-length", str(phase.max_request_tokens)
     yield "--dtype", "bfloat16"
-    if phase.precision in QUANTIZATION:
+    if phase.precision in QUANTIZATION and known.other_method is None:
         yield "--quantization", QUANTIZATION[phase.precision]
     yield "--kv-cache-dtype", KV_DTYPES[kv_dtype(phase.precision, phase.kv_precision)]
 

@@ -155,7 +155,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
         yield ("--trust-remote-code",)
     yield "--max-model-len", str(phase.max_request_tokens)
     yield "--dtype", "bfloat16"
-    if phase.precision in QUANTIZATION:
+    if phase.precision in QUANTIZATION and known.other_method is None:
         yield "--quantization", QUANTIZATION[phase.precision]
     yield "--kv-cache-dtype", KV_DTYPES[kv_dtype(phase.precision, phase.kv_precision)]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from planner.facts.terms import Precision
 
-__all__ = ["FORMATS", "KNOWN", "UNQUANTISED", "W4A16", "Format", "Formats", "Quantisation"]
+__all__ = ["FORMATS", "KNOWN", "METHODS", "UNQUANTISED", "W4A16", "Format", "Formats", "Quantisation"]
 
 Format = Literal["fp32", "bf16", "fp8", "fp8_plain", "mxfp8", "nvfp4", "mxfp4", "int4", "int4_by_32", "int4_by_64"]
 
@@ -52,7 +52,11 @@ class Quantisation:
     words: str
     head: Format | None = None  # of the matrix that makes logits, where it is quantised too
     said_in: str = "quantization_config"  # of config.json, or a file beside that
+    other_method: str | None = None  # a quant_method that is not what engines call the precision
 
+
+# What engines are told for a precision, as checkpoints have it for their quant_method
+METHODS: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt"}
 
 UNQUANTISED = Quantisation("bf16", "BF16")
 FP8 = Quantisation("fp8", "FP8 in blocks of 128 x 128")

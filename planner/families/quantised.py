@@ -8,8 +8,8 @@ were. Lists have names, globs and, after `re:`, regular expressions. So of two f
 attention and shared experts in BF16, 16 GB a GPU more for GLM-5.1. Each of a model's modules is held against the lists
 by the name that it would have in the checkpoint.
 
-What no precision of a spec says is `Unplanned`, with the name that its makers give it: 8-bit formats other than
-DeepSeek's blocks, zero points, what nobody here has read.
+What no precision of a spec says is `Unplanned`, with the name that its makers give it: INT8, zero points, experts that
+differ by layer, what nobody here has read.
 
 Source of the keys: files of NVIDIA, Qwen, Moonshot, Z.ai and MiniMax in ai-dynamo/aiconfigurator 095f58a5,
 aic-core/src/aiconfigurator_core/model_configs; NVIDIA/Model-Optimizer 0bb92910 examples/deepseek/ptq.py. Lists are
@@ -29,6 +29,7 @@ from planner.facts.quantisation import (
     FP8_MXFP4,
     FP8_NVFP4,
     KNOWN,
+    METHODS,
     MXFP4,
     UNQUANTISED,
     W4AFP8,
@@ -45,7 +46,7 @@ __all__ = ["BESIDE", "Form", "Unplanned", "form_of", "quantised"]
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 ROLES = ("attention", "output", "ffn", "expert")
 HEAD = "lm_head"
-LEFT_OUT = ("ignore", "exclude_modules", "modules_to_not_convert")  # as different makers call the one list
+LEFT_OUT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")  # as makers call the one list
 
 # quant_algo of ModelOpt -> format, in vLLM's list QUANT_ALGOS and the files
 ALGORITHMS: dict[str, Format] = {
@@ -70,6 +71,7 @@ class Form:
     lists: tuple[tuple[ModuleNames, Format], ...] = ()
     precision: Precision | None = None
     words: str = ""
+    method: str = ""  # as the file has it
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,18 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
     if not isinstance(method, str):
         return Unplanned("of another form")
     if method.startswith("modelopt"):
-        return _of_modelopt(said)
+        return _by(_of_modelopt(said), "modelopt")
     if method == "compressed-tensors":
-        return _of_groups(said)
+        return _by(_of_groups(said), method)
     known = _of_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else _BY_METHOD.get(method)
     if known is None:
         return Unplanned(_called(said, method))
     left_out = () if known is FP8_NVFP4 else _list(said)  # there the list is what ModelOpt left in FP8
-    return Form(FORMATS[known.precision], ModuleNames(left_out), precision=known.precision, words=known.words)
+    return Form(FORMATS[known.precision], ModuleNames(left_out), (), known.precision, known.words, method)
+
+
+def _by(form: Form | Unplanned | None, method: str) -> Form | Unplanned | None:
+    return replace(form, method=method) if isinstance(form, Form) else form
 
 
 _BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
@@ -119,6 +125,8 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     if isinstance(found, Unplanned):
         return found
     usual = FORMATS[found.precision]
+    if METHODS.get(found.precision, form.method) != form.method:
+        found = replace(found, words=form.words, other_method=form.method)
     head = None if form.left_out.cover(HEAD) else next((each for names, each in form.lists if names.cover(HEAD)), None)
     return replace(
         model,
@@ -288,7 +296,7 @@ def _by_expert(expert: Format, *, has_eight_bits: bool) -> Precision | None:
         return "fp8_fp4" if has_eight_bits else "fp4"
     if expert == "mxfp4":
         return "fp8_mxfp4" if has_eight_bits else "mxfp4"
-    if expert == "fp8":
+    if expert in EIGHT_BITS:
         return "fp8"
     return "w4a16" if expert in INT4.values() and not has_eight_bits else None
 

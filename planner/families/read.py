@@ -118,7 +118,7 @@ def _read_beside(path: Path, written: str) -> _Beside | Violation | None:
             return _unreadable(written, name, "it is not JSON")
         if not isinstance(said, Mapping):
             return _unreadable(written, name, f"it is of type {type(said).__name__}, not an object")
-        return _Beside(name, {"quant_method": method, **said}, digest_of_bytes(content))
+        return _Beside(name, {**said, "quant_method": said.get("quant_method") or method}, digest_of_bytes(content))
     return None
 
 
@@ -145,7 +145,10 @@ def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple
 
 def _quantization(config: Any) -> Any:
     """Return what `config` itself says of its checkpoint's quantisation, where it says anything."""
-    return _text(config).get("quantization_config") if isinstance(config, Mapping) else None
+    if not isinstance(config, Mapping):
+        return None
+    text = _text(config)
+    return text.get("quantization_config") or text.get("compression_config")  # as compressed-tensors wrote it at first
 
 
 def _model_of(config: Any, written: str) -> Model | Violation:

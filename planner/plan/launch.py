@@ -72,6 +72,7 @@ class Known:
     model_type: str  # of the checkpoint's config.json
     brings_code: bool  # whether other engines run code of the checkpoint
     is_runnable: bool
+    other_method: str | None = None  # of its quantisation, where engines call the precision otherwise
 
 
 def launch_documents(
@@ -98,6 +99,7 @@ def launch_documents(
         weights_bytes={each.phase: each.weight_bytes for each in memory},
         model_type=spec.model.model_type,
         brings_code=spec.model.brings_code,
+        other_method=spec.model.quantisation.other_method,
         is_runnable=is_runnable,
     )
     return documents_for(spec.written, placement.units, known)
@@ -205,14 +207,15 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
         "model_type": known.model_type,
         **({"brings_code": True} if known.brings_code else {}),
+        **({} if known.other_method is None else {"quant_method": known.other_method}),
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
         kv_tokens, kv_bytes = known.kv_tokens[unit.phase], known.kv_bytes[unit.phase]
         fraction = known.static_fractions[unit.phase]
         start_s, joined = _start_s(spec, unit, known), joins_nodes(spec, unit)
-        code = known.brings_code
-        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, code, joined)
+        more = (known.brings_code, joined, known.other_method)
+        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, *more)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
 

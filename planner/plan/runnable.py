@@ -94,6 +94,10 @@ def _not_in_this_way(spec: ResolvedSpec) -> Iterator[Violation]:
             fix = Fix("nearest: 0, or write engine: sglang or vllm", ({HERE: 0},))
             yield Violation(f"{phase}.draft_tokens", drafts, "S734 must be 0 to run", reason, fix)
         precision = spec.phase(phase).precision
+        if precision == "fp8" and spec.model.quantisation.other_method:
+            rule = "S731 must be in blocks of 128 x 128 to run"
+            reason = f"the checkpoint is in {spec.model.quantisation.words}, which the bundled runtime cannot read"
+            yield Violation(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in such blocks")
         if precision not in PRECISIONS:
             rule, reason = f"S731 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"
             yield Violation(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in one of these")

@@ -49,6 +49,7 @@ def told_otherwise(
         weights_bytes={phase: each["weights_bytes"] for phase, each in data["memory"].items()},
         model_type=first.get("model_type", ""),
         brings_code=first.get("brings_code", False),
+        other_method=first.get("quant_method"),
         is_runnable=data["runnable"],
     )
     for file, document in documents_for(spec, units, known).items():

@@ -7,6 +7,7 @@ import pytest
 from planner.facts.digest import pretty_json
 from planner.facts.quantisation import FORMATS
 from planner.families import MODELS
+from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
@@ -72,6 +73,25 @@ def test_a_model_without_windows_says_nothing_of_them(planned):
     assert "kv_bytes_per_request" not in plan.as_json()["memory"]["mixed"]
     assert "bytes/request" not in plan_text(plan)
     assert "towers" not in plan.as_json()["memory"]["mixed"]["weights"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_checkpoint_of_another_method_says_itself_what_it_is_in(engine, plan_of, spec_folder):
+    """Engines refuse to start where --quantization is not the checkpoint's quant_method; such a plan is read back."""
+    group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
+    said = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    entries = json.loads((FOLDER / "published.json").read_text())
+    config = entries[0]["config"] | {"quantization_config": said}
+    (spec_folder / "packed.json").write_text(json.dumps(config))
+    model = {"config": "packed.json", "checkpoint": "/models/it"}
+    section = SPEC["mixed"] | {"attention_tp": 8}
+    plan = plan_of(json.dumps(SPEC | {"engine": engine, "model": model, "mixed": section}, indent=1))
+    (document,) = (each for each in plan.as_json()["launch_documents"].values() if each["kind"] == engine)
+
+    assert document["precision"] == "fp4"
+    assert document["quant_method"] == "compressed-tensors"
+    assert "--quantization" not in str(document["container"])
+    assert load_plan(pretty_json(plan.as_json()).encode(), spec_folder / "plan.json")
 
 
 def test_a_tower_is_on_every_gpu(planned):

@@ -165,7 +165,8 @@ FORMS = [
     ({"quant_method": "fp8"}, "fp8 without blocks of 128 x 128"),
     (NVFP4, "fp4"),
     ({"quant_algo": "W4A16_NVFP4", "ignore": ["lm_head"]}, "fp4"),
-    ({"quant_algo": "FP8", "ignore": ["lm_head"]}, "FP8 of ModelOpt"),
+    ({"quant_algo": "FP8", "ignore": ["lm_head"]}, "fp8"),
+    ({"quant_algo": "fp8_pb_wo", "ignore": ["lm_head"]}, "fp8"),
     ({"quant_algo": "W8A8_SQ"}, "W8A8_SQ of ModelOpt"),
     ({"quant_algo": None}, "bf16"),
     (
@@ -183,7 +184,7 @@ FORMS = [
     (packed(group(4, "int", 48)), "INT4 by 48 of compressed-tensors"),
     (packed(group(4, "float", 16), ignore=["lm_head"]), "fp4"),
     (packed(group(4, "float", 16, [EXPERTS]), group(8, "float", None, ["re:.*self_attn.*"])), "fp8_fp4"),
-    (packed(group(8, "float")), "FP8 of compressed-tensors"),
+    (packed(group(8, "float")), "fp8"),
     (packed(group(8, "int")), "8-bit int of compressed-tensors"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits by 128"),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq, 4 bits by 64"),
@@ -199,6 +200,24 @@ def test_a_form_is_a_precision_or_is_called_by_its_name(said, expected, tmp_path
     found = read_model_config(tmp_path / "config.json", "config.json")
 
     assert (found.other_quantization or found.model.weights_in).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "other_method"),
+    [
+        (NVFP4 | {"ignore": ["lm_head"]}, "NVFP4", None),
+        (FP8_BLOCKS, "FP8 in blocks of 128 x 128", None),
+        ({"quant_algo": "FP8", "ignore": ["lm_head"]}, "FP8 of ModelOpt", "modelopt"),
+        (packed(group(8, "float")), "FP8 of compressed-tensors", "compressed-tensors"),
+        (packed(group(4, "float", 16)), "NVFP4 of compressed-tensors", "compressed-tensors"),
+        (packed(group(4, "int", 32, [EXPERTS])), "INT4 experts beside BF16", None),
+    ],
+)
+def test_the_makers_name_is_kept_where_engines_call_the_precision_otherwise(said, words, other_method):
+    """Engines refuse a checkpoint whose quant_method is not the one that they are told."""
+    found = model_of(without(SMALL) | {"quantization_config": said}, "config.json").quantisation
+
+    assert (found.words, found.other_method) == (words, other_method)
 
 
 def test_what_experts_are_in_may_differ_from_the_rest():
