@@ -9,13 +9,14 @@ Routed experts have one name: no published file tells them apart.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
-from functools import lru_cache
 
 __all__ = ["ModuleNames", "Unreadable", "draft_names", "module_name"]
 
 REGEX = "re:"
 # A regular expression that repeats more, or repeats a group, takes for ever on some names. Published ones have 2.
 MAX_REPETITIONS = 4
+MAX_PATTERNS = 4_000  # which compile in a second; published files have up to 240
+REPETITION = re.compile(r"[*+{]|(?<!\()\?")
 REPEATED_GROUP = re.compile(r"\)[*+{]")
 LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 GLOB = re.compile(r"[*?\[]")
@@ -69,24 +70,30 @@ def draft_names(num_layers: int) -> Sequence[str]:
 
 
 class ModuleNames:
-    """A list of names, globs and regular expressions. Raises Unreadable for an expression that cannot be used."""
+    """A list of names, globs and regular expressions. Raises Unreadable for what cannot be used, or is without end."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        names = [each for entry in entries for each in _spelled(entry)]
-        self._plain = {EXPERT.sub("", each) for each in names if not _is_pattern(each)}
-        self._globs: dict[str | None, list[str]] = {}
-        for each in dict.fromkeys(names):
-            if _is_pattern(each) and not each.startswith(REGEX):
-                self._globs.setdefault(_layer(each), []).append(EXPERT.sub("", each))
-        self._regexes = [_compiled(each.removeprefix(REGEX)) for each in names if each.startswith(REGEX)]
+        names = dict.fromkeys(each for entry in entries for each in _spelled(entry))
+        patterns = [each for each in names if each.startswith(REGEX) or GLOB.search(each)]
+        if len(patterns) > MAX_PATTERNS:
+            raise Unreadable(f"it lists {len(patterns)} patterns, and at most {MAX_PATTERNS} are read")
+        self._plain = names.keys() - patterns
+        self._regexes = [_compiled(each.removeprefix(REGEX)) for each in patterns if each.startswith(REGEX)]
+        globs: dict[str | None, list[str]] = {}  # of one layer, or of any
+        for each in patterns:
+            if not each.startswith(REGEX):
+                globs.setdefault(_layer(each), []).append(each)
+        self._globs = {layer: _any_of(each) for layer, each in globs.items()}
 
     def cover(self, name: str) -> bool:
         """Return whether the module called `name` is in the list, by itself or with all that it belongs to."""
         bare = EXPERT.sub("", name)
         if any(part in self._plain for part in _parts(bare)):
             return True
-        globs = [*self._globs.get(_layer(name), ()), *self._globs.get(None, ())]
-        return bool(globs and _any_of(tuple(globs)).match(bare)) or any(each.match(name) for each in self._regexes)
+        globs = (self._globs[each] for each in (_layer(name), None) if each in self._globs)
+        if any(each.match(bare) or each.match(name) for each in globs):
+            return True
+        return any(each.match(name) for each in self._regexes)
 
 
 def _spelled(entry: str) -> Iterator[str]:
@@ -94,13 +101,9 @@ def _spelled(entry: str) -> Iterator[str]:
     if entry.startswith(REGEX):
         yield REGEX + module_name(entry.removeprefix(REGEX))
         return
-    name = module_name(entry).strip(".")
+    name = EXPERT.sub("", module_name(entry).strip("."))
     fused = next((each for each in FUSED if name.endswith(each) or f"{each}." in name), None)
     yield from (name.replace(fused, each) for each in FUSED[fused]) if fused else (name,)
-
-
-def _is_pattern(name: str) -> bool:
-    return name.startswith(REGEX) or GLOB.search(name) is not None
 
 
 def _layer(name: str) -> str | None:
@@ -117,18 +120,16 @@ def _parts(name: str) -> Iterator[str]:
             yield ".".join(words[first:last])
 
 
-@lru_cache(maxsize=256)
-def _any_of(globs: tuple[str, ...]) -> re.Pattern[str]:
+def _any_of(globs: Sequence[str]) -> re.Pattern[str]:
     """Return what matches the names that some glob matches, or that belong to such a module."""
     return re.compile("|".join(translate(form) for each in globs for form in (each, f"{each}.*")))
 
 
 def _compiled(expression: str) -> re.Pattern[str]:
     """Return an expression that surely ends; see `MAX_REPETITIONS`."""
-    repetitions = sum(expression.count(each) for each in "*+{")
-    if repetitions > MAX_REPETITIONS or REPEATED_GROUP.search(expression):
+    if len(REPETITION.findall(expression)) > MAX_REPETITIONS or REPEATED_GROUP.search(expression):
         raise Unreadable(f"the regular expression {expression[:80]} repeats too much")
     try:
         return re.compile(expression)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise Unreadable(f"{expression[:80]} is no regular expression ({error})") from error

@@ -59,6 +59,7 @@ ALGORITHMS: dict[str, Format] = {
     "FP8_PB_WO": "fp8",
 }
 INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
+BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
 
 
@@ -99,7 +100,7 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
         return _by(_of_modelopt(said), "modelopt")
     if method == "compressed-tensors":
         return _by(_of_groups(said), method)
-    known = _of_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else _BY_METHOD.get(method)
+    known = _of_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else BY_METHOD.get(method)
     if known is None:
         return Unplanned(_called(said, method))
     left_out = () if known is FP8_NVFP4 else _list(said)  # there the list is what ModelOpt left in FP8
@@ -107,10 +108,8 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
 
 
 def _by(form: Form | Unplanned | None, method: str) -> Form | Unplanned | None:
+    """Return `form` with the quant_method that it was written by."""
     return replace(form, method=method) if isinstance(form, Form) else form
-
-
-_BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 
 
 def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
@@ -284,8 +283,10 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
     experts = {layer.kept_in.expert for layer in layers if layer.kept_in and not isinstance(layer.ffn, Dense)}
     others = {each for formats in kept for each in (formats.attention, formats.output, formats.ffn)}
     quantised_experts = experts - {"bf16"}
-    if len(quantised_experts) != 1:
-        return UNQUANTISED if not quantised_experts and others == {"bf16"} else Unplanned(form.words)
+    if not quantised_experts:
+        return UNQUANTISED if others == {"bf16"} else Unplanned(f"{form.words}, without routed experts")
+    if len(quantised_experts) > 1:
+        return Unplanned(f"{form.words}, with routed experts in {' and '.join(sorted(quantised_experts))}")
     found = _by_expert(quantised_experts.pop(), has_eight_bits=bool(others & {*EIGHT_BITS}))
     return next((each for each in KNOWN if each.precision == found), Unplanned(form.words))
 

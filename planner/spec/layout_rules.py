@@ -301,12 +301,13 @@ def precision_is_known(_: Precision, quantization: str | None, given: frozenset[
 def precision_is_the_checkpoints(
     precision: Precision, model: Model, config: str | None, given: frozenset[str]
 ) -> Broken | None:
-    """FP8 and BF16 are made of each other while weights are loaded. Nothing makes other weights of 4 bits."""
+    """FP8 in blocks and BF16 are made of each other while weights are loaded. Nothing makes others of other forms."""
     own = model.quantisation
-    if config is None or "precision" not in given or own.precision in ("bf16", "fp8", precision):
+    may_differ = own.precision == "bf16" or (own.precision == "fp8" and own.other_method is None)
+    if config is None or "precision" not in given or may_differ or own.precision == precision:
         return None
     rule = f"S315 must be {own.precision}: the checkpoint is in {own.words}"
-    return Broken(rule, "no engine makes weights of another format of it while it loads them", nearest(own.precision))
+    return Broken(rule, "no engine makes weights of another format from these", nearest(own.precision))
 
 
 # Expert load

@@ -185,6 +185,12 @@ FORMS = [
     (packed(group(4, "float", 16), ignore=["lm_head"]), "fp4"),
     (packed(group(4, "float", 16, [EXPERTS]), group(8, "float", None, ["re:.*self_attn.*"])), "fp8_fp4"),
     (packed(group(8, "float")), "fp8"),
+    (packed(group(4, "float", 16), ignore=["re:.*experts.*"]), "NVFP4 of compressed-tensors, without routed experts"),
+    (packed(group(4, "float", 16, [EXPERTS]), group(8, "float", None, ["*layers.2*"])), "fp8_fp4"),
+    (
+        packed(group(8, "float", None, ["*layers.2*"]), group(4, "float", 16, [EXPERTS])),
+        "FP8 and NVFP4 of compressed-tensors, with routed experts in fp8_plain and nvfp4",
+    ),
     (packed(group(8, "int")), "8-bit int of compressed-tensors"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits by 128"),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq, 4 bits by 64"),
@@ -262,6 +268,9 @@ def test_an_mtp_module_is_the_layer_after_the_last():
         ("model.layers.3.linear_attn.in_proj_qkvz", "model.layers.3.linear_attn.in_proj_z", True),
         ("re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "model.layers.0.mlp.up_proj", True),
         ("re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "model.layers.3.mlp.experts.0.up_proj", False),
+        ("re:^(?!.*experts).*", "model.layers.3.mlp.experts.0.up_proj", False),
+        ("re:^(?!.*experts).*", "model.layers.3.self_attn.o_proj", True),
+        ("*mlp.experts.[0-9]*.gate_proj", "model.layers.3.mlp.experts.0.gate_proj", True),
         ("re:self_attn", "model.layers.3.self_attn.q_proj", False),
         ("mtp*", "mtp.layers.0.self_attn.q_proj", True),
         ("*", "model.layers.3.self_attn.q_proj", True),
@@ -273,11 +282,23 @@ def test_an_entry_covers_modules_as_engines_read_it(entry, module, is_covered):
     assert ModuleNames([entry]).cover(module_name(module)) is is_covered
 
 
-@pytest.mark.parametrize("expression", ["re:(a|a)*b", "re:.*.*.*.*.*x", "re:(", "re:[z-a]"])
+@pytest.mark.parametrize(
+    "expression",
+    ["re:(a|a)*b", "re:.*.*.*.*.*x", "re:.?.?.?.?.?x", "re:(", "re:[z-a]", "re:a{99999999999999}", "re:" + "(" * 9_999],
+)
 def test_a_regular_expression_ends_or_is_refused(expression):
     """One that repeats groups, or too often, would be tried for hours on names of fifty characters."""
     with pytest.raises(Unreadable):
         ModuleNames([expression])
+
+
+def test_patterns_have_an_end_and_names_of_experts_are_one():
+    """A file of 16 MiB would compile for minutes; mixed precision names each expert of each layer."""
+    experts = ModuleNames(f"layers.{n % 9}.ffn.experts.{n}.w1*" for n in range(9_000))
+
+    assert experts.cover("model.layers.8.mlp.experts.0.gate_proj")
+    with pytest.raises(Unreadable, match="it lists 4001 patterns"):
+        ModuleNames(f"*a{n}" for n in range(4_001))
 
 
 BESIDE = {"quantization": NVFP4 | {"exclude_modules": ["lm_head"]}, "producer": {"name": "modelopt"}}
