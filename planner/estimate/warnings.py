@@ -164,7 +164,7 @@ def _in_another_precision(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase in spec.phases:
         precision = spec.phase(phase).precision
         if other is not None or precision != own:
-            rule = f"W113 is not what model.config says ({other or said})"
+            rule = f"W113 is not what the checkpoint says ({other or said})"
             reason = f"memory is planned for weights in {precision}, and this checkpoint's are others"
             other_fix = "give the config.json of the checkpoint that is meant"
             yield Violation(f"{phase}.precision", precision, rule, reason, other_fix if other else fix)

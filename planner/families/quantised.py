@@ -161,7 +161,9 @@ def _of_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
     algorithm = said.get("quant_algo")
     if algorithm is None:
         return None
-    name = str(algorithm)[:40].upper()
+    if not isinstance(algorithm, str):
+        raise Unreadable(f"quant_algo is of type {type(algorithm).__name__}, not a name")
+    name = algorithm[:40].upper()
     if name == "MIXED_PRECISION":
         return _of_lists(said)
     if (kept_in := ALGORITHMS.get(name)) is None:
@@ -287,8 +289,13 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
         return UNQUANTISED if others == {"bf16"} else Unplanned(f"{form.words}, without routed experts")
     if len(quantised_experts) > 1:
         return Unplanned(f"{form.words}, with routed experts in {' and '.join(sorted(quantised_experts))}")
-    found = _by_expert(quantised_experts.pop(), has_eight_bits=bool(others & {*EIGHT_BITS}))
-    return next((each for each in KNOWN if each.precision == found), Unplanned(form.words))
+    expert = quantised_experts.pop()
+    precision = _by_expert(expert, has_eight_bits=bool(others & {*EIGHT_BITS}))
+    if precision is None:
+        return Unplanned(form.words)
+    is_usual = expert == FORMATS[precision].expert
+    known = next(each for each in KNOWN if each.precision == precision)
+    return known if is_usual else replace(known, words=form.words)
 
 
 def _by_expert(expert: Format, *, has_eight_bits: bool) -> Precision | None:

@@ -216,7 +216,8 @@ def test_a_form_is_a_precision_or_is_called_by_its_name(said, expected, tmp_path
         ({"quant_algo": "FP8", "ignore": ["lm_head"]}, "FP8 of ModelOpt", "modelopt"),
         (packed(group(8, "float")), "FP8 of compressed-tensors", "compressed-tensors"),
         (packed(group(4, "float", 16)), "NVFP4 of compressed-tensors", "compressed-tensors"),
-        (packed(group(4, "int", 32, [EXPERTS])), "INT4 experts beside BF16", None),
+        (packed(group(4, "int", 32, [EXPERTS])), "INT4 experts by 32 beside BF16", None),
+        (packed(group(4, "int", 128, [EXPERTS])), "INT4 by 128 of compressed-tensors", None),
     ],
 )
 def test_the_makers_name_is_kept_where_engines_call_the_precision_otherwise(said, words, other_method):
@@ -345,6 +346,7 @@ def test_other_makers_have_files_of_their_own(name, called, tmp_path):
         ({"quantization": 5}, "quantization is of type int, not an object"),
         ({"quantization": {"quant_algo": "NVFP4", "exclude_modules": "lm_head"}}, "exclude_modules is of type str"),
         ({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["a", 5]}}, "exclude_modules[1] is of type int"),
+        ({"quantization": {"quant_algo": ["NVFP4"]}}, "quant_algo is of type list, not a name"),
         ({"quantization": MIXED}, "quantized_layers is not an object of module names"),
         ({"quantization": MIXED | {"quantized_layers": {"a": 5}}}, "quantized_layers.a has no quant_algo"),
     ],
