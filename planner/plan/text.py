@@ -29,6 +29,7 @@ from planner.problems.printable import printable
 from planner.search.decision import DEFAULT
 from planner.spec.phase import PhaseSpec
 from planner.spec.pods import PatchSpec
+from planner.spec.request_lengths import assuming_lengths
 
 __all__ = ["plan_text"]
 
@@ -80,11 +81,18 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
+            *_load(plan),
             *_gpu(plan.gpu, "each GPU", cluster.gpus_per_node),
             *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
     )
+
+
+def _load(plan: Plan) -> Iterator[str]:
+    """What auto took for a load that nobody wrote."""
+    if plan.search and (assuming := assuming_lengths(plan.spec)):
+        yield textwrap.fill(f"auto {assuming}", WIDTH, initial_indent="  lengths   ", subsequent_indent=" " * 12)
 
 
 def _model(plan: Plan) -> str:

@@ -24,7 +24,7 @@ of `spec/phase.py`; here they are only told.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +204,9 @@ def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedS
         memory = memory_of(spec, phase)
         point = operating_point(spec, phase, memory.kv_tokens if memory else None)
         decisions.append(Decision(f"operating_point.{phase}.{field}", int(getattr(point, field)), whys[field]))
-    return with_values(spec, {each.path: each.value for each in decisions}) if decisions else spec, decisions
+    values = {each.path: each.value for each in decisions}
+    by_default = replace(spec.document, autos=spec.document.autos | values.keys())  # auto, though nobody wrote it
+    return with_values(replace(spec, document=by_default), values) if values else spec, decisions
 
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:

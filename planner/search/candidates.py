@@ -36,6 +36,7 @@ from planner.search.speed import Numbers, Speed, Trial, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
+from planner.spec.request_lengths import request_lengths
 from planner.spec.undecided import AUTO
 
 __all__ = ["Candidate", "Lost", "Why", "candidates_of"]
@@ -298,7 +299,7 @@ def _look(trial: Trial, balance: Balance, kv_tokens: int) -> _Look:
 
 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
-    """Return the KV of so many requests at the operating point's length, else at half of the longest.
+    """Return the KV of so many requests of the operating point's length, else of the traffic's or of half the longest.
 
     A number of requests that is written is a limit: where no point says how many there are, one request must fit.
     """
@@ -307,4 +308,4 @@ def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
         return int(point.requests * point.kv_tokens)
     if phase == "prefill" or not is_auto(section, "max_requests"):
         return section.max_request_tokens
-    return int(requests * (point.kv_tokens if point else section.max_request_tokens // 2))
+    return int(requests * (point.kv_tokens if point else request_lengths(spec.written, phase).kv))

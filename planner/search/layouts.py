@@ -31,6 +31,7 @@ from planner.search.speed import Trials, speed_of
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
+from planner.spec.request_lengths import assuming_lengths
 
 __all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes"]
 
@@ -176,6 +177,7 @@ def _too_much(
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
+    reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     if units is not None and needed <= MAX_UNITS:
         rule = f"S729 must be at least {needed} to serve the traffic"
         return Violation(f"{phase}.units", units, rule, reason, nearest(needed))
