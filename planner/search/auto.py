@@ -23,7 +23,7 @@ The spec with the numbers in place is checked like any other, so that what is de
 of `spec/phase.py`; here they are only told.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO, is_undecided
 
 if TYPE_CHECKING:
+    from planner.search.fleet import Demand
     from planner.search.layouts import LayoutSearch
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
@@ -134,7 +135,7 @@ def _of_no_effect(spec: Spec) -> set[str]:
 
 
 def _by_speed(
-    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Mapping[Phase, float] | None
+    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: "Demand | None"
 ) -> "tuple[LayoutSearch | None, list[Decision]]":
     """Return what was searched, and decided by it; where speeds are not known, the defaults of what they decide."""
     from planner.search.layouts import search_layouts  # only who asks for speed should wait for its imports
@@ -143,7 +144,7 @@ def _by_speed(
     search = search_layouts(spec, memory_of, layout_of, demand)
     if search:
         return search, reasons_of(search, spec, search.values(spec))
-    if demand:
+    if demand and demand.counts_nodes:
         require_speeds(spec)
     return None, [Decision(path, number, NO_SPEED) for path, number in _without_speed(spec).items()]
 

@@ -75,24 +75,27 @@ class Lost:
     reached: Mapping[str, float]  # slo field -> the least that this layout reaches
 
 
-def candidates_of(spec: ResolvedSpec, phase: Phase, most_nodes: int, trials: Trials) -> Iterator[Candidate | Lost]:
-    """Yield what becomes of each layout of `phase`, in units of at most `most_nodes` nodes."""
+def candidates_of(spec: ResolvedSpec, phase: Phase, nodes: range, trials: Trials) -> Iterator[Candidate | Lost]:
+    """Yield what becomes of each layout of `phase` in units of `nodes` nodes.
+
+    A written size is tried whatever nodes it takes, where `nodes` begins with 1.
+    """
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     best: dict[int, float] = {}
-    for ep_size in _ep_sizes(spec, section, most_nodes):
+    for ep_size in _ep_sizes(spec, section, nodes):
         for attention_tp in _attention_sizes(spec, section, ep_size):
             for batch_tokens in _batch_tokens(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _with_slots(spec, phase, start, max(1, ep_size // per_node), trials, best)
 
 
-def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, most_nodes: int) -> Sequence[int]:
+def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, nodes: range) -> Sequence[int]:
     if not is_auto(section, "ep_size"):
-        return [section.ep_size]
+        return [section.ep_size] if 1 in nodes else []  # of whatever nodes it takes
     per_node = spec.cluster.gpus_per_node
-    most = min(2 * spec.model.num_routed_experts, most_nodes * per_node)
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
-    return [*within, *range(2 * per_node, most + 1, per_node)]
+    beyond = range(2 * per_node, 2 * spec.model.num_routed_experts + 1, per_node)
+    return [size for size in (*within, *beyond) if max(1, size // per_node) in nodes]
 
 
 def _attention_sizes(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
