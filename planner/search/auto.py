@@ -9,7 +9,8 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
                         replicas: 32 at EP32 and at EP144 of 256, as the published system has; none where only that fits
     max_requests        as many of full length as KV has room for, and what the operating point asks for at least
     attention_tp        1, and max_batch_tokens its default
-    units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
+    units               what the traffic's busiest hour takes, where windows or nodes follow the traffic (`fleet.py`);
+                        else as many as the nodes hold, in the ratio that `layouts.py` found, or alike
     schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
     cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
 

@@ -9,7 +9,8 @@ node, as far as the nodes go. Of pairs that serve as much, the one on fewer node
 can use are filled with its units.
 
 Where traffic counts the units, a demand is given: then each phase takes the fewest nodes that serve it. That number
-does not depend on the nodes that there are, and on fewer nothing serves the demand.
+does not depend on the nodes that there are, and on fewer nothing serves the demand. Where there are more, some may be
+better used by more and smaller units than left idle: a unit that loses a node stops, with its share of what is served.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from planner.facts.terms import Phase
 from planner.schedule.demand import whole_units
 from planner.spec.phase import MAX_UNITS
 
-__all__ = ["Demand", "Fleet", "Offer", "fill", "meet", "units_that_serve"]
+__all__ = ["MOST_REFUSED", "Demand", "Fleet", "Offer", "fill", "meet", "units_that_serve"]
+
+MOST_REFUSED = 0.4  # of an hour's requests when one node is lost, for which more nodes are taken: assumed
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,21 @@ class Demand:
     tokens_per_s: Mapping[Phase, float]
     capacity: float  # that is wanted, over what is asked for
     floor: Mapping[Phase, int]  # units that are on at any time
+    outage: Mapping[Phase, float]  # share of the hour for which a unit that loses a node is out
     counts_nodes: bool  # that there must be; else there are some, and windows follow the traffic
 
     def units_of(self, offer: Offer) -> int:
         """Return the units of an offer that serve it."""
         asked = self.capacity * self.tokens_per_s[offer.phase] / offer.tokens_per_s
         return whole_units(asked, self.floor[offer.phase])
+
+    def lost(self, fleet: Fleet) -> float:
+        """Return the share of the hour's requests that are refused when a node is lost, of the worst phase."""
+        return max(self._lost(offer, fleet.units[phase]) for phase, offer in fleet.offers.items())
+
+    def _lost(self, offer: Offer, units: int) -> float:
+        left = (units - 1) * offer.tokens_per_s / self.tokens_per_s[offer.phase]
+        return max(1 - left, 0.0) * self.outage[offer.phase]
 
 
 def fill(
@@ -109,13 +121,20 @@ def units_that_serve(
 def meet(
     units: Mapping[Phase, Mapping[Offer, int]],
     tokens: Mapping[Phase, float],
+    demand: Demand,
     room: Mapping[frozenset[Phase], int] | None = None,
 ) -> Fleet | None:
-    """Return the fleet of these `units` on fewest nodes; None where none fits into the `room`."""
+    """Return the fleet of these `units` on fewest nodes.
+
+    Of those that fit into the `room`, fleets come first of which a node's loss refuses no more than MOST_REFUSED: nodes
+    would be idle otherwise. None where none fits.
+    """
     counted = product(*(each.items() for each in units.values()))
     fleets = (_fleet(dict(zip(units, chosen, strict=True)), tokens) for chosen in counted)
-    fitting = (each for each in fleets if room is None or _fits(each.nodes_by_phase, room))
-    return min(fitting, key=_fewest_nodes, default=None)
+    if room is None:
+        return min(fleets, key=_fewest_nodes, default=None)
+    fitting = (each for each in fleets if _fits(each.nodes_by_phase, room))
+    return min(fitting, key=lambda each: (demand.lost(each) > MOST_REFUSED, *_fewest_nodes(each)), default=None)
 
 
 def _fleet(chosen: Mapping[Phase, tuple[Offer, int]], tokens: Mapping[Phase, float]) -> Fleet:

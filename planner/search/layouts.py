@@ -1,8 +1,8 @@
 """`auto` by speed: the layouts that serve most under the SLO and in memory, and why the others do not.
 
 A phase's candidates (`candidates.py`) are reduced to its best of each number of nodes, and units of these fill the
-cluster (`fleet.py`). Nothing that does not fit is ever a candidate. What is predicted here is predicted again by the
-plan with the maps that it has found.
+cluster, or serve the traffic on fewest nodes (`fleet.py`). Nothing that does not fit is ever a candidate. What is
+predicted here is predicted again by the plan with the maps that it has found.
 
 It decides only where speeds are known, and only for specs that ask for it: with an SLO, or with `auto` for what memory
 alone cannot decide.
@@ -168,7 +168,7 @@ def _require_slo(spec: ResolvedSpec, found: Mapping[Phase, Found], most: Mapping
 def _one_unit_each(spec: ResolvedSpec) -> Demand:
     """Return what a unit of each phase serves, whatever its layout, and written units too."""
     nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
-    return Demand(nothing, 1.0, one, counts_nodes=False)
+    return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), counts_nodes=False)
 
 
 def _candidates(found: Found) -> list[Candidate]:
@@ -195,7 +195,7 @@ def _fleet(
         assert room is not None
         return fill(offers, written, tokens, room)
     units = units_that_serve(offers, written, demand)
-    fleet = meet(units, tokens, room)
+    fleet = meet(units, tokens, demand, room)
     if room is None:
         _require_few(spec, offers, units, written, demand, fleet)
     return fleet

@@ -5,6 +5,7 @@ the traffic's peak hour: each phase takes the layout and the count of units that
 is the least that a cluster must have whose nodes are given, and whose schedule follows the traffic.
 """
 
+from planner.estimate.uptime import outage_of_an_hour
 from planner.problems.errors import SpecError, Violation
 from planner.search.asked import LayoutOf
 from planner.search.decision import Decision
@@ -34,6 +35,7 @@ def demand_to_meet(spec: ResolvedSpec) -> Demand | None:
         tokens_per_s={phase: traffic.peak_per_s(phase) for phase in spec.phases},
         capacity=1 + (follows.headroom if follows else 0),
         floor={phase: follows.min_units.of(phase) if follows else 1 for phase in spec.phases},
+        outage={phase: 1.0 if is_counted else outage_of_an_hour(spec.written, phase) for phase in spec.phases},
         counts_nodes=is_counted,
     )
 

@@ -212,10 +212,10 @@ def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(toke
     assert check_fit(with_traffic(change[f"traffic.{field}"])).layouts
 
 
-def demand_of(tokens_per_s):
+def demand_of(tokens_per_s, outage=1.0):
     """What a busiest hour asks of a cluster whose nodes are counted."""
     alike = dict.fromkeys(tokens_per_s, 1)
-    return Demand(tokens_per_s, 1.0, alike, counts_nodes=True)
+    return Demand(tokens_per_s, 1.0, alike, dict.fromkeys(tokens_per_s, outage), counts_nodes=True)
 
 
 def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
@@ -233,12 +233,23 @@ def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
             for phase, own in offers.items()
         }
 
-        assert meet(units, tokens).nodes == sum(fewest.values())
+        assert meet(units, tokens, demand_of(demand)).nodes == sum(fewest.values())
     written = free | {"decode": 2}
     assert not units_that_serve(offers, written, demand_of({"prefill": 1.0, "decode": 191.0}))["decode"]
     assert set(units_that_serve(offers, written, demand_of({"prefill": 1.0, "decode": 100.0}))["decode"].values()) == {
         2
     }
+
+
+def test_nodes_that_would_be_idle_keep_a_lost_node_from_refusing_most():
+    """One unit of ten nodes is enough, and stops with any of them; three of four nodes take two nodes more."""
+    offers = {"mixed": [Offer("mixed", 4, 36.0, 0.9, 0), Offer("mixed", 10, 100.0, 1.0, 1)]}
+    units = units_that_serve(offers, {"mixed": None}, demand_of({"mixed": 100.0}))
+    nodes = [meet(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}), {frozenset(("mixed",)): n}) for n in (10, 11, 12)]
+    with_spare = meet(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}, outage=1 / 6), {frozenset(("mixed",)): 12})
+
+    assert [each.nodes for each in nodes] == [10, 10, 12]
+    assert with_spare.nodes == 10  # on which the unit serves again after ten minutes
 
 
 def test_requests_of_a_point_are_as_many_as_the_slo_allows():

@@ -130,6 +130,19 @@ def test_a_point_says_lengths_and_leaves_the_load_to_the_planner():
     assert plan.spec.operating_point.decode.requests == plan.spec.decode.max_requests
 
 
+def test_idle_nodes_are_offered_as_spares():
+    """Until there is one, a lost node stops its unit for the day; with the spare that is offered nothing is said."""
+    plan = compile_plan(spec_of(20))
+    head = " ".join(plan_text(plan).split("\n\n")[0].split())
+    used = {node for unit in plan.units for node in unit.nodes}
+    (spare,) = re.findall(r"with cluster\.spares: \[(node-\d+)\] the unit serves again after 10 min\.", head)
+    cluster = {"gpu": "h800", "nodes": 20, "gpus_per_node": 8, "spares": [spare]}
+
+    assert f"idle {20 - len(used)} nodes. Losing another one stops the only prefill unit that is on at 00:00" in head
+    assert spare not in used
+    assert "idle" not in plan_text(compile_plan(spec_of(20, cluster=cluster))).split("\n\n")[0]
+
+
 def test_traffic_beyond_any_cluster_is_refused_as_such():
     """No number of nodes that a spec may have is enough, so none is named."""
     with pytest.raises(InfeasibleError) as caught:
