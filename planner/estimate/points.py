@@ -13,11 +13,10 @@ from planner.problems.fix import nearest
 from planner.spec.check import ResolvedSpec
 from planner.spec.operating_point import ACCEPTANCE, CACHE_READ_RATE
 from planner.spec.phase import PhaseSpec
+from planner.spec.request_lengths import request_lengths
 from planner.spec.undecided import AUTO
 
 __all__ = ["operating_point", "require_points_fit"]
-
-OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where neither a point nor traffic says: assumed
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
@@ -27,18 +26,21 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
     if written is not None:
         numbers = {key: value for key, value in written if value is not None}
         return _written_point(section, elsewhere | numbers, kv_room)
-    half = max(section.max_request_tokens // 2, 1)
-    room = half if kv_room is None else min(half, max(kv_room // section.max_requests, 1))
-    output = max(round(half * _output_share(spec)), 1)
+    lengths = request_lengths(spec.written, phase)
+    requests, kv_tokens = section.max_requests, lengths.kv
+    if kv_room is not None and lengths.are_assumed:
+        kv_tokens = min(kv_tokens, max(kv_room // requests, 1))
+    elif kv_room is not None:
+        requests = min(requests, max(kv_room // kv_tokens, 1))
     points = {
-        "decode": OperatingPoint(requests=section.max_requests, kv_tokens=room, is_derived=True),
-        "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=half, is_derived=True),
+        "decode": OperatingPoint(requests=requests, kv_tokens=kv_tokens, is_derived=True),
+        "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=lengths.prompt, is_derived=True),
         "mixed": OperatingPoint(
-            requests=section.max_requests,
-            kv_tokens=room,
+            requests=requests,
+            kv_tokens=kv_tokens,
             step_tokens=section.max_batch_tokens,
-            prompt_tokens=max(half - output, 1),
-            output_tokens=output,
+            prompt_tokens=lengths.prompt,
+            output_tokens=lengths.output,
             is_derived=True,
         ),
     }
@@ -55,12 +57,6 @@ def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None
     ]
     if wrong:
         raise InfeasibleError(wrong)
-
-
-def _output_share(spec: ResolvedSpec) -> float:
-    """Return the share of a request's tokens that are its answer's, as the day's traffic has it."""
-    traffic = spec.written.traffic
-    return traffic.output_tokens / (traffic.input_tokens + traffic.output_tokens) if traffic else OUTPUT_SHARE
 
 
 def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:

@@ -19,14 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, lgamma, log
 
+from planner.cluster.inventory import spares_with
 from planner.facts.day import DAY_MINUTES
+from planner.facts.quantities import read_seconds
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
+from planner.spec.schedule import ScheduleSpec
+from planner.spec.schema import Spec
+from planner.spec.undecided import is_undecided
 from planner.spec.uptime import UptimeSpec
 
-__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares"]
+__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares", "outage_of_an_hour", "recovery_s"]
 
 HOUR_S = 3600
 HOURS = 24
@@ -74,6 +79,20 @@ def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptim
         spares_needed=fewest_spares(in_repair, asked.availability),
         spares=len(spec.cluster.spares),
     )
+
+
+def recovery_s(spec: Spec) -> float:
+    """Return the seconds from a node's loss until its unit serves on a spare: as written, else those of a warm-up."""
+    if spec.uptime is not None:
+        return spec.uptime.recovery
+    usual = read_seconds(ScheduleSpec.model_fields["warm_up"].default) or 0.0
+    return usual if spec.schedule is None or is_undecided(spec.schedule.warm_up) else spec.schedule.warm_up
+
+
+def outage_of_an_hour(spec: Spec, phase: Phase) -> float:
+    """Return the share of an hour for which a unit of `phase` is out that loses a node: all of it without a spare."""
+    has_spare = spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations)
+    return min(recovery_s(spec) / HOUR_S, 1.0) if has_spare else 1.0
 
 
 def fewest_spares(nodes_in_repair: float, availability: float) -> int:

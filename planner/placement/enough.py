@@ -7,6 +7,7 @@ from planner.facts.counted import counted
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
+from planner.spec.request_lengths import assuming_lengths
 from planner.spec.traffic import TrafficSpec
 
 __all__ = ["check_room", "gpu_pools"]
@@ -81,7 +82,8 @@ def _why_so_many(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
         return ""
     busiest = f"the busiest hour of {_busiest(traffic)}"
     if any(f"{each.phase}.units" in spec.document.autos for each in layouts):
-        return f", and {busiest} needs all of these"
+        assuming = assuming_lengths(spec.written)
+        return f", and {busiest} needs all of these{f', where auto {assuming}' if assuming else ''}"
     if traffic.capacity is None or traffic.capacity >= traffic.busiest:
         return ""
     carried = f"the units that are written carry a demand of {traffic.capacity:,.6g} (traffic.capacity)"

@@ -18,6 +18,7 @@ from planner.facts.counted import counted
 from planner.facts.seconds import MS_PER_S, US_PER_S
 from planner.plan.columns import WIDTH, filled, table
 from planner.plan.plan import Plan
+from planner.spec.request_lengths import request_lengths
 
 __all__ = ["explained", "performance_text"]
 
@@ -40,7 +41,7 @@ def performance_text(plan: Plan) -> str:
             continue
         rates.append(_rates(outlook, outlook.prediction))
         latencies += _latencies(outlook.prediction)
-        notes += _notes(outlook, outlook.prediction, kv_rooms.get(outlook.phase))
+        notes += _notes(plan, outlook, outlook.prediction, kv_rooms.get(outlook.phase))
         notes += _promises(plan, outlook.prediction)
     for load in plan.demand:
         notes += _load(load)
@@ -79,7 +80,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * MS_PER_S:,.0f}" if seconds >= 1 else f"{seconds * MS_PER_S:,.1f}"
 
 
-def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
+def _notes(plan: Plan, outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
     point = found.point
     at = {
         "decode": f"{point.requests:,} requests per rank or group, each with {point.kv_tokens:,} tokens of KV",
@@ -87,7 +88,7 @@ def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Ite
         "mixed": f"{point.requests:,} requests per rank or group, prompts of {point.prompt_tokens:,} tokens and "
         f"answers of {point.output_tokens:,}",
     }[found.phase]
-    origin = " The spec has no operating_point, so these are the phase's limits." if point.is_derived else ""
+    origin = _origin(plan, found) if point.is_derived else ""
     used = ""
     if point.utilisation < 1:
         used_rate = found.tokens_per_s_per_gpu.mid
@@ -121,6 +122,13 @@ def _notes(outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Ite
             f"{changed.error_before:.1%} and is now {changed.error_after:.1%}."
         )
     yield from filled(f"The range is this wide because {_reason(found)}.")
+
+
+def _origin(plan: Plan, found: Prediction) -> str:
+    """Say where a point comes from that nobody wrote."""
+    if request_lengths(plan.spec, found.phase).are_assumed:
+        return " The spec has no operating_point, so these are the phase's limits."
+    return " The spec has no operating_point: lengths follow from traffic.requests, and the rest are limits."
 
 
 def _read(found: Prediction) -> Iterator[str]:

@@ -18,6 +18,7 @@ from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, runs_of, table, wrapped
 from planner.plan.cost_text import cost_text
 from planner.plan.day_text import day_text
+from planner.plan.idle_nodes import loss_text
 from planner.plan.kv_cache_text import kv_cache_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
@@ -29,6 +30,7 @@ from planner.problems.printable import printable
 from planner.search.decision import DEFAULT
 from planner.spec.phase import PhaseSpec
 from planner.spec.pods import PatchSpec
+from planner.spec.request_lengths import assuming_lengths
 
 __all__ = ["plan_text"]
 
@@ -80,11 +82,20 @@ def _head(plan: Plan) -> str:
             f"  {plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
+            *_load_and_loss(plan),
             *_gpu(plan.gpu, "each GPU", cluster.gpus_per_node),
             *chain.from_iterable(_phase_gpu(plan, phase) for phase in plan.phase_gpus),
             *(line for name, source in plan.assumed.items() for line in filled(f"{name} is {source}")),
         )
     )
+
+
+def _load_and_loss(plan: Plan) -> Iterator[str]:
+    """What auto took for a load that nobody wrote, and what the loss of a node does while others are idle."""
+    notes = {"lengths": f"auto {assuming_lengths(plan.spec)}" if plan.search else "", "idle": loss_text(plan)}
+    for name, note in notes.items():
+        if note.removeprefix("auto "):
+            yield textwrap.fill(note, WIDTH, initial_indent=f"  {name:9} ", subsequent_indent=" " * 12)
 
 
 def _model(plan: Plan) -> str:

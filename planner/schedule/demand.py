@@ -8,11 +8,13 @@ their user counted them so. Units that speed decided carry what they are predict
 """
 
 from collections.abc import Sequence
-from math import fsum
+from math import ceil, fsum
 
 from planner.facts.day import DAY_S
 
-__all__ = ["units_at_rate", "units_of_busiest"]
+__all__ = ["units_at_rate", "units_of_busiest", "whole_units"]
+
+ROUNDING = 1e-9
 
 
 def units_of_busiest(profile: Sequence[float], units: int, carried: float | None = None) -> tuple[float, ...]:
@@ -28,3 +30,8 @@ def units_at_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s:
     """Return the units that each entry asks for, where one unit makes `tokens_per_s`."""
     total, entry_s = fsum(profile) or 1.0, DAY_S / len(profile)
     return tuple(tokens_per_day * demand / total / entry_s / tokens_per_s for demand in profile)
+
+
+def whole_units(asked: float, floor: int) -> int:
+    """Return how many units carry what is `asked` for, counted in units; at least the `floor`."""
+    return max(floor, ceil(asked - ROUNDING))

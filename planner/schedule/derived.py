@@ -15,6 +15,7 @@ from typing import Any
 
 from planner.facts.day import DAY_MINUTES, hh_mm
 from planner.facts.terms import Phase
+from planner.schedule.demand import whole_units
 from planner.schedule.optimum import Switching, fewest_of_each_day, fewest_unit_slots, unit_slots
 from planner.spec.schedule import ScheduleSpec
 
@@ -22,7 +23,6 @@ __all__ = ["Asked", "DerivedDay", "derived_days"]
 
 STEP_MINUTES = 15  # the shortest between two steps of DeepSeek's chart: open-infra-index, day 6
 FINE_STEP_MINUTES = 5  # assumed: shorter than any warm-up, so that finer steps would gain little
-ROUNDING = 1e-9
 
 Asked = Mapping[Phase, Sequence[float]]  # the units of each phase that every entry of a day asks for
 
@@ -86,7 +86,7 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
 def _needed(schedule: ScheduleSpec, phase: Phase, asked: Sequence[float], num_slots: int) -> list[int]:
     """Return how many units each slot needs."""
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
-    entries = [max(floor, ceil(units * capacity - ROUNDING)) for units in asked]
+    entries = [whole_units(units * capacity, floor) for units in asked]
     return [max(entries[_entries_in(slot, num_slots, len(entries))]) for slot in range(num_slots)]
 
 

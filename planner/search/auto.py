@@ -9,7 +9,8 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
                         replicas: 32 at EP32 and at EP144 of 256, as the published system has; none where only that fits
     max_requests        as many of full length as KV has room for, and what the operating point asks for at least
     attention_tp        1, and max_batch_tokens its default
-    units               as many as the nodes hold, prefill and decode in the ratio that `layouts.py` found, else alike
+    units               what the traffic's busiest hour takes, where windows or nodes follow the traffic (`fleet.py`);
+                        else as many as the nodes hold, in the ratio that `layouts.py` found, or alike
     schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
     cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
 
@@ -23,8 +24,8 @@ The spec with the numbers in place is checked like any other, so that what is de
 of `spec/phase.py`; here they are only told.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO, is_undecided
 
 if TYPE_CHECKING:
+    from planner.search.fleet import Demand
     from planner.search.layouts import LayoutSearch
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
@@ -134,7 +136,7 @@ def _of_no_effect(spec: Spec) -> set[str]:
 
 
 def _by_speed(
-    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Mapping[Phase, float] | None
+    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: "Demand | None"
 ) -> "tuple[LayoutSearch | None, list[Decision]]":
     """Return what was searched, and decided by it; where speeds are not known, the defaults of what they decide."""
     from planner.search.layouts import search_layouts  # only who asks for speed should wait for its imports
@@ -143,7 +145,7 @@ def _by_speed(
     search = search_layouts(spec, memory_of, layout_of, demand)
     if search:
         return search, reasons_of(search, spec, search.values(spec))
-    if demand:
+    if demand and demand.counts_nodes:
         require_speeds(spec)
     return None, [Decision(path, number, NO_SPEED) for path, number in _without_speed(spec).items()]
 
@@ -204,7 +206,9 @@ def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedS
         memory = memory_of(spec, phase)
         point = operating_point(spec, phase, memory.kv_tokens if memory else None)
         decisions.append(Decision(f"operating_point.{phase}.{field}", int(getattr(point, field)), whys[field]))
-    return with_values(spec, {each.path: each.value for each in decisions}) if decisions else spec, decisions
+    values = {each.path: each.value for each in decisions}
+    by_default = replace(spec.document, autos=spec.document.autos | values.keys())  # auto, though nobody wrote it
+    return with_values(replace(spec, document=by_default), values) if values else spec, decisions
 
 
 def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:

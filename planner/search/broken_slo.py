@@ -19,6 +19,7 @@ from planner.search.asked import is_auto
 from planner.search.candidates import Candidate, Lost
 from planner.search.in_words import fix_of
 from planner.spec.check import ResolvedSpec
+from planner.spec.request_lengths import assuming_lengths
 from planner.spec.undecided import is_undecided
 
 __all__ = ["require_slo"]
@@ -151,6 +152,7 @@ def _violation(
     rule = f"S727 must be at least {least} for any layout of {phase} to keep it{beside}"
     takes = f"{best.reached[field]:,.1f} ms{_load(spec, phase, field, best)}"
     reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
+    reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     fix = fix_of((lighter.change(promised), {promised: least}), spec) if lighter else nearest(least)
     return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
 

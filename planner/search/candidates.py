@@ -36,6 +36,7 @@ from planner.search.speed import Numbers, Speed, Trial, Trials, speed_of
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
+from planner.spec.request_lengths import request_lengths
 from planner.spec.undecided import AUTO
 
 __all__ = ["Candidate", "Lost", "Why", "candidates_of"]
@@ -74,24 +75,27 @@ class Lost:
     reached: Mapping[str, float]  # slo field -> the least that this layout reaches
 
 
-def candidates_of(spec: ResolvedSpec, phase: Phase, most_nodes: int, trials: Trials) -> Iterator[Candidate | Lost]:
-    """Yield what becomes of each layout of `phase`, in units of at most `most_nodes` nodes."""
+def candidates_of(spec: ResolvedSpec, phase: Phase, nodes: range, trials: Trials) -> Iterator[Candidate | Lost]:
+    """Yield what becomes of each layout of `phase` in units of `nodes` nodes.
+
+    A written size is tried whatever nodes it takes, where `nodes` begins with 1.
+    """
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     best: dict[int, float] = {}
-    for ep_size in _ep_sizes(spec, section, most_nodes):
+    for ep_size in _ep_sizes(spec, section, nodes):
         for attention_tp in _attention_sizes(spec, section, ep_size):
             for batch_tokens in _batch_tokens(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _with_slots(spec, phase, start, max(1, ep_size // per_node), trials, best)
 
 
-def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, most_nodes: int) -> Sequence[int]:
+def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, nodes: range) -> Sequence[int]:
     if not is_auto(section, "ep_size"):
-        return [section.ep_size]
+        return [section.ep_size] if 1 in nodes else []  # of whatever nodes it takes
     per_node = spec.cluster.gpus_per_node
-    most = min(2 * spec.model.num_routed_experts, most_nodes * per_node)
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
-    return [*within, *range(2 * per_node, most + 1, per_node)]
+    beyond = range(2 * per_node, 2 * spec.model.num_routed_experts + 1, per_node)
+    return [size for size in (*within, *beyond) if max(1, size // per_node) in nodes]
 
 
 def _attention_sizes(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
@@ -298,7 +302,7 @@ def _look(trial: Trial, balance: Balance, kv_tokens: int) -> _Look:
 
 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
-    """Return the KV of so many requests at the operating point's length, else at half of the longest.
+    """Return the KV of so many requests of the operating point's length, else of the traffic's or of half the longest.
 
     A number of requests that is written is a limit: where no point says how many there are, one request must fit.
     """
@@ -307,4 +311,4 @@ def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
         return int(point.requests * point.kv_tokens)
     if phase == "prefill" or not is_auto(section, "max_requests"):
         return section.max_request_tokens
-    return int(requests * (point.kv_tokens if point else section.max_request_tokens // 2))
+    return int(requests * (point.kv_tokens if point else request_lengths(spec.written, phase).kv))

@@ -8,18 +8,22 @@ from both speeds and from the traffic's tokens. Where all counts are written, ea
 node, as far as the nodes go. Of pairs that serve as much, the one on fewer nodes is taken. Nodes that only one phase
 can use are filled with its units.
 
-Where nodes are not given, a demand is: then each phase takes the fewest nodes that serve it.
+Where traffic counts the units, a demand is given: then each phase takes the fewest nodes that serve it. That number
+does not depend on the nodes that there are, and on fewer nothing serves the demand. Where there are more, some may be
+better used by more and smaller units than left idle: a unit that loses a node stops, with its share of what is served.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil
 
 from planner.facts.terms import Phase
+from planner.schedule.demand import whole_units
 from planner.spec.phase import MAX_UNITS
 
-__all__ = ["Fleet", "Offer", "fill", "meet"]
+__all__ = ["MOST_REFUSED", "Demand", "Fleet", "Offer", "fill", "meet", "units_that_serve"]
+
+MOST_REFUSED = 0.4  # of an hour's requests when one node is lost, for which more nodes are taken: assumed
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,40 @@ class Fleet:
     offers: Mapping[Phase, Offer]
     units: Mapping[Phase, int]
     served_per_s: float  # tokens of output that all of it serves
-    nodes: int
+
+    @property
+    def nodes_by_phase(self) -> dict[Phase, int]:
+        """Return the nodes that each phase takes."""
+        return {phase: self.units[phase] * offer.nodes for phase, offer in self.offers.items()}
+
+    @property
+    def nodes(self) -> int:
+        """Return the nodes that all units take."""
+        return sum(self.nodes_by_phase.values())
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the busiest hour asks for."""
+
+    tokens_per_s: Mapping[Phase, float]
+    capacity: float  # that is wanted, over what is asked for
+    floor: Mapping[Phase, int]  # units that are on at any time
+    outage: Mapping[Phase, float]  # share of the hour for which a unit that loses a node is out
+    counts_nodes: bool  # that there must be; else there are some, and windows follow the traffic
+
+    def units_of(self, offer: Offer) -> int:
+        """Return the units of an offer that serve it."""
+        asked = self.capacity * self.tokens_per_s[offer.phase] / offer.tokens_per_s
+        return whole_units(asked, self.floor[offer.phase])
+
+    def lost(self, fleet: Fleet) -> float:
+        """Return the share of the hour's requests that are refused when a node is lost, of the worst phase."""
+        return max(self._lost(offer, fleet.units[phase]) for phase, offer in fleet.offers.items())
+
+    def _lost(self, offer: Offer, units: int) -> float:
+        left = (units - 1) * offer.tokens_per_s / self.tokens_per_s[offer.phase]
+        return max(1 - left, 0.0) * self.outage[offer.phase]
 
 
 def fill(
@@ -63,26 +100,51 @@ def fill(
     return max(fleets, key=_served if is_free else _fastest, default=None)
 
 
-def meet(
-    offers: Mapping[Phase, Sequence[Offer]],
-    written: Mapping[Phase, int | None],
-    tokens: Mapping[Phase, float],
-    demand: Mapping[Phase, float],
-) -> Fleet | Phase:
-    """Return the fleet on fewest nodes that makes `demand` tokens/s in each phase; or the phase whose units cannot."""
-    chosen: dict[Phase, Offer] = {}
-    units: dict[Phase, int] = {}
+def units_that_serve(
+    offers: Mapping[Phase, Sequence[Offer]], written: Mapping[Phase, int | None], demand: Demand
+) -> dict[Phase, dict[Offer, int]]:
+    """Return the units of each offer with which its phase serves the demand; offers that take too many are left out.
+
+    Units that are written may be said to carry the busiest hour, whatever they are predicted to make: where no offer
+    does, they are of the fastest layout a node.
+    """
+    found: dict[Phase, dict[Offer, int]] = {}
     for phase, all_ in offers.items():
-        needed = {each: ceil(demand[phase] / each.tokens_per_s) for each in all_}
-        most = written[phase] or MAX_UNITS
-        serving = [each for each in all_ if needed[each] <= most]
-        if not serving:
-            return phase
-        counts = {each: written[phase] or needed[each] for each in serving}
-        chosen[phase] = min(serving, key=lambda each: (counts[each] * each.nodes, -each.share_of_best))
-        units[phase] = counts[chosen[phase]]
-    served = min(units[phase] * each.tokens_per_s / tokens[phase] for phase, each in chosen.items())
-    return Fleet(chosen, units, served, sum(units[phase] * each.nodes for phase, each in chosen.items()))
+        number = written[phase]
+        needed = {each: demand.units_of(each) for each in all_}
+        found[phase] = {each: number or units for each, units in needed.items() if units <= (number or MAX_UNITS)}
+        if number and not found[phase] and not demand.counts_nodes:
+            found[phase] = {max(all_, key=lambda each: each.share_of_best): number}
+    return found
+
+
+def meet(
+    units: Mapping[Phase, Mapping[Offer, int]],
+    tokens: Mapping[Phase, float],
+    demand: Demand,
+    room: Mapping[frozenset[Phase], int] | None = None,
+) -> Fleet | None:
+    """Return the fleet of these `units` on fewest nodes.
+
+    Of those that fit into the `room`, fleets come first of which a node's loss refuses no more than MOST_REFUSED: nodes
+    would be idle otherwise. None where none fits.
+    """
+    counted = product(*(each.items() for each in units.values()))
+    fleets = (_fleet(dict(zip(units, chosen, strict=True)), tokens) for chosen in counted)
+    if room is None:
+        return min(fleets, key=_fewest_nodes, default=None)
+    fitting = (each for each in fleets if _fits(each.nodes_by_phase, room))
+    return min(fitting, key=lambda each: (demand.lost(each) > MOST_REFUSED, *_fewest_nodes(each)), default=None)
+
+
+def _fleet(chosen: Mapping[Phase, tuple[Offer, int]], tokens: Mapping[Phase, float]) -> Fleet:
+    served = min(units * offer.tokens_per_s / tokens[phase] for phase, (offer, units) in chosen.items())
+    offers = {phase: offer for phase, (offer, _) in chosen.items()}
+    return Fleet(offers, {phase: units for phase, (_, units) in chosen.items()}, served)
+
+
+def _fewest_nodes(fleet: Fleet) -> tuple[int, float]:
+    return fleet.nodes, -sum(each.share_of_best for each in fleet.offers.values())
 
 
 def _served(fleet: Fleet) -> tuple[float, int]:
@@ -146,7 +208,10 @@ def _if_it_fits(
     tokens: Mapping[Phase, float],
     room: Mapping[frozenset[Phase], int],
 ) -> Iterator[Fleet]:
-    needed = {phase: units[phase] * offer.nodes for phase, offer in offers.items()}
-    if min(units.values()) > 0 and all(sum(needed[each] for each in phases) <= n for phases, n in room.items()):
-        served = min(units[phase] * offer.tokens_per_s / tokens[phase] for phase, offer in offers.items())
-        yield Fleet(offers, dict(units), served, sum(needed.values()))
+    fleet = _fleet({phase: (offer, units[phase]) for phase, offer in offers.items()}, tokens)
+    if min(units.values()) > 0 and _fits(fleet.nodes_by_phase, room):
+        yield fleet
+
+
+def _fits(nodes: Mapping[Phase, int], room: Mapping[frozenset[Phase], int]) -> bool:
+    return all(sum(nodes[each] for each in phases) <= there for phases, there in room.items())

@@ -1,8 +1,8 @@
 """`auto` by speed: the layouts that serve most under the SLO and in memory, and why the others do not.
 
 A phase's candidates (`candidates.py`) are reduced to its best of each number of nodes, and units of these fill the
-cluster (`fleet.py`). Nothing that does not fit is ever a candidate. What is predicted here is predicted again by the
-plan with the maps that it has found.
+cluster, or serve the traffic on fewest nodes (`fleet.py`). Nothing that does not fit is ever a candidate. What is
+predicted here is predicted again by the plan with the maps that it has found.
 
 It decides only where speeds are known, and only for specs that ask for it: with an SLO, or with `auto` for what memory
 alone cannot decide.
@@ -20,17 +20,20 @@ from planner.estimate.expert_loads import expert_loads
 from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError, Violation
-from planner.problems.fix import nearest
+from planner.problems.fix import Change, nearest
 from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
 from planner.search.broken_slo import require_slo
 from planner.search.candidates import Candidate, Lost, Why, candidates_of
-from planner.search.fleet import Fleet, Offer, fill, meet
+from planner.search.fleet import Demand, Fleet, Offer, fill, meet, units_that_serve
 from planner.search.front import FrontPoint, front_of
 from planner.search.replicas import ReplicaBalance
 from planner.search.speed import Trials, speed_of
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
+from planner.spec.request_lengths import assuming_lengths
+
+Found = list[Candidate | Lost]
 
 __all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes"]
 
@@ -68,6 +71,7 @@ class LayoutSearch:
     fleet: Fleet
     tokens: Mapping[Phase, float]  # of each phase for one token of output
     room: int  # nodes
+    demand: Demand | None = None  # that they serve on fewest nodes; else they serve the most
 
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
         """Return what stands in place of `auto`: path -> number. Prefill's requests are left to its memory."""
@@ -82,29 +86,23 @@ class LayoutSearch:
 
 
 def search_layouts(
-    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Mapping[Phase, float] | None = None
+    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Demand | None = None
 ) -> LayoutSearch | None:
     """Return the best layouts; None where speeds are not known, or nothing fits, whatever the SLO.
 
-    They fill the nodes or, with a `demand` of tokens/s, serve it on the fewest.
+    They fill the nodes or, with a `demand`, serve it on the fewest. Where the nodes do not hold that, they are those of
+    the smallest cluster that would: whoever places them says how many nodes that is, whatever number there are.
 
     Raises InfeasibleError, with the least that could be promised, when the SLO is all that nothing keeps, and with the
     units that it takes when those that are written do not serve the demand.
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
-    trials, room = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(spec))), _room(spec)
-    found = {phase: _found(spec, phase, room, trials) for phase in spec.phases}
-    require_slo(spec, found, lambda phase, change: _found(with_values(spec, change), phase, room, trials))
-    candidates = {phase: [each for each in all_ if isinstance(each, Candidate)] for phase, all_ in found.items()}
-    if not all(candidates.values()):
-        return None
-    tokens = _tokens(spec)
-    written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
-    offers = {phase: _offers(phase, each) for phase, each in candidates.items()}
-    fleet = fill(offers, written, tokens, room) if demand is None else _serving(spec, offers, written, tokens, demand)
+    trials, tokens = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(spec))), _tokens(spec)
+    found, fleet = _found_and_fleet(spec, trials, tokens, demand)
     if fleet is None:
         return None
+    candidates = {phase: _candidates(each) for phase, each in found.items()}
     chosen = {phase: candidates[phase][offer.candidate] for phase, offer in fleet.offers.items()}
     phases = tuple(
         PhaseSearch(
@@ -117,7 +115,8 @@ def search_layouts(
         )
         for phase in spec.phases
     )
-    return LayoutSearch(phases, fleet, tokens, fleet.nodes if demand else sum(room.values()))
+    nodes = fleet.nodes if demand and demand.counts_nodes else sum(_room(spec).values())
+    return LayoutSearch(phases, fleet, tokens, nodes, demand)
 
 
 def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
@@ -137,36 +136,90 @@ def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
     return {phases: counts[gpu] for gpu, phases in gpus.items()}
 
 
-def _found(
+def _found_and_fleet(
+    spec: ResolvedSpec, trials: Trials, tokens: Mapping[Phase, float], demand: Demand | None
+) -> tuple[dict[Phase, Found], Fleet | None]:
+    """Return what was tried, and the best fleet of it: on the nodes that there are, else on as few as can be.
+
+    A layout leaves at least one node for each other phase.
+    """
+    room, is_counted = _room(spec), demand is not None and demand.counts_nodes
+    most = {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
+    found = {p: list(candidates_of(spec, p, range(1, most[p] + 1), trials)) for p in spec.phases}
+    fleet = _fleet(spec, found, tokens, demand, None if is_counted else room)
+    if fleet is None and not is_counted:
+        if demand is None:
+            _require_slo(spec, found, most, trials)  # weaker promises are offered before more nodes
+        for p in spec.phases:
+            found[p] += candidates_of(spec, p, range(most[p] + 1, MAX_NODES), trials)
+        most = dict.fromkeys(spec.phases, MAX_NODES)
+        fleet = _fleet(spec, found, tokens, demand or _one_unit_each(spec), None)
+    _require_slo(spec, found, most, trials)
+    return found, fleet
+
+
+def _require_slo(spec: ResolvedSpec, found: Mapping[Phase, Found], most: Mapping[Phase, int], trials: Trials) -> None:
+    def found_with(phase: Phase, change: Change) -> Found:
+        return list(candidates_of(with_values(spec, change), phase, range(1, most[phase] + 1), trials))
+
+    require_slo(spec, found, found_with)
+
+
+def _one_unit_each(spec: ResolvedSpec) -> Demand:
+    """Return what a unit of each phase serves, whatever its layout, and written units too."""
+    nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
+    return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), counts_nodes=False)
+
+
+def _candidates(found: Found) -> list[Candidate]:
+    return [each for each in found if isinstance(each, Candidate)]
+
+
+def _fleet(
     spec: ResolvedSpec,
-    phase: Phase,
-    room: Mapping[frozenset[Phase], int],
-    trials: Trials,
-) -> list[Candidate | Lost]:
-    """Return every layout of a phase that leaves at least one node for each other phase."""
-    most = min(nodes - (len(phases) - 1) for phases, nodes in room.items() if phase in phases)
-    return list(candidates_of(spec, phase, most, trials))
+    found: Mapping[Phase, Found],
+    tokens: Mapping[Phase, float],
+    demand: Demand | None,
+    room: Mapping[frozenset[Phase], int] | None,
+) -> Fleet | None:
+    """Return the fleet that fills the `room` or serves the `demand` in it; without a room, the smallest that does.
+
+    None where the room holds none. Raises InfeasibleError where there can be no such fleet.
+    """
+    candidates = {phase: _candidates(each) for phase, each in found.items()}
+    if not all(candidates.values()):
+        return None
+    offers = {phase: _offers(phase, each) for phase, each in candidates.items()}
+    written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
+    if demand is None:
+        assert room is not None
+        return fill(offers, written, tokens, room)
+    units = units_that_serve(offers, written, demand)
+    fleet = meet(units, tokens, demand, room)
+    if room is None:
+        _require_few(spec, offers, units, written, demand, fleet)
+    return fleet
 
 
-def _serving(
+def _require_few(
     spec: ResolvedSpec,
     offers: Mapping[Phase, Sequence[Offer]],
+    units: Mapping[Phase, Mapping[Offer, int]],
     written: Mapping[Phase, int | None],
-    tokens: Mapping[Phase, float],
-    demand: Mapping[Phase, float],
-) -> Fleet:
-    """Return the smallest fleet. Raises InfeasibleError with the units that a phase needs, or the tokens they make."""
-    found = meet(offers, written, tokens, demand)
+    demand: Demand,
+    smallest: Fleet | None,
+) -> None:
+    """Raise InfeasibleError with the units that a phase needs, or the tokens that as many as there can be make."""
     room = MAX_NODES - len(spec.cluster.spares)
-    if isinstance(found, Fleet):
-        if found.nodes <= room:
-            return found
-        taken = {each: found.units[each] * offer.nodes for each, offer in found.offers.items()}
-        phase = max(taken, key=lambda each: taken[each])
-        room -= found.nodes - taken[phase]
+    if smallest is None:
+        phase = next(each for each in units if not units[each])
+    elif smallest.nodes > room:
+        phase = max(smallest.nodes_by_phase, key=smallest.nodes_by_phase.__getitem__)
+        room -= smallest.nodes - smallest.nodes_by_phase[phase]
     else:
-        phase = found
-    raise InfeasibleError([spec.problem(_too_much(spec, phase, offers[phase], written[phase], demand[phase], room))])
+        return
+    asked = demand.capacity * demand.tokens_per_s[phase]
+    raise InfeasibleError([spec.problem(_too_much(spec, phase, offers[phase], written[phase], asked, room))])
 
 
 def _too_much(
@@ -176,6 +229,7 @@ def _too_much(
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
+    reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     if units is not None and needed <= MAX_UNITS:
         rule = f"S729 must be at least {needed} to serve the traffic"
         return Violation(f"{phase}.units", units, rule, reason, nearest(needed))

@@ -1,16 +1,15 @@
-"""How many nodes a cluster needs whose `nodes` are left to the planner.
+"""What traffic asks for where it counts the units, and how many nodes a cluster has whose `nodes` are `auto`.
 
-Where units are written, it needs what they take. Where they are `auto` too, it needs the fewest nodes that serve the
-traffic's peak hour: each phase takes the layout and the count of units that do so on fewest nodes, and neither waits
-for the other, since no node is scarce.
+Where units are written, a cluster needs what they take. Where they are `auto` too, it needs the fewest nodes that serve
+the traffic's peak hour: each phase takes the layout and the count of units that do so on fewest nodes. The same number
+is the least that a cluster must have whose nodes are given, and whose schedule follows the traffic.
 """
 
-from collections.abc import Mapping
-
-from planner.facts.terms import Phase
+from planner.estimate.uptime import outage_of_an_hour
 from planner.problems.errors import SpecError, Violation
 from planner.search.asked import LayoutOf
 from planner.search.decision import Decision
+from planner.search.fleet import Demand
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.undecided import AUTO, is_undecided
@@ -18,22 +17,34 @@ from planner.spec.undecided import AUTO, is_undecided
 __all__ = ["demand_to_meet", "require_speeds", "with_counted_nodes", "with_room"]
 
 
-def demand_to_meet(spec: ResolvedSpec) -> Mapping[Phase, float] | None:
-    """Return tokens/s that each phase must make, where the nodes follow from them; None where nodes are there.
+def demand_to_meet(spec: ResolvedSpec) -> Demand | None:
+    """Return what each phase must make where traffic counts its units: nodes follow, or windows do; else None.
 
     Raises SpecError where neither units nor traffic say how many nodes there must be.
     """
     free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
-    if not is_undecided(spec.cluster.nodes) or not free:
+    is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule
+    follows = day if day is not None and is_undecided(day.windows) else None
+    if not free or not (is_counted or follows):
         return None
-    if spec.written.traffic is None:
-        rule = "S728 must be a number when units are auto and there is no traffic"
-        reason = "without traffic, the planner counts units from nodes, or nodes from units"
-        fix = "write cluster.nodes, or units of each phase, or traffic"
-        raise SpecError([spec.problem(Violation("cluster.nodes", AUTO, rule, reason, fix))])
-    follows = spec.written.schedule is not None and is_undecided(spec.written.schedule.windows)
-    capacity = 1 + (spec.written.schedule.headroom if spec.written.schedule and follows else 0)
-    return {phase: spec.written.traffic.peak_per_s(phase) * capacity for phase in spec.phases}
+    if traffic is None and is_counted:
+        raise SpecError([spec.problem(_nothing_to_count())])
+    if traffic is None or (traffic.profile is None and follows):
+        return None  # windows without a profile are refused when they are decided
+    return Demand(
+        tokens_per_s={phase: traffic.peak_per_s(phase) for phase in spec.phases},
+        capacity=1 + (follows.headroom if follows else 0),
+        floor={phase: follows.min_units.of(phase) if follows else 1 for phase in spec.phases},
+        outage={phase: 1.0 if is_counted else outage_of_an_hour(spec.written, phase) for phase in spec.phases},
+        counts_nodes=is_counted,
+    )
+
+
+def _nothing_to_count() -> Violation:
+    rule = "S728 must be a number when units are auto and there is no traffic"
+    reason = "without traffic, the planner counts units from nodes, or nodes from units"
+    fix = "write cluster.nodes, or units of each phase, or traffic"
+    return Violation("cluster.nodes", AUTO, rule, reason, fix)
 
 
 def with_room(spec: ResolvedSpec) -> ResolvedSpec:
@@ -53,12 +64,14 @@ def require_speeds(spec: ResolvedSpec) -> None:
     raise SpecError([spec.problem(violation)])
 
 
-def with_counted_nodes(
-    spec: ResolvedSpec, layout_of: LayoutOf, demand: Mapping[Phase, float] | None
-) -> tuple[ResolvedSpec, Decision]:
+def with_counted_nodes(spec: ResolvedSpec, layout_of: LayoutOf, demand: Demand | None) -> tuple[ResolvedSpec, Decision]:
     """Return `spec`, whose units are known, with the nodes that they take; spares come on top."""
-    asked = " and ".join(f"{rate:,.0f} tokens/s of {phase}" for phase, rate in (demand or {}).items())
-    why = f"the fewest that serve the traffic's peak hour: {asked}" if demand else "what the units take"
+    why = f"the fewest that serve the traffic's peak hour: {_in_words(demand)}" if demand else "what the units take"
     layouts = [layout_of(spec, phase) for phase in spec.phases]
     nodes = sum(each.num_units * each.nodes_per_unit for each in layouts) + len(spec.cluster.spares)
     return with_values(spec, {"cluster.nodes": nodes}), Decision("cluster.nodes", nodes, why)
+
+
+def _in_words(demand: Demand) -> str:
+    rates = demand.tokens_per_s.items()
+    return " and ".join(f"{demand.capacity * rate:,.0f} tokens/s of {phase}" for phase, rate in rates)

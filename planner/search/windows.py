@@ -13,7 +13,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, SpecError, Violation
 from planner.problems.fix import nearest, removal
-from planner.schedule.demand import units_at_rate, units_of_busiest
+from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.asked import LayoutOf, MemoryOf
@@ -117,9 +117,9 @@ def _days_with(
     if traffic is None or traffic.profile is None:
         raise SpecError([spec.problem(_no_profile())])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
-    _require_room(spec, nodes_per_unit)
     days = [None, *(each.days[0] for each in traffic.other_days)]
     asked = [_asked(traffic, each, layouts, rates) for each in days]
+    _require_room(spec, schedule, nodes_per_unit, asked)
     return lambda warm_up: derived_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
 
 
@@ -136,13 +136,15 @@ def _asked(
     }
 
 
-def _require_room(spec: ResolvedSpec, nodes_per_unit: Mapping[Phase, int]) -> None:
-    """Raise InfeasibleError where the units that are on at any time are more than the nodes hold."""
-    schedule, usable = spec.written.schedule, num_usable(spec)
-    assert schedule is not None
+def _require_room(
+    spec: ResolvedSpec, schedule: ScheduleSpec, nodes_per_unit: Mapping[Phase, int], asked: Sequence[Asked]
+) -> None:
+    """Raise InfeasibleError where the nodes hold what the traffic asks for, but not the units that are always on."""
+    usable, capacity = num_usable(spec), 1 + schedule.headroom
+    peak = {p: max(whole_units(units * capacity, 1) for day in asked for units in day[p]) for p in spec.phases}
     floor = {phase: schedule.min_units.of(phase) for phase in spec.phases}
     taken = sum(floor[phase] * number for phase, number in nodes_per_unit.items())
-    if taken <= usable:
+    if taken <= usable or sum(peak[phase] * number for phase, number in nodes_per_unit.items()) > usable:
         return
     phase = max(spec.phases, key=lambda each: floor[each] * nodes_per_unit[each])
     most = (usable - (taken - floor[phase] * nodes_per_unit[phase])) // nodes_per_unit[phase]

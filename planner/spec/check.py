@@ -147,13 +147,14 @@ def check_document(document: Document) -> ResolvedSpec:
 def _following(spec: Spec, forecast: "Forecast | None") -> Spec:
     """Return `spec` with the forecast quantile for its profile, where past days are given in place of one.
 
-    Its tokens are then those of that day: those of the spec are the median day's.
+    Its tokens and requests are then those of that day: those of the spec are the median day's.
     """
     if forecast is None or spec.traffic is None:
         return spec
     traffic, more = spec.traffic, forecast.times_the_median
     tokens = {"input_tokens": more * traffic.input_tokens, "output_tokens": more * traffic.output_tokens}
-    following = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens})
+    requests = None if traffic.requests is None else more * traffic.requests
+    following = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens, "requests": requests})
     return spec.model_copy(update={"traffic": following})
 
 

@@ -1,10 +1,13 @@
 """The rules about `traffic` and `cost`; `layout_rules.py` asks them with the others."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from planner.facts.day import DAY_MINUTES
 from planner.facts.gpu_names import instead_of_gpu
+from planner.facts.model import Model
+from planner.facts.terms import PHASES
 from planner.problems.fix import Fix, for_example, nearest
 from planner.spec.other_days import wrong_days
 from planner.spec.rule import Broken, Partial, Rule, declare_in
@@ -67,6 +70,38 @@ def most_answers_are_longer_than_half_of_them(p99: int, median: int) -> Broken |
     if p99 >= median:
         return None
     return Broken(f"S621 must be at least the median ({median})", "half of the answers are that long", nearest(median))
+
+
+@_reads(
+    *("traffic.requests", "traffic.input_tokens", "traffic.output_tokens", "model.shapes?", "spec.sections"),
+    *(f"{phase}.{key}?" for phase in PHASES for key in ("max_request_tokens", "given")),
+)
+def requests_are_as_long_as_one_may_be(
+    requests: float | None,
+    prompts: float,
+    outputs: float,
+    model: Model | None,
+    sections: frozenset[str],
+    *of_phases: Any,
+) -> Broken | None:
+    """A mean request has a token of each kind at least, and no more than the longest. A default limit is raised."""
+    limits = dict(zip(PHASES, zip(of_phases[::2], of_phases[1::2], strict=True), strict=True))
+    longest = min((limit for limit, _ in limits.values() if limit), default=None)
+    if requests is None or longest is None:
+        return None
+    if requests > (most := int(min(prompts, outputs))):
+        reason = "every request has a token of prompt and one of output"
+        return Broken(f"S623 must be at most {most:,}, the smaller number of tokens", reason, nearest(most))
+    mean, least = ceil((prompts + outputs) / requests), ceil((prompts + outputs) / longest)
+    if mean <= longest:
+        return None
+    fix = nearest(least)
+    is_written = any("max_request_tokens" in (given or ()) for _, given in limits.values())
+    if not is_written and (model is None or mean <= model.max_position_embeddings):
+        raised = {f"{phase}.max_request_tokens": mean for phase in PHASES if phase in sections}
+        fix = Fix(f"write {' and '.join(f'{path}: {value}' for path, value in raised.items())}", (raised,))
+    reason = f"a request has {mean:,} tokens on average, and none is longer"
+    return Broken(f"S623 must be at least {least:,} with max_request_tokens {longest:,}", reason, fix)
 
 
 @_reads("traffic.history", "traffic.given")

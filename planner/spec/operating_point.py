@@ -39,6 +39,8 @@ class DecodePointSpec(Section):
     """The load of decode at which it is predicted."""
 
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
+        default=AUTO,
+        validate_default=True,
         description="Requests that one rank, or attention group, works on at a time. With auto, as many as max_requests"
         " allows and KV has room for.",
         examples=[88, AUTO],
@@ -53,6 +55,8 @@ class PrefillPointSpec(Section):
     """The load of prefill at which it is predicted."""
 
     step_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), *OR_AUTO] = Field(
+        default=AUTO,
+        validate_default=True,
         description="Prompt tokens that one rank computes in one step. With auto, max_batch_tokens.",
         examples=[16_384, AUTO],
     )
@@ -88,6 +92,8 @@ class MixedPointSpec(Section):
     """The load of mixed units at which they are predicted."""
 
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
+        default=AUTO,
+        validate_default=True,
         description="Requests that one rank, or attention group, works on at a time. With auto, as many as max_requests"
         " allows and KV has room for.",
         examples=[32, AUTO],

@@ -51,6 +51,15 @@ class TrafficSpec(Section):
     output_tokens: float = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of a day that are produced.", examples=[168e9]
     )
+    requests: float | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Requests of a day, which say how long one is on average: input_tokens / requests and output_tokens"
+        " / requests. Phases without an operating_point are predicted with requests of these lengths or, unless given,"
+        " of half of max_request_tokens.",
+        examples=[50e6],
+    )
     cache_hit_rate: float = Field(
         default=0.0,
         ge=0,

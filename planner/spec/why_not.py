@@ -50,7 +50,7 @@ _OF_UNITS = "only pods of units have variables of the spec, those of kubernetes.
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
 _PATCHED = "rendered objects are changed by patches"
-_LENGTHS = "traffic counts the tokens of a day, and operating_point says how long requests are"
+_LENGTHS = "traffic counts the tokens and the requests of a day, from which mean lengths follow"
 
 # Place of a key -> why there is none.
 NOT_YET = {

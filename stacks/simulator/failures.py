@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from planner.cluster.inventory import spares_with
+from planner.estimate.uptime import recovery_s
 from planner.facts.day import MINUTE_S, hh_mm, minute_of
+from planner.layout.unit import Unit
 from planner.plan.plan import Plan
 from planner.problems.errors import CallError, Violation
 from planner.problems.fix import Fix, close_to, for_example, nearest
-from stacks.simulator.fleet import Outage, switching_of
+from stacks.simulator.fleet import Outage
 
 __all__ = ["Failure", "outages_of", "read_failures"]
 
@@ -51,8 +54,7 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
     spares = list(plan.spec.cluster.spares)
     hosts = {node: [each for each in plan.units if node in each.nodes] for unit in plan.units for node in unit.nodes}
     _require_nodes(failures, [*hosts, *spares])
-    uptime = plan.spec.uptime
-    recovery = switching_of(plan).warm_up if uptime is None else uptime.recovery
+    minutes = ceil(recovery_s(plan.spec) / MINUTE_S)
     found: list[Outage] = []
     for failure in sorted(failures, key=lambda each: (each.minute, each.node in hosts)):  # a spare before its unit
         if failure.node in spares:
@@ -60,10 +62,19 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
         for unit in hosts.get(failure.node, ()):
             if any(each.unit == unit.name and each.covers(failure.minute) for each in found):
                 continue
-            spare = spares.pop(0) if spares and plan.spec.gpu_name(unit.phase) == plan.spec.cluster.gpu_name else None
-            until = None if spare is None else failure.minute + ceil(recovery / MINUTE_S)
+            spare = _taken_from(spares, plan, unit)
+            until = None if spare is None else failure.minute + minutes
             found.append(Outage(unit.name, failure.node, failure.minute, until, spare))
     return tuple(found)
+
+
+def _taken_from(spares: list[str], plan: Plan, unit: Unit) -> str | None:
+    """Take the first of `spares` that has the GPUs of `unit`; None where none is left."""
+    fitting = spares_with(plan.spec.cluster, plan.spec.gpu_name(unit.phase), plan.spec.kubernetes.tolerations)
+    spare = next((each for each in spares if each in fitting), None)
+    if spare is not None:
+        spares.remove(spare)
+    return spare
 
 
 def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from planner.cost.demand import PhaseLoad
 from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
 from planner.plan.columns import filled, table
+from planner.plan.idle_nodes import offered_spare
 from stacks.simulator.columns import Column
 from stacks.simulator.figures import FIGURES, short, side_by_side, written
 
@@ -76,7 +77,8 @@ def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
 
 
 def _notes_of(column: Column) -> Iterator[str]:
-    curves, demand = column.day.curves["mid"], column.day.plan.demand_on(column.day.date)
+    plan, curves = column.day.plan, column.day.curves["mid"]
+    demand, phases = plan.demand_on(column.day.date), {unit.name: unit.phase for unit in plan.units}
     for load in demand:
         if not load.served_per_s:
             yield f"No {load.phase} unit is on at {load.at}, though requests come then."
@@ -95,7 +97,8 @@ def _notes_of(column: Column) -> Iterator[str]:
         yield f"requests are refused {times}, since {_why_refused(demand)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
-        yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails."
+        offer = f": {words}" if (words := offered_spare(plan, phases[outage.unit])) else ""
+        yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails{offer}."
     for failure in column.day.idle_failures:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
 

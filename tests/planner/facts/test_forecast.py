@@ -257,11 +257,13 @@ def test_a_higher_quantile_asks_for_more(tmp_path):
     (tmp_path / "days.csv").write_text("time,demand\n" + "".join(lines))
     asked = {}
     for quantile in (0.5, 0.75, 0.95):
-        traffic = f"traffic: {{input_tokens: 6e11, output_tokens: 1.6e11, history: days.csv, quantile: {quantile}}}\n"
+        tokens = "input_tokens: 6e11, output_tokens: 1.6e11, requests: 4e8"
+        traffic = f"traffic: {{{tokens}, history: days.csv, quantile: {quantile}}}\n"
         spec = PAIR.replace("units: 2", "units: auto").replace("nodes: 44", "nodes: auto")
         (tmp_path / "spec.yaml").write_text(f"{spec}{traffic}schedule: auto\n")
         plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
         asked[quantile] = (plan.spec.traffic.output_tokens, plan.schedule.mean_nodes)
+        assert plan.spec.traffic.output_tokens / plan.spec.traffic.requests == pytest.approx(400)  # as long as before
 
     assert asked[0.5][0] == pytest.approx(1.6e11)
     assert asked[0.5] < asked[0.75] < asked[0.95]

@@ -19,7 +19,7 @@ from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.search.auto import decide
 from planner.search.candidates import Candidate
-from planner.search.fleet import Offer, fill, meet
+from planner.search.fleet import Demand, Offer, fill, meet, units_that_serve
 from planner.search.front import FrontPoint, front_of
 from planner.search.layouts import search_layouts
 from planner.search.replicas import ReplicaBalance
@@ -212,6 +212,12 @@ def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(toke
     assert check_fit(with_traffic(change[f"traffic.{field}"])).layouts
 
 
+def demand_of(tokens_per_s, outage=1.0):
+    """What a busiest hour asks of a cluster whose nodes are counted."""
+    alike = dict.fromkeys(tokens_per_s, 1)
+    return Demand(tokens_per_s, 1.0, alike, dict.fromkeys(tokens_per_s, outage), counts_nodes=True)
+
+
 def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
     """Against every pair of counts, for two offers a phase; units that are written are too few or suffice."""
     offers = {
@@ -221,14 +227,29 @@ def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
     free, tokens = {"prefill": None, "decode": None}, {"prefill": 3.0, "decode": 1.0}
     for wanted in range(10, 900, 37):
         demand = {"prefill": 3.0 * wanted, "decode": 1.0 * wanted}
+        units = units_that_serve(offers, free, demand_of(demand))
         fewest = {
             phase: min(n * each.nodes for each in own for n in range(1, 60) if n * each.tokens_per_s >= demand[phase])
             for phase, own in offers.items()
         }
 
-        assert meet(offers, free, tokens, demand).nodes == sum(fewest.values())
-    assert meet(offers, free | {"decode": 2}, tokens, {"prefill": 1.0, "decode": 191.0}) == "decode"
-    assert meet(offers, free | {"decode": 2}, tokens, {"prefill": 1.0, "decode": 100.0}).units["decode"] == 2
+        assert meet(units, tokens, demand_of(demand)).nodes == sum(fewest.values())
+    written = free | {"decode": 2}
+    assert not units_that_serve(offers, written, demand_of({"prefill": 1.0, "decode": 191.0}))["decode"]
+    assert set(units_that_serve(offers, written, demand_of({"prefill": 1.0, "decode": 100.0}))["decode"].values()) == {
+        2
+    }
+
+
+def test_nodes_that_would_be_idle_keep_a_lost_node_from_refusing_most():
+    """One unit of ten nodes is enough, and stops with any of them; three of four nodes take two nodes more."""
+    offers = {"mixed": [Offer("mixed", 4, 36.0, 0.9, 0), Offer("mixed", 10, 100.0, 1.0, 1)]}
+    units = units_that_serve(offers, {"mixed": None}, demand_of({"mixed": 100.0}))
+    nodes = [meet(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}), {frozenset(("mixed",)): n}) for n in (10, 11, 12)]
+    with_spare = meet(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}, outage=1 / 6), {frozenset(("mixed",)): 12})
+
+    assert [each.nodes for each in nodes] == [10, 10, 12]
+    assert with_spare.nodes == 10  # on which the unit serves again after ten minutes
 
 
 def test_requests_of_a_point_are_as_many_as_the_slo_allows():

@@ -178,6 +178,17 @@ def test_mistakes_of_all_options_are_said_at_once(small_spec, capsys):
     assert {each["rule"][:4] for each in errors} == {"R403", "R405", "R417"}
 
 
+def test_an_idle_node_is_offered_as_a_spare(small_spec, tmp_path, capsys):
+    """A unit that nothing brings back is said to be out until midnight, with the spare that would."""
+    spec = yaml.safe_load(small_spec.read_text())
+    del spec["cluster"]["spares"]
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(spec))
+    assert cli.main(["simulate", str(tmp_path / "small.yaml"), "--fail", "node-0@12:40"]) == 0
+
+    offered = "because node-0 fails: with cluster.spares: [node-2] the unit serves again after 10 min."
+    assert offered in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_spare_that_fails_first_is_said_to_stop_nothing(small_spec, capsys):
     """Its figures are those of a day without the failure, and the note says why."""
     assert cli.main(["simulate", str(small_spec), "--fail", "node-2@09:00"]) == 0

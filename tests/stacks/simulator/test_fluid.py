@@ -1,12 +1,14 @@
 """A whole day as flows."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec, with_values
+from planner.spec.check import check_document, check_spec, with_values
+from planner.spec.yaml import parse_document
 from stacks.simulator.day import simulate_day
 from stacks.simulator.failures import Failure, outages_of
 from stacks.simulator.fleet import planned_fleet
@@ -121,6 +123,17 @@ def test_without_a_spare_the_unit_stays_out(pair):
     assert [each.until for each in outages] == [NOON + 10, None]
     assert outages_of(pair, [Failure("node-22", 0), first])[0].until is None, "the spare itself has failed"
     assert outages_of(pair, [first, replace(second, minute=NOON + 1)]) == outages[:1], "it is out already"
+
+
+def test_a_spare_with_other_gpus_is_no_spare():
+    """Prefill runs on the cluster's GPUs, decode on its own, and so does the only spare."""
+    nodes = [{"name": name, "gpu": gpu} for name, gpu in (("a", "h800"), ("b", "h20"), ("c", "h20"))]
+    data = {"version": 1, "name": "two", "model": "deepseek-v2-lite", "prefill": {"ep_size": 8}}
+    data |= {"cluster": {"gpu": "h800", "gpus_per_node": 8, "nodes": nodes, "spares": ["c"]}}
+    data |= {"decode": {"ep_size": 8, "gpu": "h20"}}
+    plan = compile_plan(check_document(parse_document(json.dumps(data), "spec.yaml")))
+
+    assert [each.spare for each in outages_of(plan, [Failure("a", NOON), Failure("b", NOON)])] == [None, "c"]
 
 
 def test_a_unit_is_out_for_as_long_as_the_plans_uptime_counts(pair_spec):

@@ -1,0 +1,53 @@
+"""How long a request is on average, for a phase without an operating point.
+
+The traffic says it: tokens of a day over requests of a day. Where nobody wrote how many requests a day has, a request
+is taken to be half as long as the longest. Fleets are sized by it, so whoever decides one says that it is assumed.
+"""
+
+from dataclasses import dataclass
+
+from planner.facts.terms import Phase
+from planner.spec.schema import Spec
+
+__all__ = ["RequestLengths", "assuming_lengths", "request_lengths"]
+
+OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where no traffic says: assumed
+
+
+@dataclass(frozen=True)
+class RequestLengths:
+    """The tokens of a request, on average."""
+
+    prompt: int
+    output: int
+    kv: int  # while its output is made: the prompt and half of the answer
+    are_assumed: bool
+
+
+def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
+    """Return what a phase is predicted with that has no operating point."""
+    traffic = spec.traffic
+    if traffic is not None and traffic.requests is not None:
+        prompt, output = (
+            max(round(tokens / traffic.requests), 1) for tokens in (traffic.input_tokens, traffic.output_tokens)
+        )
+        return RequestLengths(prompt, output, prompt + output // 2, are_assumed=False)
+    half = max(spec.phase(phase).max_request_tokens // 2, 1)
+    share = traffic.output_tokens / (traffic.input_tokens + traffic.output_tokens) if traffic else OUTPUT_SHARE
+    output = max(round(half * share), 1)
+    prompt = max(half - output, 1) if phase == "mixed" else half
+    return RequestLengths(prompt, output, half, are_assumed=True)
+
+
+def assuming_lengths(spec: Spec, *phases: Phase) -> str:
+    """Return a part of a sentence: which lengths of `phases`, or of all, are assumed. Empty where all are written."""
+    without = [phase for phase in phases or spec.phases if getattr(spec.operating_point, phase) is None]
+    assumed = {each: lengths for each in without if (lengths := request_lengths(spec, each)).are_assumed}
+    if not assumed:
+        return ""
+    words = [
+        f"prompts of {each.prompt:,} tokens" if phase == "prefill" else f"requests of {each.kv:,} KV tokens"
+        for phase, each in assumed.items()
+    ]
+    missing = " or ".join(f"operating_point.{phase}" for phase in assumed)
+    return f"assumes {' and '.join(words)} (half of max_request_tokens, without traffic.requests or {missing})"
