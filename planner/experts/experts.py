@@ -171,15 +171,15 @@ def _not_recorded(path: Path, row: int, loads: Loads) -> Violation:
     rule = f"S606 must have load in every MoE layer, and its row {row} has none"
     num_dense = next((index for index, each in enumerate(loads) if any(each)), 0)
     fix = "record the loads again, in every layer"
-    if row == 0 and num_dense:
+    if row == 0 and row_without_load(loads[num_dense:]) is None:
         fix = f"give --first-layer {num_dense} if its first rows are of dense layers, else {fix}"
     return Violation(LOADS, str(path), rule, "a layer to which nothing was routed was not recorded", fix)
 
 
 def _wrong_arguments(call: ExpertsCall, measured: _Measured | Problem) -> Iterator[Violation]:
     """Return what is wrong with `call`, as far as the files that could be read tell."""
-    if isinstance(measured, Problem):
-        return wrong_arguments(call, None)
+    if isinstance(measured, Problem):  # and so nobody knows whether --first-layer drops rows
+        return wrong_arguments(call, None, drops_rows=True)
     num_experts = len(measured.windows[0][0])
     return wrong_arguments(call, num_experts, measured.first_layer, drops_rows=measured.drops_rows)
 

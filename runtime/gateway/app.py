@@ -185,6 +185,8 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """Answer GET /v1/models/NAME; a name may hold slashes."""
     gateway: Gateway = request.app.state.gateway
+    if not request.path_params["name"]:
+        raise HTTPException(404)
     if request.path_params["name"] != gateway.model.name:
         raise unknown_model(request.path_params["name"], gateway.model.name)
     return JSONResponse(_model_card(gateway))

@@ -4,10 +4,11 @@ A parameter has one of four fates, so that nothing that would change an answer i
     a field below       taken and obeyed
     UNREAD              changes no token, whatever it holds: `user`, `metadata`, `chat_id`, ...
     neutral             not done here; accepted only at the values that ask for nothing (`store: false`)
-    anything else       refused by name
+    anything else       refused by name, unless it is empty: `{}`, `[]` and "" ask for nothing
 
-`null` always means absent. The ranges of sampling are the ranks' own (`protocol/bounds.py`). It does not know limits or
-tokens (`calls.py` does), and `conversation.py` has the messages and tools of a chat.
+`null` always means absent, and so does a `max_tokens` of -1. The ranges of sampling are the ranks' own
+(`protocol/bounds.py`). It does not know limits or tokens (`calls.py` does), and `conversation.py` has the messages and
+tools of a chat.
 Source: OpenAI API reference, "Create completion" and "Create chat completion"; DeepSeek API reference for 16 `stop`
 strings and `thinking`; vLLM's "OpenAI-compatible server" for `ignore_eos`, `min_tokens`, `stop_token_ids`, `top_k` (0
 or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs` and `continuous_usage_stats`. Completions'
@@ -26,7 +27,10 @@ from runtime.protocol.bounds import INT32_MAX, Bias, NumLogprobs, Penalty, Repet
 from runtime.protocol.json_grammar import ANY_OBJECT
 
 __all__ = [
+    "EMPTY",
+    "LIMITS",
     "MAX_CHOICES",
+    "NO_LIMIT",
     "UNREAD",
     "Body",
     "ChatBody",
@@ -57,7 +61,7 @@ UNREAD = frozenset(
         *("backend_sampling", "cache_prompt", "id_slot", "reasoning_control", "return_progress"),  # llama.cpp
         *("sse_ping_interval", "timings_per_token"),
         *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),  # of samplers that are off
-        *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"),
+        *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold"),
         "keep_alive",  # Ollama
         *("background_tasks", "chat_id", "filter_ids", "id", "message_id", "model_item", "parent_id"),  # Open WebUI
         "variables",
@@ -68,18 +72,18 @@ UNREAD = frozenset(
 )
 Neutral = dict[str, tuple[Any, ...]]
 NEUTRAL: Neutral = {
-    "bad_words": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "echo": (False,),
     "function_call": ("none", "auto"),
-    "functions": ([],),
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "min_p": (0,),
     "mirostat": (0,),
     "modalities": (["text"],),
+    "n_predict": (-1,),
+    "n_probs": (0,),
     "no_stop_trim": (False,),
     "priority": (0,),
     "reasoning_format": ("auto", "deepseek"),
@@ -91,13 +95,14 @@ NEUTRAL: Neutral = {
     "spaces_between_special_tokens": (True, False),  # special tokens have no text here
     "store": (False,),
     "stream_reasoning": (True,),
-    "suffix": ("",),
     "typ_p": (1,),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "xtc_probability": (0,),
 }
+EMPTY: tuple[Any, ...] = (None, {}, [], "")  # in a field that a route does not have
+LIMITS, NO_LIMIT = {"max_tokens", "max_completion_tokens"}, -1  # llama.cpp's and LM Studio's for all there is room for
 BAD_FIELD = re.compile(r" - at (?:`key` in )?`\$\.(\w+)")
 MISSING_FIELD = re.compile(r"field `(\w+)`$")
 MAX_CHOICES = 128  # OpenAI's
@@ -205,7 +210,6 @@ class CompletionBody(GenerationBody, kw_only=True):
         "parallel_tool_calls": (True, False),
         "response_format": ({"type": "text"},),
         "tool_choice": ("none", "auto"),
-        "tools": ([],),
     }
 
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -316,7 +320,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 def as_body(written: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
     """Return what is written as `kind`. Raise ApiError, naming the parameter."""
-    wishes = {name: value for name, value in written.items() if value is not None and name not in UNREAD}
+    wishes = {name: value for name, value in written.items() if not _is_absent(name, value, kind)}
     _refuse_unsupported(wishes, kind)
     try:
         fields = {name: value for name, value in wishes.items() if name not in kind.neutral}
@@ -341,6 +345,13 @@ def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
                 raise unsupported(f"{name} is not supported by this server; leave it out", name)
         elif name not in kind.__struct_fields__:
             raise invalid(f"{name} is unknown to this route; leave it out", name, "unknown_parameter")
+
+
+def _is_absent(name: str, value: Any, kind: type[Body]) -> bool:
+    """Return whether a field is not read here, or says no more than if it were left out."""
+    if name in kind.__struct_fields__:
+        return value is None or (name in LIMITS and value == NO_LIMIT)
+    return name in UNREAD or value in EMPTY
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 
 from runtime.gateway.body import (
+    EMPTY,
+    LIMITS,
+    NO_LIMIT,
     UNREAD,
     Body,
     ChatBody,
@@ -82,11 +85,14 @@ def _schemas() -> Json:
     kinds = [kind for kind, *_ in POSTS.values()]
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for kind in kinds:
-        schemas[kind.__name__]["additionalProperties"] = {"type": "null"}  # null is absent, whatever the name
+        schemas[kind.__name__]["additionalProperties"] = {"enum": [*EMPTY]}  # which is absent, whatever the name
         properties = schemas[kind.__name__]["properties"]
         properties |= {name: {"description": "Not read."} for name in sorted(UNREAD)}
         for name, values in kind.neutral.items():
-            properties[name] = {"enum": [*values, None], "description": "Not obeyed."}
+            properties[name] = {"enum": [*values, *EMPTY], "description": "Not obeyed."}
+        properties |= {
+            name: {"anyOf": [properties[name], {"const": NO_LIMIT}]} for name in LIMITS if name in properties
+        }
     nullable = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     error = {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable}
     body = {"type": "object", "required": list(error), "properties": error}

@@ -593,3 +593,17 @@ def test_several_windows_come_after_a_map_in_service(loads_file, experts, tmp_pa
     assert moved["moved_slots"] > 0
     assert sum(link["experts"] for link in moved["links"]) >= moved["moved_slots"]
     assert moved["windows"]["quantile"] == 1.0
+
+
+def test_a_hole_among_the_layers_is_no_dense_layer(experts, tmp_path):
+    """Where other rows are empty too, no --first-layer helps: the fix is a new recording, whatever was given."""
+    path = tmp_path / "loads.json"
+    path.write_text("[[0, 0], [1, 2], [0, 0], [3, 4]]")
+    sizes = ("--gpus", 2, "--nodes", 1)
+
+    for words in ((), ("--first-layer", 1)):
+        _, document = experts(path, *sizes, *words)
+
+        assert [(each["rule"][:4], each["fix"]) for each in document["errors"]] == [
+            ("S606", "record the loads again, in every layer")
+        ]

@@ -63,6 +63,13 @@ WISHES = [
     {"reasoning": {"max_tokens": 5}},
     {"messages": [{"role": "user", "id": 1, "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
     {"top_a": 1},
+    {"params": {}, "files": [], "top_a": ""},
+    {"features": {"web_search": True}},
+    {"bad_words": []},
+    {"max_tokens": -1},
+    {"max_tokens": -2},
+    {"n_predict": -1, "n_probs": 0, "repeat_last_n": 64},
+    {"n_predict": 5},
     {"input": []},
     {"input": "mill"},
     {"input": [{"type": "message", "role": "robot", "content": "x"}]},
@@ -180,7 +187,7 @@ def said_to(gateway, target, head="", body=b""):
 
 
 @pytest.mark.parametrize(
-    "target", ["/tokenize/", "//tokenize", "/tokenize/?x=1", "/v1/models", "*", "ftp://x/tokenize"]
+    "target", ["/tokenize/", "//tokenize", "/tokenize/?x=1", "/v1/models", "/v1/models/", "*", "ftp://x/tokenize"]
 )
 def test_nothing_is_redirected(gateway, target):
     """To whom would it be? Host says what the client likes, and behind TLS nobody knows the scheme."""
