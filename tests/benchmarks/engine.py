@@ -99,7 +99,8 @@ def _arguments():
 @torch.inference_mode()
 def _compare_with_transformers(folder, workloads, quick, goals):
     limits = Limits()
-    dtypes = [dtype for dtype, flops in limits.flops_of.items() if flops == limits.flops or not quick]
+    bf16_is_fastest = limits.flops_of["bfloat16"] == limits.flops
+    dtypes = ("bfloat16",) if quick and bf16_is_fastest else tuple(limits.flops_of)
     rates = ", ".join(f"{flops / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, flops in limits.flops_of.items())
     print(f"this core: {rates}, {limits.bytes_per_s / 1e9:.1f} GB/s read\n")
     print(f"{'sweep, tokens/s':<{NAME_WIDTH}}{''.join(f'{workload:>12}' for workload in workloads)}", flush=True)

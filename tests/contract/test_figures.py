@@ -16,7 +16,7 @@ def unit(name, phase, *works, straggler=None):
     """A unit that is ready, as the gateway's registry has it; each work is a rank's."""
     loads = [RankLoad(name, rank, phase, work, LIMITS) for rank, work in enumerate(works)]
     ranks = tuple(SimpleNamespace(load=each) for each in loads)
-    return SimpleNamespace(name=name, phase=phase, is_ready=True, ranks=ranks, straggler=straggler)
+    return SimpleNamespace(name=name, phase=phase, is_ready=True, ranks=ranks, straggler=straggler, refusal=None)
 
 
 def test_the_controller_reads_what_the_gateway_measures():
