@@ -29,7 +29,7 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.problems.errors import Violation
 
-__all__ = ["LoadFile", "Loads", "moe_rows", "read_loads", "row_without_load"]
+__all__ = ["MAX_LOAD", "LoadFile", "Loads", "moe_rows", "read_loads", "row_without_load"]
 
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 

@@ -3,6 +3,8 @@
 And addresses, fit for a log: without what nobody else is to read.
 """
 
+import re
+
 __all__ = ["printable", "without_secrets"]
 
 
@@ -12,6 +14,10 @@ def printable(text: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return an address without its user, password and query, also one that is malformed."""
+    """Return an address without its user, password, query and fragment, also one that is malformed.
+
+    An @ after the first ? or # may end a malformed password or belong to the query: such an address is not shown.
+    """
     scheme = next((each for each in ("https://", "http://") if url.startswith(each)), "")
-    return scheme + url.removeprefix(scheme).rpartition("@")[2].partition("?")[0]
+    shown, *rest = re.split("[?#]", url.removeprefix(scheme), maxsplit=1)
+    return scheme + ("..." if any("@" in each for each in rest) else shown.rpartition("@")[2])

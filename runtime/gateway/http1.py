@@ -10,7 +10,7 @@ Input comes in pieces of PIECE_BYTES, and each is taken in by slices, in turn wi
 
 import asyncio
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import h11
 import uvicorn
@@ -128,6 +128,12 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         super().resume_writing()
         self._all.note(self)
 
+    def handle_events(self) -> None:
+        """Take in what h11 has read, and let an answer's end wait for its client."""
+        super().handle_events()
+        if self.cycle is not None and self.cycle.transport is self.transport:
+            self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
+
     def send_400_response(self, msg: str) -> None:
         """Answer that this is no HTTP, with h11's reason, and close."""
         reason = sys.exception()  # uvicorn does not hand it on
@@ -138,21 +144,40 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Say the error where no answer has begun, and read to the end: closing early would take the answer back.
-
-        A route that is answering from now on speaks to nobody.
-        """
+        """Say the error where no answer has begun, and linger. A route that is answering now speaks to nobody."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(refusal(error))
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self._linger()
+
+    def _hang_up(self) -> None:
+        """Close after an answer. Many clients say `Connection: close`, and read only when they have sent everything."""
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Read to the end and drop it: closing while the client sends would take the answer back."""
         self._is_refused = True
+        self._untaken.clear()
         self.transport.write_eof()
+        self.transport.resume_reading()
 
     def _has_said_something(self) -> bool:
         """Return whether a part of a head is here."""
         return bool(self._untaken or self.conn.trailing_data[0])
+
+
+class _AnswerTransport:
+    """The transport as one answer of uvicorn's uses it, with our way to close it."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 class _Flow(FlowControl):

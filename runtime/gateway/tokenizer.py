@@ -28,10 +28,11 @@ from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat
 
 __all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
 
-CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the beginning of a text that is too long is enough
+CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the first beginning of most long texts is enough
+GROWTH = 5  # assumed: with a power of two, tokens of 32 or 128 spaces would just fit and a longer beginning be needed
 MAX_TOKEN_IDS = 2**24  # assumed: the largest vocabularies have 2**18
 MAX_HIDDEN_SIZE = 2**16  # assumed: nine times that of DeepSeek-V3
-SLACK_TOKENS = 16  # assumed: of the word that is cut
+SLACK_TOKENS = 16  # assumed: of a word that is cut
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,29 @@ class Tokenizer:
             return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def is_too_long(self, text: str, max_tokens: int) -> bool:
-        """Return whether the text is surely over `max_tokens`, by its beginning alone: True spares encoding it all.
+        """Return whether the text is surely over `max_tokens`, by a beginning of it: True spares encoding it all.
 
-        A text that is cut in a word differs in that word's tokens only, for which there is slack.
+        A run of spaces may have a hundred characters a token, so ever longer beginnings are tried. The longest has at
+        most GROWTH times the characters that fit, however long the text is.
         """
-        beginning = text[: max_tokens * CHARACTERS_A_TOKEN]
-        return len(beginning) < len(text) and len(self.encode_whole(beginning)) > max_tokens + SLACK_TOKENS
+        length = max_tokens * CHARACTERS_A_TOKEN
+        while length < len(text):
+            if self._num_certain_tokens(text[:length]) > max_tokens:
+                return True
+            length *= GROWTH
+        return False
+
+    def _num_certain_tokens(self, beginning: str) -> int:
+        """Return how many tokens any text has at least that starts so.
+
+        The cut may raise the count: of a word by a few tokens, and of an added token by one for each of its bytes, as
+        it is spelt out. An added token may also take the spaces before it.
+        """
+        added = self.encoder.get_added_tokens_decoder().values()
+        if any(token.lstrip for token in added):
+            beginning = beginning.rstrip()
+        spelt_out = max((len(token.content.encode()) for token in added), default=0)
+        return len(self.encode_whole(beginning)) - max(SLACK_TOKENS, spelt_out)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of these ids, special tokens by their names."""

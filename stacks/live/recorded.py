@@ -22,13 +22,15 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 import urllib3
 
+from planner.facts.loads import MAX_LOAD
 from planner.problems.errors import TidemillError, Violation
 from planner.problems.printable import without_secrets
 
 __all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
 
 METRIC = "tidemill_expert_rows_total"
-QUERY = f"sum by (model_name, unit, rank, moe_layer, expert) ({METRIC})"
+LABELS = ("model_name", "unit", "rank", "moe_layer", "expert")
+QUERY = f"sum by ({', '.join(LABELS)}) ({METRIC})"
 TIMEOUT_S = 10.0
 DEADLINE_S = 30.0  # assumed: of a whole answer; a Prometheus sends the samples below, some 24 MB, in a few seconds
 MAX_ANSWER_BYTES = 2**28  # a DeepSeek-V3 on 300 ranks has 160,000 samples, of 150 bytes each
@@ -89,7 +91,10 @@ def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoad
         reason = f"ranks of {', '.join(models)} have recorded loads there"
         raise RecordedError("R114 --model must be one of the models", reason, f"for example --model {models[0]}")
     of_model = [sample for sample in samples if model in (None, sample.model)]
-    return RecordedLoads(_summed(of_model), len({sample.rank for sample in of_model}))
+    loads = _summed(of_model)
+    if max(map(max, loads)) > MAX_LOAD:
+        raise _no_source(urls, f"its samples of one expert sum to {max(map(max, loads)):.3g} rows")
+    return RecordedLoads(loads, len({sample.rank for sample in of_model}))
 
 
 def _summed(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
@@ -114,11 +119,16 @@ def _samples(url: str) -> Iterator[Sample]:
         told = _of_text(answer.decode()) if is_rank else _of_prometheus(json.loads(answer))
         yield from (_sample(labels, value) for labels, value in told)
     except UNUSABLE as error:
-        raise RecordedError(
-            f"R112 --from ({without_secrets(url)}) must be the metrics of a rank, or a Prometheus",
-            _said(error),
-            "for example http://127.0.0.2:9400/metrics, or http://prometheus:9090",
-        ) from None
+        raise _no_source([url], _said(error)) from None
+
+
+def _no_source(urls: Sequence[str], reason: str) -> RecordedError:
+    shown = ", ".join(map(without_secrets, urls))
+    return RecordedError(
+        f"R112 --from ({shown}) must be the metrics of a rank, or a Prometheus",
+        reason,
+        "for example http://127.0.0.2:9400/metrics, or http://prometheus:9090",
+    )
 
 
 def _path(url: str) -> str:
@@ -173,11 +183,22 @@ def _ask(url: str) -> bytes:
 
 
 def _sample(labels: Mapping[str, str], value: str) -> Sample:
-    """Return what a series says. Raise KeyError or ValueError."""
-    layer, expert, rows = int(labels["moe_layer"]), int(labels["expert"]), int(float(value))
-    if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and rows >= 0):
-        raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows} rows")
-    return Sample(labels["model_name"], (labels["unit"], labels["rank"]), layer, expert, rows)
+    """Return what a series says. Raise LookupError, OverflowError, TypeError or ValueError.
+
+    A Prometheus' JSON may hold anything: a list as a label, a number as a value.
+    """
+    told = [*(labels[label] for label in LABELS), value]
+    if not all(isinstance(each, str) for each in told):
+        raise ValueError("its labels and values must be text")
+    model, unit, rank, layer, expert = told[:-1]
+    return Sample(model, (unit, rank), *_counted(int(layer), int(expert), float(value)))
+
+
+def _counted(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
+    """Return the layer, the expert and its rows as a rank may tell them. Raise OverflowError or ValueError."""
+    if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
+        raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")
+    return layer, expert, int(rows)
 
 
 def _of_text(text: str) -> Iterator[tuple[dict[str, str], str]]:

@@ -50,6 +50,10 @@ async def size(request):
     return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
+async def refused(request):
+    return PlainTextResponse("too large", 413)
+
+
 async def attended(request):
     await request.body()
     return PlainTextResponse(await while_connected(request, asyncio.sleep(0.001, "well")))
@@ -58,6 +62,7 @@ async def attended(request):
 ROUTES = [
     Route("/attended", attended, methods=["POST"]),
     Route("/well", well),
+    Route("/refused", refused, methods=["POST"]),
     Route("/endless", endless),
     Route("/size", size, methods=["POST"]),
 ]
@@ -122,6 +127,25 @@ def test_a_head_that_does_not_end_is_given_up(serve, said, answer):
 
     heard = serve(say)
     assert (told(heard) if heard else None) == answer
+
+
+def test_a_client_that_sends_everything_first_sees_its_refusal(serve):
+    """It says `Connection: close`, as urllib does, and its body is refused unread. What it sends is dropped."""
+
+    async def send(open_connection):
+        reader, writer = await open_connection()
+        writer.write(b"POST /refused HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 40000000\r\n\r\n")
+        for _ in range(40):
+            writer.write(bytes(10**6))
+            await writer.drain()
+        answer = await all_of(reader)
+        writer.close()
+        return answer
+
+    answer = serve(send, waits=Waits())
+
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b"too large")
 
 
 def test_a_body_of_two_lengths_ends_its_connection(serve):

@@ -1,13 +1,17 @@
 """Reading a checkpoint's tokenizer: BOS once, stop ids from where they are, broken files in one sentence."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from tokenizers import Tokenizer, processors
+import tokenizers
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from tokenizers import processors
 from tokenizers.pre_tokenizers import ByteLevel
 
 from runtime.errors import CheckpointError
-from runtime.gateway.tokenizer import byte_characters, load_tokenizer
+from runtime.gateway.tokenizer import Tokenizer, byte_characters, load_tokenizer
 
 BOS, BOS_ID, ASSISTANT_ID = "<｜begin▁of▁sentence｜>", 0, 3
 
@@ -37,7 +41,7 @@ def test_no_prompt_is_cut_or_filled_up(write_checkpoint, tmp_path):
     """Whoever saved the tokenizer may have trained with both."""
     folder = write_checkpoint(tmp_path)
     as_it_is = load_tokenizer(folder).encode("mill mill mill")
-    encoder = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoder.enable_truncation(2)
     encoder.enable_padding(length=64)
     encoder.save(str(folder / "tokenizer.json"))
@@ -69,6 +73,52 @@ def test_a_tokenizer_that_panics_is_one_sentence(write_checkpoint, tmp_path):
         load_tokenizer(folder)
 
 
+@pytest.fixture(scope="module")
+def of_runs(write_checkpoint, tmp_path_factory):
+    """A tokenizer with tokens of up to 32 spaces."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("runs"))
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    for length in (1, 2, 4, 8, 16):
+        document["model"]["vocab"][2 * length * "Ġ"] = len(document["model"]["vocab"])
+        document["model"]["merges"].append([length * "Ġ", length * "Ġ"])
+    path.write_text(json.dumps(document))
+    return load_tokenizer(folder)
+
+
+def test_a_long_run_of_spaces_is_refused_by_its_beginning(of_runs, monkeypatch):
+    """Spaces take 32 to a token: its first beginning has too few tokens, the second has enough."""
+    lengths, encode = [], Tokenizer.encode_whole
+    monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: lengths.append(len(text)) or encode(self, text))
+
+    assert of_runs.is_too_long(" " * 1_000_000, 256)
+    assert lengths == [2048, 5 * 2048]
+
+
+RUNS = st.tuples(st.sampled_from([" ", "mill ", "1", "日", "\n", "x", BOS, BOS[:-1], " \n"]), st.integers(1, 300))
+
+
+@given(st.lists(RUNS, min_size=1, max_size=4), st.integers(1, 60))
+@example([("x", 37), (BOS, 20)], 57)
+def test_a_text_that_is_too_long_by_its_beginning_is_too_long(of_runs, runs, max_tokens):
+    """No text is refused that fits, whatever the beginning is cut in: a run of spaces, or a special token."""
+    text = "".join(piece * times for piece, times in runs)
+    assume(of_runs.is_too_long(text, max_tokens))
+
+    assert len(of_runs.encode_whole(text)) > max_tokens
+
+
+def test_a_token_that_takes_the_spaces_before_it_may_end_a_long_run(of_runs):
+    """They are no tokens then, so a beginning that ends with spaces tells nothing of them."""
+    encoder = tokenizers.Tokenizer.from_str(of_runs.encoder.to_str())
+    encoder.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)])
+    stripping, text = replace(of_runs, encoder=encoder), " " * 30_000 + "<mask>"
+
+    assert len(stripping.encode_whole(text)) == 1
+    assert not stripping.is_too_long(text, 64)
+    assert stripping.is_too_long("x" * 1000 + text, 64)
+
+
 @pytest.mark.parametrize("bos_token", [BOS, {"content": BOS, "lstrip": False}])
 def test_bos_may_be_written_with_its_stripping_rules(write_checkpoint, tmp_path, bos_token):
     """DeepSeek-V3's tokenizer_config.json writes bos_token as an object, newer ones as a string."""
@@ -83,7 +133,7 @@ def test_a_checkpoint_may_want_no_bos(write_checkpoint, tmp_path):
 def test_without_add_bos_token_the_post_processor_decides(write_checkpoint, tmp_path):
     """A tokenizer whose own template puts BOS in front gets one, and not two."""
     folder = write_checkpoint(tmp_path)
-    encoder = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoder.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
     encoder.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS}))

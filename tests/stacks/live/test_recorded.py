@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from planner.facts.loads import read_loads
+from planner.facts.loads import MAX_LOAD, read_loads
+from planner.problems.printable import without_secrets
 from stacks import cli
 from stacks.live import recorded
 from stacks.live.recorded import METRIC, QUERY, RecordedError, read_recorded
@@ -41,7 +42,17 @@ def text_of(samples):
 
 
 def answer_of(samples):
-    result = [{"metric": dict(zip(LABELS, labels, strict=True)), "value": [1.5, str(n)]} for labels, n in samples]
+    series = [{"metric": dict(zip(LABELS, labels, strict=True)), "value": [1.5, str(n)]} for labels, n in samples]
+    return result_of(series)
+
+
+def odd_answer(value="1", **labels):
+    """A Prometheus' answer of one sample, with some labels otherwise."""
+    metric = dict(zip(LABELS, ("m", "u", "0", "0", "0", "0"), strict=True)) | labels
+    return result_of([{"metric": metric, "value": [1.5, value]}])
+
+
+def result_of(result):
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
 
 
@@ -55,6 +66,15 @@ PAGES = {
     "/html/api/v1/query": b"<html>",
     "/list/api/v1/query": b"[]",
     "/nan/api/v1/query": answer_of([(labels, "NaN") for labels, _ in slots(0, [0])]),
+    "/list-unit/api/v1/query": odd_answer(unit=[]),
+    "/object-rank/api/v1/query": odd_answer(rank={}),
+    "/null-model/api/v1/query": odd_answer(model_name=None),
+    "/number-layer/api/v1/query": odd_answer(moe_layer=1.5),
+    "/true-expert/api/v1/query": odd_answer(expert=True),
+    "/number-rows/api/v1/query": odd_answer(7),
+    "/most/api/v1/query": odd_answer(str(MAX_LOAD)),
+    "/over/api/v1/query": odd_answer("1e308"),
+    "/over/metrics": text_of([(("m", "u", "0", "0", "0", "0"), 1e308)]),
 }
 asked, authorized = [], []
 
@@ -127,6 +147,14 @@ def test_a_models_name_is_any_text(url):
         ("/list", "R112", "its answer is neither"),
         ("/nan", "R112", "cannot convert float NaN to integer"),
         ("/huge/metrics", "R112", "expert 0 of MoE layer 99999999 cannot have 1 rows"),
+        ("/list-unit", "R112", "its labels and values must be text"),
+        ("/object-rank", "R112", "its labels and values must be text"),
+        ("/null-model", "R112", "its labels and values must be text"),
+        ("/number-layer", "R112", "its labels and values must be text"),
+        ("/true-expert", "R112", "its labels and values must be text"),
+        ("/number-rows", "R112", "its labels and values must be text"),
+        ("/over", "R112", "expert 0 of MoE layer 0 cannot have 1e+308 rows"),
+        ("/over/metrics", "R112", "expert 0 of MoE layer 0 cannot have 1e+308 rows"),
     ],
 )
 def test_what_is_no_record_is_said(url, page, rule, reason):
@@ -137,6 +165,13 @@ def test_what_is_no_record_is_said(url, page, rule, reason):
     (problem,) = error.value.problems
     assert problem.rule.startswith(rule)
     assert reason in problem.reason
+
+
+def test_loads_are_no_more_than_the_planner_reads(url):
+    """The largest count of one rank is taken; with another's it is too large for a file of loads."""
+    assert read_recorded([f"{url}/most"]).loads == ((MAX_LOAD,),)
+    with pytest.raises(RecordedError, match=r"samples of one expert sum to 1\.8e\+16 rows.*R112"):
+        read_recorded([f"{url}/most", f"{url}/most"])
 
 
 @pytest.mark.parametrize(
@@ -195,6 +230,23 @@ def test_no_message_has_an_addresss_password(url, address):
         read_recorded([f"{scheme}//eve:s3cr/et@{rest}" if scheme else f"eve:s3cret@{rest}"])
 
     assert not re.search(r"eve|s3cr|et@", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://h/metrics#hunter2", "http://h/metrics"),
+        ("http://eve:hunter2@h/metrics?token=hunter2#hunter2", "http://h/metrics"),
+        ("https://h/metrics#?hunter2", "https://h/metrics"),
+        ("http://h?token=a@hunter2", "http://..."),
+        ("http://eve:hun#ter2@h", "http://..."),
+        ("eve:hun?ter2@h", "..."),
+        ("http://h:9090/a", "http://h:9090/a"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(address, shown):
+    """User, password, query and fragment are cut; where an @ leaves in doubt what is which, all of it."""
+    assert without_secrets(address) == shown
 
 
 def test_a_password_is_sent_to_whom_it_is_for(url):
