@@ -26,7 +26,15 @@ from runtime.checkpoint import read_json, read_text_model
 from runtime.errors import CheckpointError
 from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat_template
 
-__all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
+__all__ = ["TOKENIZER_FILES", "Spelling", "Tokenizer", "load_tokenizer"]
+
+TOKENIZER_FILES = (  # all that load_tokenizer reads; some may be missing
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
 
 CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the beginning of a text that is too long is enough
 MAX_TOKEN_IDS = 2**24  # assumed: the largest vocabularies have 2**18

@@ -188,7 +188,7 @@ def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
 
 def test_a_file_that_cannot_be_read_keeps_the_gateway_from_starting(tmp_path):
     """Else it would serve with whatever comes first."""
-    with pytest.raises(RuntimeFailure, match="cannot read the digest of weights in "):
+    with pytest.raises(RuntimeFailure, match="cannot read what this deployment serves with from "):
         ServedWeights(tmp_path)
 
 
