@@ -36,6 +36,7 @@ MAX_DRAIN_S = 86_400.0
 GATEWAYS = "gateways side by side, among which a key's limits and the places to wait are divided (default: 1)"
 TLS = "tls.crt, tls.key and ca.crt, which ranks and gateway show each other (default: none)"
 WEIGHTS = "where the gateways of a deployment remember with which weights it serves (default: nowhere)"
+TOKENIZER = "where they remember with which files of the tokenizer it serves (default: nowhere)"
 BALANCERS = [policy.value for policy in Policy]
 TRACE_FOLDER = (
     "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks; empty: none
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--gateways", type=_count, default=1, metavar="N", help=GATEWAYS)
     gateway.add_argument("--tls", type=Path, metavar="FOLDER", help=TLS)
     gateway.add_argument("--weights", type=Path, metavar="FILE", help=WEIGHTS)
+    gateway.add_argument("--tokenizer", type=Path, metavar="FILE", help=TOKENIZER)
     gateway.add_argument("--balancer", choices=BALANCERS, default=BALANCERS[0], help="how ranks are chosen")
     stage = _command(commands, "stage", _stage, "copy a checkpoint to this node's own disk")
     stage.add_argument("source", help="the checkpoint's folder, or bundled:NAME")
@@ -221,7 +223,7 @@ def _gateway(arguments: argparse.Namespace) -> None:
     from runtime.gateway.serve import run
 
     launch, policy = read_gateway_launch(arguments.launch), Policy(arguments.balancer)
-    given = (arguments.keys, arguments.tls, policy, arguments.gateways, arguments.weights)
+    given = (arguments.keys, arguments.tls, policy, arguments.gateways, arguments.weights, arguments.tokenizer)
     run(launch, arguments.address, arguments.drain, *given)
 
 

@@ -5,7 +5,7 @@ sizes and headers are checked before any weight is read. Loading tensors is the 
 here needs torch, so that the gateway can use it.
 """
 
-from runtime.checkpoint.folder import check_config_digest, read_json, resolve
+from runtime.checkpoint.folder import check_config_digest, digest_of_file, read_json, resolve
 from runtime.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -30,6 +30,7 @@ __all__ = [
     "agreed_weights",
     "check_config_digest",
     "check_weights_digest",
+    "digest_of_file",
     "index_tensors",
     "make_manifest",
     "read_json",

@@ -46,7 +46,12 @@ def check_config_digest(folder: Path, digest: str | None) -> None:
 
 def config_digest(folder: Path) -> str:
     """Return the sha256 of the bytes of `config.json`. Raise CheckpointError."""
-    return digest_of_bytes(read_bytes(folder / "config.json"))
+    return digest_of_file(folder / "config.json")
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the sha256 of all bytes of a small file. Raise CheckpointError."""
+    return digest_of_bytes(read_bytes(path))
 
 
 def digest_of_bytes(content: bytes) -> str:

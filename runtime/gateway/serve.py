@@ -35,8 +35,8 @@ from runtime.gateway.request_log import JsonLines
 from runtime.gateway.resumption import Resumptions
 from runtime.gateway.router import Policy
 from runtime.gateway.schemas import Schemas
+from runtime.gateway.served_tokenizer import load_served_tokenizer
 from runtime.gateway.strangers import Handshakes
-from runtime.gateway.tokenizer import load_tokenizer
 from runtime.gateway.tracing import traces_from_environment
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
@@ -68,12 +68,13 @@ def run(
     policy: Policy = Policy.BALANCED,
     num_gateways: int = 1,
     weights_file: Path | None = None,
+    tokenizer_file: Path | None = None,
 ) -> None:
     """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody. `policy` chooses ranks.
 
     Answers that run then get `drain_s`. With the certificate in the folder `tls`, ranks must have one as well. What
-    keys have, and the places to wait, are divided among `num_gateways`, which remember in `weights_file` with which
-    weights they serve.
+    keys have, and the places to wait, are divided among `num_gateways`, which remember in `weights_file` and
+    `tokenizer_file` with which weights and with which tokenizer they serve.
 
     Raise RuntimeFailure, one sentence, when that is impossible.
     """
@@ -82,7 +83,7 @@ def run(
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     ring = None if keys is None else KeyRing(keys, num_gateways)
     credentials = None if tls is None else Credentials(tls, "server")
-    model = _load_model(launch)
+    model = _load_model(launch, tokenizer_file)
     measured = CollectorRegistry()
     traces = traces_from_environment(launch.model.name)
     with (
@@ -125,10 +126,11 @@ def _collect_garbage_seldom() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
 
 
-def _load_model(launch: GatewayLaunch) -> ServedModel:
+def _load_model(launch: GatewayLaunch, tokenizer_file: Path | None) -> ServedModel:
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
-    return ServedModel(launch.model.name, launch.limits.max_request_tokens, load_tokenizer(folder))
+    tokenizer = load_served_tokenizer(folder, tokenizer_file)
+    return ServedModel(launch.model.name, launch.limits.max_request_tokens, tokenizer)
 
 
 def _limits(launch: GatewayLaunch) -> RankLimits:

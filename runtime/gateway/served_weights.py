@@ -23,7 +23,7 @@ from pathlib import Path
 from runtime.errors import RuntimeFailure
 from runtime.gateway.rank_connection import Rank
 
-__all__ = ["ServedWeights"]
+__all__ = ["ServedWeights", "keep_first", "read_first"]
 
 SHOWN = 19  # characters of a digest: `sha256:` and twelve
 
@@ -36,7 +36,7 @@ class ServedWeights:
     def __init__(self, file: Path | None = None) -> None:
         """Remember the digest in `file`, where one that stands there already is heeded. Raise RuntimeFailure."""
         self._file = file
-        self._digest = None if file is None else _read(file)
+        self._digest = None if file is None else read_first(file)
 
     def heed(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
         """Compare what the rank loaded, once it has said so. The first ready unit's weights are compared by all."""
@@ -65,26 +65,26 @@ class ServedWeights:
         self._digest = digest
         if self._file is not None:
             try:
-                self._digest = _write(self._file, digest)
+                self._digest = keep_first(self._file, digest)
             except OSError as error:  # a full disk: this gateway remembers until it ends
                 log.warning("cannot remember the weights in %s: %s", self._file, error.strerror)
 
 
-def _read(file: Path) -> str | None:
+def read_first(file: Path) -> str | None:
     """Return what the file says, or None where there is none. Raise RuntimeFailure."""
     try:
         return file.read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RuntimeFailure(f"cannot read the digest of weights in {file}: {error}") from None
+        raise RuntimeFailure(f"cannot read what this deployment serves with from {file}: {error}") from None
 
 
-def _write(file: Path, digest: str) -> str:
-    """Write the digest whole if nothing stands there, and return what does. Raise OSError."""
+def keep_first(file: Path, content: str) -> str:
+    """Write `content` whole if nothing stands there, and return what does. Raise OSError."""
     own = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        own.write_text(digest)
+        own.write_text(content)
         with suppress(FileExistsError):
             os.link(own, file)
         return file.read_text()

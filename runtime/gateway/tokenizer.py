@@ -26,7 +26,15 @@ from runtime.checkpoint import read_json, read_text_model
 from runtime.errors import CheckpointError
 from runtime.gateway.chat_template import ChatTemplate, NamedTemplate, load_chat_template
 
-__all__ = ["Spelling", "Tokenizer", "load_tokenizer"]
+__all__ = ["TOKENIZER_FILES", "Spelling", "Tokenizer", "load_tokenizer"]
+
+TOKENIZER_FILES = (  # all that load_tokenizer reads; some may be missing
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
 
 CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the first beginning of most long texts is enough
 GROWTH = 5  # assumed: with a power of two, tokens of 32 or 128 spaces would just fit and a longer beginning be needed

@@ -20,6 +20,7 @@ from planner.problems.errors import CallError, Violation
 __all__ = ["SERVED_WEIGHTS", "GatewayProcess", "Identity", "Layout", "Listener", "NodeProcess", "lay_out_locally"]
 
 SERVED_WEIGHTS = "served-weights"  # beside the launch files; gateways write it
+SERVED_TOKENIZER = "served-tokenizer"  # as well
 GATEWAY = "gateway"  # no unit is called so, nor with a number behind
 
 
@@ -119,8 +120,9 @@ def _gateway_command(
 ) -> tuple[str, ...]:
     place = ("--launch", str(folder / names.GATEWAY_LAUNCH_FILE), "--address", address, "--tls", str(certificate))
     asked = () if keys is None else ("--keys", str(keys.absolute()))
-    shared = ("--gateways", str(plan.gateway.replicas), "--weights", str(folder / SERVED_WEIGHTS))
-    return _runtime("gateway", *place, *asked, *shared, "--drain", f"{plan.drain_s:g}")
+    number = ("--gateways", str(plan.gateway.replicas))
+    remembered = ("--weights", str(folder / SERVED_WEIGHTS), "--tokenizer", str(folder / SERVED_TOKENIZER))
+    return _runtime("gateway", *place, *asked, *number, *remembered, "--drain", f"{plan.drain_s:g}")
 
 
 def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:

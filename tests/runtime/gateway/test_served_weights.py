@@ -30,6 +30,7 @@ class Gateway:
 
     def __init__(self, file=None):
         self.registry = Registry(KV, RankLimits(4, 4096, 0), 30.0, weights_file=file)
+        self.ranks = []
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self.registry.serve, HOST, 0)
@@ -58,6 +59,7 @@ class Rank:
         hello = Hello(self.unit, phase, rank, num_ranks, "node-0", 4711, "sha256:unit", KV, *at)
         self.link = GatewayLink(GatewayAddress(HOST, gateway.port), hello, self.heard.append)
         self.task = asyncio.create_task(self.link.run())
+        gateway.ranks.append(self)  # else the garbage collection may end the task of one that no test holds
 
     async def is_ready_with(self, loaded):
         """Say so, and return when the gateway has heard it."""
@@ -188,7 +190,7 @@ def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
 
 def test_a_file_that_cannot_be_read_keeps_the_gateway_from_starting(tmp_path):
     """Else it would serve with whatever comes first."""
-    with pytest.raises(RuntimeFailure, match="cannot read the digest of weights in "):
+    with pytest.raises(RuntimeFailure, match="cannot read what this deployment serves with from "):
         ServedWeights(tmp_path)
 
 

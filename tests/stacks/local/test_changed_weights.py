@@ -1,13 +1,14 @@
-"""A checkpoint that changes while its deployment runs: the unit that starts again gets no requests, and says why."""
+"""A checkpoint that changes while its deployment runs: what starts again with it does not serve, and says why."""
 
 import http.client
+import json
 import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
-from openai import InternalServerError, OpenAI
+from openai import APIConnectionError, InternalServerError, OpenAI
 
 from runtime.checkpoint import index_tensors, read_shards
 from tests.stacks.deployments import CHECKPOINT, Tidemill, get_json, wait_until
@@ -34,10 +35,25 @@ def flip(checkpoint: Path) -> None:
         file.write(bytes(byte ^ 0x80 for byte in content))
 
 
+def swap_two_tokens(checkpoint: Path) -> bytes:
+    """Give two tokens of the vocabulary each other's id. Return the file's content before."""
+    file = checkpoint / "tokenizer.json"
+    before = file.read_bytes()
+    document = json.loads(before)
+    ids = document["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    file.write_text(json.dumps(document))
+    return before
+
+
 def text(tidemill: Tidemill) -> str:
     client = OpenAI(base_url=f"http://{tidemill.host}:8000/v1", api_key="none", max_retries=0)
     prompt = "Return a list of"
     return client.completions.create(model="tidemill-demo", prompt=prompt, max_tokens=16, temperature=0).choices[0].text
+
+
+def kill_gateway(tidemill: Tidemill) -> None:
+    os.kill(get_json(f"http://{tidemill.host}:8000/readyz")["pid"], signal.SIGKILL)
 
 
 def kill_rank(tidemill: Tidemill) -> None:
@@ -58,11 +74,16 @@ def unit(tidemill: Tidemill) -> dict:
     return tidemill.status()["units"][0]
 
 
+def gateway(tidemill: Tidemill) -> dict:
+    return tidemill.status()["gateways"][0]
+
+
 @pytest.mark.whole
 def test_a_changed_checkpoint_is_not_served_before_the_user_starts_it(tidemill, write_spec, checkpoint):
-    """One expert's bytes change, everything is killed and starts again: no request is answered with the new weights.
+    """Two tokens' ids or one expert's bytes change, and what has read them is killed: no request is answered with them.
 
-    `status`, /readyz and the unit's log say why. `down` and `up` take the new weights, and say so.
+    `status` and the log of the gateway or the unit say why. The gateway serves again once its file is put back. `down`
+    and `up` take everything as it is.
     """
     model = {"config": str(checkpoint / "config.json"), "checkpoint": str(checkpoint), "name": "tidemill-demo"}
     spec = write_spec(model=model, prefill=None, decode=None, mixed=UNIT)
@@ -70,6 +91,18 @@ def test_a_changed_checkpoint_is_not_served_before_the_user_starts_it(tidemill, 
     assert done.returncode == 0, done.stderr
     assert "other weights" not in done.stderr
     before = text(tidemill)
+
+    tokenizer = swap_two_tokens(checkpoint)
+    kill_gateway(tidemill)
+    wait_until(lambda: "tokenizer.json changed" in gateway(tidemill).get("reason", ""))
+    with pytest.raises(APIConnectionError):
+        text(tidemill)
+    assert gateway(tidemill)["state"] == "failed"
+    assert gateway(tidemill)["reason"] in (tidemill.state / "tidemill/demo/gateway.log").read_text()
+    assert tidemill.run("status").returncode == 1
+    (checkpoint / "tokenizer.json").write_bytes(tokenizer)
+    wait_until(lambda: gateway(tidemill)["state"] == "ready" and unit(tidemill)["state"] == "ready")
+    assert text(tidemill) == before
 
     flip(checkpoint)
     kill_rank(tidemill)
@@ -85,6 +118,7 @@ def test_a_changed_checkpoint_is_not_served_before_the_user_starts_it(tidemill, 
     assert readiness(tidemill) == 503
 
     assert tidemill.run("down").returncode == 0
+    swap_two_tokens(checkpoint)
     done = tidemill.up(spec)
     assert done.returncode == 0, done.stderr
     assert "serves with other weights than when this plan ran here last: its checkpoint was changed" in done.stderr
