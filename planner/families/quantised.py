@@ -61,6 +61,8 @@ ALGORITHMS: dict[str, Format] = {
 INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
+MAX_CHARACTERS = 2**17  # of all lists: they compile in 3 s; published files have 11,000
+MAX_WAYS = 2**27  # to match all modules against all lists; they take 2 s
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Form:
     precision: Precision | None = None
     words: str = ""
     method: str = ""  # as the file has it
+
+    @property
+    def names(self) -> Sequence[ModuleNames]:
+        """Return all lists."""
+        return [self.left_out, *(names for names, _ in self.lists)]
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,11 @@ def _by(form: Form | Unplanned | None, method: str) -> Form | Unplanned | None:
 def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     """Return `model` with what `form` says of each layer, where some precision says it of the whole.
 
-    `said_in` is the file or the key that says it.
+    `said_in` is the file or the key that says it. Raises Unreadable where an expression is none, or the lists are so
+    long or so ambiguous that this would take for ever.
     """
     size = model.hidden_size
+    _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(size) if each.module))
     layers = tuple(_kept(layer, form, [f"model.layers.{index}"], size) for index, layer in enumerate(model.layers))
     draft = model.draft_layer and _kept(model.draft_layer, form, draft_names(model.num_layers), size)
     found = _precision_of(layers, form)
@@ -133,6 +142,18 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
         layers=tuple(_if_unusual(layer, usual) for layer in layers),
         draft_layer=draft and _if_unusual(draft, usual),
     )
+
+
+def _refuse_too_much_work(form: Form, num_modules: int) -> None:
+    num_characters = sum(each.num_characters for each in form.names)
+    if num_characters > MAX_CHARACTERS:
+        raise Unreadable(f"its patterns have {num_characters:,} characters, and at most {MAX_CHARACTERS:,} are read")
+    num_ways = num_modules * sum(each.num_ways for each in form.names)
+    if num_ways > MAX_WAYS:
+        raise Unreadable(
+            f"its lists can match the model's {num_modules:,} modules in {num_ways:,} ways, "
+            f"and at most {MAX_WAYS:,} are tried"
+        )
 
 
 def _flat(said: Mapping[str, Any]) -> Mapping[str, Any]:
