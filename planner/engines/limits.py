@@ -12,6 +12,7 @@ from planner.engines import sglang
 from planner.engines.block_limits import keeps_blocks, whole_blocks
 from planner.engines.exchange_limits import exchange_sizes, has_room, room_for_requests, takes_unit
 from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
+from planner.engines.replicas import has_slots
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
 from planner.problems.errors import Violation
@@ -43,7 +44,7 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether the engine of `spec` can run the sizes of `phase`; other phases need not be decided yet."""
-    return takes_unit(spec, phase) and has_room(spec, phase) and keeps_blocks(spec, phase)
+    return all(can(spec, phase) for can in (takes_unit, has_room, keeps_blocks, has_slots))
 
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from planner.engines.replicas import why_no_replicas
 from planner.facts.engine_models import ENGINE_MODELS, EngineModel
 from planner.problems.errors import Violation
 from planner.problems.fix import nearest
@@ -19,7 +20,7 @@ def model_limits(spec: ResolvedSpec) -> Iterator[Violation]:
     if model.cannot:
         yield _not_as_planned(spec, model.cannot)
         return
-    yield from _without_replicas(spec, model)
+    yield from _without_replicas(spec)
     yield from _without_overlap(spec, model)
 
 
@@ -54,12 +55,11 @@ def _not_as_planned(spec: ResolvedSpec, reason: str) -> Violation:
     return Violation(*spec.written.named_model, rule, reason, "choose another engine")
 
 
-def _without_replicas(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
+def _without_replicas(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase in spec.phases:
-        redundant = spec.phase(phase).redundant_experts
-        if redundant and not model.replicas:
+        redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
+        if redundant and reason:
             rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
-            reason = f"its {model.architecture} has exactly one slot for each expert"
             yield Violation(f"{phase}.redundant_experts", redundant, rule, reason, nearest(0))
 
 
