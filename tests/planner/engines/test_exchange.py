@@ -128,7 +128,7 @@ def test_gpus_that_share_attention_share_their_tokens_in_sglang_only():
     max_requests=st.sampled_from([64, 1024, 4096]),
 )
 def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_requests):
-    """Its changes break no rule, and mend it."""
+    """Its changes break no rule, and mend it; of sizes, memory holds each that it offers."""
     ep_size = nodes * cluster["gpus_per_node"]
     unit = {"ep_size": ep_size, "redundant_experts": -256 % ep_size + (slots - 1) * ep_size if ep_size > 1 else 0}
     try:
@@ -140,6 +140,34 @@ def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_reque
             mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
 
             assert path not in refused(mended)
+            assert not path.endswith("ep_size") or memory_of(mended, path.split(".")[0]).short <= 0
+
+
+def test_no_size_is_offered_that_memory_does_not_hold():
+    """8 H200 hold no Kimi-K2 with 80 slots each, and 16 do: the nearest size that DeepEP takes is no fix by itself."""
+    unit = {"ep_size": 320, "redundant_experts": 256}
+    few, more = (
+        refused(spec_of("sglang", {"nodes": nodes}, unit, {"attention_tp": 8}, "kimi-k2"))["prefill.ep_size"].fix
+        for nodes in (5, 6)
+    )
+
+    assert str(few) == "use more nodes, or GPUs with more memory"
+    assert more.changes == ({".": 16},)
+
+
+@pytest.mark.parametrize(("ep_size", "redundant"), [(56, 24), (56, 80), (48, 32)])
+def test_sizes_for_an_engine_without_replicas_have_none(ep_size, redundant):
+    """MiniMax-M2's 256 experts are shared by other numbers of GPUs than 256 and some replicas are."""
+    unit = {"ep_size": ep_size, "redundant_experts": redundant}
+    spec = spec_of("vllm", prefill=unit, decode={"ep_size": 32}, model="minimax-m2.5")
+    fixes = {each.path: each.fix for each in engine_refusals(spec)}
+
+    assert fixes["prefill.redundant_experts"].words == "nearest: 0 with ep_size 32 or 64"
+    for path, fix in fixes.items():
+        for change in fix.changes:
+            mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
+
+            assert list(engine_refusals(mended)) == []
 
 
 def test_auto_becomes_a_size_that_the_engine_exchanges():
