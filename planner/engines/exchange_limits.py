@@ -20,7 +20,7 @@ from planner.problems.fix import HERE, Change, Fix, nearest
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 
-__all__ = ["exchange_sizes", "has_room", "room_for_requests", "takes_unit", "units_beside"]
+__all__ = ["exchange_sizes", "has_room", "is_held", "room_for_requests", "takes_unit", "units_beside"]
 
 
 def takes_unit(spec: ResolvedSpec, phase: Phase) -> bool:
@@ -70,6 +70,12 @@ def room_for_requests(spec: ResolvedSpec) -> Iterator[Violation]:
             yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
         else:
             yield _too_large_a_buffer(spec, phase, most)
+
+
+def is_held(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether a GPU's memory holds the model and a request; True where nobody knows how much there is."""
+    has_memory = spec.gpu_of(phase).usable_bytes
+    return not has_memory or split_memory(spec, lay_out(phase, spec.written, spec.model)).short <= 0
 
 
 def units_beside(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
@@ -157,8 +163,7 @@ def _is_possible(spec: ResolvedSpec, phase: Phase, size: int, redundant: int) ->
     tried = spec.trying(phase, {"ep_size": size, "redundant_experts": redundant})
     if not takes_unit(tried, phase) or (has_room(spec, phase) and not has_room(tried, phase)):
         return False
-    has_memory = spec.gpu_of(phase).usable_bytes
-    return not has_memory or split_memory(tried, lay_out(phase, tried.written, tried.model)).short <= 0
+    return is_held(tried, phase)
 
 
 def _said(change: Change) -> str:
