@@ -72,4 +72,4 @@ class Phased:
     start_s: int  # that its pods get to start
     brings_code: bool = False  # whether the checkpoint has code that the engine has to run
     joins_nodes: bool = False  # whether the GPUs of a unit's nodes share one NVLink
-    other_method: str | None = None  # of its quantisation, where engines call the precision otherwise
+    other_method: str | None = None  # of its quantisation, where it is not the usual one of its precision

@@ -1,22 +1,26 @@
 """What an engine's exchange cannot do with a unit: its number of GPUs, and the tokens of its decode steps.
 
-The facts are in `planner/facts/exchange.py`. Fixes offer sizes that are right in every way that a spec's rules ask for;
-whether memory holds them is planned when they are written.
+The facts are in `planner/facts/exchange.py`. Fixes offer sizes that are right in every way that a spec's rules ask for,
+and that memory holds.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
+from planner.engines.replicas import why_no_replicas
 from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
 from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
+from planner.layout.layout import lay_out
+from planner.layout.memory import split_memory
 from planner.layout.working_memory import low_latency_bytes
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Change, Fix, nearest
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 
-__all__ = ["exchange_sizes", "has_room", "room_for_requests", "takes_unit"]
+__all__ = ["exchange_sizes", "has_room", "is_held", "room_for_requests", "takes_unit", "units_beside"]
 
 
 def takes_unit(spec: ResolvedSpec, phase: Phase) -> bool:
@@ -68,6 +72,30 @@ def room_for_requests(spec: ResolvedSpec) -> Iterator[Violation]:
             yield _too_large_a_buffer(spec, phase, most)
 
 
+def is_held(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether a GPU's memory holds the model and a request; True where nobody knows how much there is."""
+    has_memory = spec.gpu_of(phase).usable_bytes
+    return not has_memory or split_memory(spec, lay_out(phase, spec.written, spec.model)).short <= 0
+
+
+def units_beside(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
+    """Return EP size and redundant experts of the nearest smaller and the nearest larger unit that can be.
+
+    All of its GPUs hold as many slots, its engine exchanges their rows, and its memory holds the model and a request.
+    """
+    section, per_node, group = spec.phase(phase), spec.cluster.gpus_per_node, spec.phase(phase).attention_tp
+    multiples = range(2 * group, _most_gpus(spec, phase) + 1, group)
+    sizes = [size for size in multiples if size <= per_node or size % per_node == 0]
+    below = [size for size in reversed(sizes) if size < section.ep_size]
+    above = [size for size in sizes if size > section.ep_size]
+    even = (((size, _even_redundant(spec, phase, size)) for size in side) for side in (below, above))
+    possible = (
+        ((size, count) for size, count in side if count is not None and _is_possible(spec, phase, size, count))
+        for side in even
+    )
+    return [unit for side in possible for unit in islice(side, 1)]
+
+
 def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
     """Return what exchanges the rows of `phase`; None where a unit is one attention group, which exchanges none."""
     section, engine, version = spec.phase(phase), spec.written.engine_name, spec.written.engine_version
@@ -109,24 +137,33 @@ def _why_no_exchange(spec: ResolvedSpec, exchange: Exchange, section: PhaseSpec)
 
 def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int]) -> Fix | str:
     """Offer the nearest sizes on both sides, with the redundant experts that fill their slots evenly."""
-    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
-    whole = [size for size in sizes if size <= per_node or size % per_node == 0]
-    right = [size for size in whole if size % section.attention_tp == 0]
-    below = [size for size in right if size < section.ep_size][-1:]
-    above = [size for size in right if size > section.ep_size][:1]
-    changes = [_of_size(spec, phase, size) for size in (*below, *above)]
-    if not changes:
-        return f"plan units on nodes of {NVLINK_PEERS} GPUs"
-    return Fix(f"nearest: {', or '.join(map(_said, changes))}", tuple(changes))
+    now = spec.phase(phase).redundant_experts
+    changes: list[Change] = [
+        {HERE: size} if redundant == now else {HERE: size, f"{phase}.redundant_experts": redundant}
+        for size, redundant in units_beside(spec, phase)
+    ]
+    if changes:
+        return Fix(f"nearest: {', or '.join(map(_said, changes))}", tuple(changes))
+    return "use more nodes, or GPUs with more memory" if sizes else f"plan units on nodes of {NVLINK_PEERS} GPUs"
 
 
-def _of_size(spec: ResolvedSpec, phase: Phase, size: int) -> Change:
-    """Return a change to `size` GPUs, and to the nearest redundant experts that give each of them as many slots."""
+def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
+    """Return the nearest redundant experts that give each of `size` GPUs as many slots; None where there are none."""
     redundant, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
+    if why_no_replicas(spec, phase):
+        return None if num_logical % size else 0
     above = redundant + -(num_logical + redundant) % size
     even = [each for each in (above - size, above) if each > 0 or each == redundant == 0]
-    other = min(even or [above], key=lambda each: abs(each - redundant))
-    return {HERE: size} if other == redundant else {HERE: size, f"{phase}.redundant_experts": other}
+    nearest_one = min(even or [above], key=lambda each: abs(each - redundant))
+    return nearest_one if nearest_one <= num_logical * (size - 1) else None
+
+
+def _is_possible(spec: ResolvedSpec, phase: Phase, size: int, redundant: int) -> bool:
+    """Return whether the engine exchanges rows between so many GPUs, and their memory, where it is known, holds it."""
+    tried = spec.trying(phase, {"ep_size": size, "redundant_experts": redundant})
+    if not takes_unit(tried, phase) or (has_room(spec, phase) and not has_room(tried, phase)):
+        return False
+    return is_held(tried, phase)
 
 
 def _said(change: Change) -> str:

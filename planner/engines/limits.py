@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from planner.engines import sglang
 from planner.engines.block_limits import keeps_blocks, whole_blocks
-from planner.engines.exchange_limits import exchange_sizes, has_room, room_for_requests, takes_unit
+from planner.engines.exchange_limits import exchange_sizes, has_room, is_held, room_for_requests, takes_unit
 from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
+from planner.engines.replicas import has_slots
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
 from planner.problems.errors import Violation
 from planner.problems.fix import Fix, nearest, removal
+from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["LIMITS", "Limit", "engine_refusals", "runs_layout"]
@@ -43,7 +45,7 @@ def engine_refusals(spec: ResolvedSpec) -> Found:
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether the engine of `spec` can run the sizes of `phase`; other phases need not be decided yet."""
-    return takes_unit(spec, phase) and has_room(spec, phase) and keeps_blocks(spec, phase)
+    return all(can(spec, phase) for can in (takes_unit, has_room, keeps_blocks, has_slots))
 
 
 def _not_nvidia(spec: ResolvedSpec) -> Found:
@@ -127,8 +129,23 @@ def _exchanged_precision(spec: ResolvedSpec) -> Found:
             rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
             called = spec.model.quantisation.words if lacks_blocks else section.precision
             reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
-            fix = Fix(f"nearest: {phase}.attention_tp {section.ep_size}", ({f"{phase}.attention_tp": section.ep_size},))
-            yield Violation(f"{phase}.precision", section.precision, rule, reason, fix)
+            yield Violation(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase))
+
+
+def _one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
+    """Offer to let all GPUs share attention, and so exchange nothing, where the model's heads and memory allow it."""
+    size = spec.phase(phase).ep_size
+    if size in _group_sizes(spec, phase):
+        return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
+    return "choose a checkpoint in one of these"
+
+
+def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
+    """Return the numbers of GPUs that can share attention in the units of `phase` as they are."""
+    sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
+    tried = {size: spec.trying(phase, {"attention_tp": size}) for size in sizes}
+    conditions = (takes_unit, has_room, keeps_blocks, is_held)
+    return [size for size, each in tried.items() if all(can(each, phase) for can in conditions)]
 
 
 def _fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
@@ -143,7 +160,12 @@ def _five_stages(spec: ResolvedSpec) -> Found:
         if spec.phase(phase).overlap == "five_stage":
             rule = f"S747 must be dual_batch or none to run on {spec.written.engine_name}"
             reason = "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages"
-            yield Violation(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch"))
+            overlaps = (
+                phase != "mixed" and spec.phase(phase).ep_size > spec.phase(phase).attention_tp
+            )  # else S745, S748
+            yield Violation(
+                f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none")
+            )
 
 
 def _overlap_of_mixed(spec: ResolvedSpec) -> Found:
@@ -160,7 +182,9 @@ def _groups_over_nodes(spec: ResolvedSpec) -> Found:
         if size > per_node:
             rule = f"S749 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
             reason = "each pod of a unit serves requests, so no attention group may span two pods"
-            yield Violation(f"{phase}.attention_tp", size, rule, reason, nearest(per_node))
+            below = [each for each in _group_sizes(spec, phase) if each <= per_node][-1:]
+            fix = nearest(*below) if below else "plan it on nodes of more GPUs"
+            yield Violation(f"{phase}.attention_tp", size, rule, reason, fix)
 
 
 def _w4a8(spec: ResolvedSpec) -> Found:

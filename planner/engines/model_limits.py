@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
+from planner.engines.exchange_limits import units_beside
+from planner.engines.replicas import why_no_replicas
 from planner.facts.engine_models import ENGINE_MODELS, EngineModel
+from planner.facts.terms import Phase
 from planner.problems.errors import Violation
-from planner.problems.fix import nearest
+from planner.problems.fix import HERE, Fix, nearest
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["all_experts_on_fewer_gpus", "model_limits"]
@@ -19,7 +22,7 @@ def model_limits(spec: ResolvedSpec) -> Iterator[Violation]:
     if model.cannot:
         yield _not_as_planned(spec, model.cannot)
         return
-    yield from _without_replicas(spec, model)
+    yield from _without_replicas(spec)
     yield from _without_overlap(spec, model)
 
 
@@ -54,13 +57,23 @@ def _not_as_planned(spec: ResolvedSpec, reason: str) -> Violation:
     return Violation(*spec.written.named_model, rule, reason, "choose another engine")
 
 
-def _without_replicas(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
+def _without_replicas(spec: ResolvedSpec) -> Iterator[Violation]:
     for phase in spec.phases:
-        redundant = spec.phase(phase).redundant_experts
-        if redundant and not model.replicas:
+        redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
+        if redundant and reason:
             rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
-            reason = f"its {model.architecture} has exactly one slot for each expert"
-            yield Violation(f"{phase}.redundant_experts", redundant, rule, reason, nearest(0))
+            yield Violation(f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase))
+
+
+def _none_redundant(spec: ResolvedSpec, phase: Phase) -> Fix | str:
+    """Offer 0, with another number of GPUs where these do not share the model's experts evenly."""
+    if spec.model.num_routed_experts % spec.phase(phase).ep_size == 0:
+        return nearest(0)
+    sizes = [size for size, _ in units_beside(spec, phase)]
+    if not sizes:
+        return "choose another engine"
+    words = f"nearest: 0 with ep_size {' or '.join(map(str, sizes))}"
+    return Fix(words, tuple({HERE: 0, f"{phase}.ep_size": size} for size in sizes))
 
 
 def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:

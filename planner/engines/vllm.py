@@ -11,7 +11,8 @@ A pod's first rank follows from `--node-rank`. Each pod has an API server of its
 
 vLLM reads no expert map. It starts with expert e in slot e and the redundant slots with the first experts again, counts
 loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
-is told to nobody. Of some models it moves no experts (`facts/engine_models.py`): those stay where they start.
+is told to nobody. Of some models, and in some forms, it moves no experts and refuses to be told to
+(`facts/engine_models.py`): those stay where they start.
 
 KV goes from prefill to decode by NIXL, whose connector deprecates `kv_both`: each side says what it does with KV. Every
 pod answers requests, and the router calls each of them.
@@ -33,6 +34,7 @@ from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
 from planner.engines.deep_ep import queue_variables
+from planner.engines.replicas import moves_form
 from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS
@@ -92,13 +94,15 @@ PAIRED: tuple[Option, ...] = (
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
     """Return what each pod of `unit` runs."""
-    phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][spec.engine_version or ""][known.model_type]
+    version = spec.engine_version or ""
+    phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][version][known.model_type]
+    moves_experts = model.replicas and moves_form("vllm", version, phase.precision, known.other_method)
     options = (
         *_model(spec, phase, known),
         ("--host", POD_ADDRESS),
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
-        *_experts(phase, unit.phase, moves_experts=model.replicas),
+        *_experts(phase, unit.phase, moves_experts=moves_experts),
         *_memory(phase, unit.phase, known, model.page_tokens),
         *_drafts(spec),
         *_handover(unit.phase),

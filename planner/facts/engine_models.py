@@ -11,12 +11,20 @@ Of SGLang 0.5.23 (python/sglang/srt), where a test holds this table against the 
     page_tokens    arg_groups/model_overrides: DeepSeek-V4 and, on Blackwell, MiniMax-M3 take no other
     keeps_states   configs/qwen3_next.py, mamba2_cache_params
     cannot         models/gpt_oss.py: its forward for DeepEP raises; layers/quantization/mxfp4.py, of a Hopper GPU
-Of vLLM 0.33.0 (vllm), where the first two are held against a table that was recorded from its wheel:
+Of vLLM 0.33.0 (vllm), where the first two and MOVED_FORMS are held against a table that was recorded from its wheel:
     architecture   model_executor/models/registry.py
     replicas       the class, or the model inside it, is a `MixtureOfExperts`, whose experts EPLB moves
     overlaps       v1/worker/ubatching.py, around the whole model
     page_tokens    github.com/ai-dynamo/dynamo, recipes page of DeepSeek-V4-Pro: blocks of 256
     keeps_states   distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py, which asks for one layout of them
+
+    MOVED_FORMS    model_executor/layers/fused_moe/routed_experts.py asks `supports_eplb` of the class that the
+                   `get_quant_method` of layers/quantization chooses; it is False unless overridden
+
+So vLLM moves no experts in FP8 or MXFP8 of ModelOpt. With compressed-tensors it depends on the kernel. INT4 gets
+Marlin's before Triton's, and only Triton's would do. NVFP4 gets Marlin's too, unless activations are quantised and the
+GPU is a Blackwell with FlashInfer's; MXFP4 hangs on activations likewise. No plan says what activations are in, so
+neither is counted on.
 
 All of them hand their KV from prefill to decode, whatever kinds of it they keep. SGLang sends each kind as a component
 of its own (disaggregation/utils.py, setup_state_kv_args). Of MiniMax-M3's index it sends keys only, and the published
@@ -26,9 +34,9 @@ one has no values. vLLM's connector keeps the groups of layers apart.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.facts.terms import PHASES, EngineName, Phase
+from planner.facts.terms import PHASES, EngineName, Phase, Precision
 
-__all__ = ["ENGINE_MODELS", "EngineModel"]
+__all__ = ["ENGINE_MODELS", "MOVED_FORMS", "EngineModel"]
 
 
 @dataclass(frozen=True)
@@ -109,4 +117,19 @@ _VLLM_0_33_0 = _same_in_all(
 ENGINE_MODELS: Mapping[EngineName, Mapping[str, Mapping[str, EngineModel]]] = {
     "sglang": {"0.5.23": _SGLANG_0_5_23},
     "vllm": {"0.33.0": _VLLM_0_33_0},
+}
+
+# [engine][version][precision][quant_method of the checkpoint]: the engine's class of experts that it can move, and so
+# replicate; it moves no others. An engine that is not here replicates experts of any form.
+MOVED_FORMS: Mapping[EngineName, Mapping[str, Mapping[Precision, Mapping[str | None, str]]]] = {
+    "vllm": {
+        "0.33.0": {
+            "bf16": {None: "UnquantizedFusedMoEMethod"},
+            "fp8": {"fp8": "Fp8MoEMethod", "compressed-tensors": "CompressedTensorsW8A8Fp8MoEMethod"},
+            "fp4": {"modelopt": "ModelOptNvFp4FusedMoE"},
+            "fp8_fp4": {"modelopt": "ModelOptNvFp4FusedMoE", "fp8": "ModelOptNvFp4FusedMoE"},
+            "mxfp4": {"mxfp4": "Mxfp4MoEMethod"},
+            "fp8_mxfp4": {"fp8": "Mxfp4MoEMethod"},
+        }
+    },
 }

@@ -27,6 +27,7 @@ class EngineFacts:
     overlaps: tuple[Overlap, ...]  # that it has besides none
     reads_map: bool  # whether it starts with a map that it is given
     sources: Mapping[str, str]
+    groups_span_nodes: bool = True  # whether GPUs of several nodes may share attention
 
     @property
     def newest(self) -> str | None:
@@ -82,5 +83,6 @@ ENGINES: dict[EngineName, EngineFacts] = {
             ".buildkite/scripts/publish-release-images.sh names releases so; seen were latest and nightly. vLLM's own "
             "image has no router: its wheel does not ask for one",
         },
+        groups_span_nodes=False,  # vllm 0.33.0 config/parallel.py, nnodes_within_dp: each pod serves requests
     ),
 }

@@ -52,11 +52,18 @@ class Quantisation:
     words: str
     head: Format | None = None  # of the matrix that makes logits, where it is quantised too
     said_in: str = "quantization_config"  # of config.json, or a file beside that
-    other_method: str | None = None  # a quant_method that is not what engines call the precision
+    other_method: str | None = None  # a quant_method that is not the usual one of the precision
 
 
-# What engines are told for a precision, as checkpoints have it for their quant_method
-METHODS: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt"}
+# The quant_method of checkpoints in a precision, and what engines are told for it, where they are told anything
+METHODS: dict[Precision, str] = {
+    "fp8": "fp8",
+    "fp4": "modelopt",
+    "fp8_fp4": "modelopt",
+    "mxfp4": "mxfp4",
+    "fp8_mxfp4": "fp8",
+    "w4a16": "compressed-tensors",
+}
 
 UNQUANTISED = Quantisation("bf16", "BF16")
 FP8 = Quantisation("fp8", "FP8 in blocks of 128 x 128")

@@ -72,7 +72,7 @@ class Known:
     model_type: str  # of the checkpoint's config.json
     brings_code: bool  # whether other engines run code of the checkpoint
     is_runnable: bool
-    other_method: str | None = None  # of its quantisation, where engines call the precision otherwise
+    other_method: str | None = None  # of its quantisation, where it is not the usual one of its precision
 
 
 def launch_documents(

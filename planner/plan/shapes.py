@@ -86,7 +86,7 @@ class UnitDocumentShape(_Part):
     kind: Literal["unit", "sglang", "vllm"]
     expert_map: _NamedMapShape | None = None  # of an engine that reads none
     model_type: str | None = None  # of other engines
-    quant_method: str | None = None  # likewise, where they call the precision otherwise
+    quant_method: str | None = None  # likewise, where it is not the usual one of the precision
     kv_cache: _KvCacheShape
     unit_digest: Digest
     launch_digest: Digest

@@ -17,9 +17,11 @@ RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
 
-@_reads("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node", "model.shapes?")
+@_reads(
+    *("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node"), *("model.shapes?", "engine.largest_group?")
+)
 def attention_groups_are_alike(
-    attention_tp: int, ep_size: int, gpus_per_node: int, model: Model | None
+    attention_tp: int, ep_size: int, gpus_per_node: int, model: Model | None, largest: int | None
 ) -> Broken | None:
     """Each group has an equal part of a node, or whole nodes.
 
@@ -30,12 +32,14 @@ def attention_groups_are_alike(
         return None
     rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
     reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
-    return Broken(rule, reason, nearest_of(attention_tp, attention_sizes(ep_size, gpus_per_node, model)))
+    return Broken(rule, reason, nearest_of(attention_tp, attention_sizes(ep_size, gpus_per_node, model, largest)))
 
 
-@_reads("{phase}.attention_tp", "model.shapes", "{phase}.ep_size?", "cluster.gpus_per_node?")
+@_reads(
+    *("{phase}.attention_tp", "model.shapes"), *("{phase}.ep_size?", "cluster.gpus_per_node?", "engine.largest_group?")
+)
 def attention_divides_by_heads(
-    attention_tp: int, model: Model, ep_size: int | None, gpus_per_node: int | None
+    attention_tp: int, model: Model, ep_size: int | None, gpus_per_node: int | None, largest: int | None
 ) -> Broken | None:
     """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
     if _has_whole_heads(attention_tp, model):
@@ -43,7 +47,7 @@ def attention_divides_by_heads(
     heads, kv_heads = next(each for each in _heads(model) if not _are_whole(attention_tp, *each))
     kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
     rule = f"S509 must divide the {heads} attention heads{kv}"
-    sizes = attention_sizes(ep_size, gpus_per_node, model)
+    sizes = attention_sizes(ep_size, gpus_per_node, model, largest)
     return Broken(rule, "GPUs that share attention split it by whole heads", nearest_of(attention_tp, sizes))
 
 
@@ -61,11 +65,13 @@ def kv_is_as_kernels_keep_it(
     return Broken(rule, "kernels store its compressed KV in this form only", fix)
 
 
-def attention_sizes(ep_size: int | None, gpus_per_node: int | None, model: Model | None) -> list[int]:
-    """Sizes of attention groups that all take which are known; one GPU always does."""
+def attention_sizes(
+    ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
+) -> list[int]:
+    """Sizes of attention groups that all take which are known, up to the engine's `largest`; one GPU always does."""
     return [
         size
-        for size in range(1, MAX_ATTENTION_TP + 1)
+        for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)
         if (ep_size is None or ep_size % size == 0)
         and (gpus_per_node is None or _fills_nodes(size, gpus_per_node))
         and (model is None or _has_whole_heads(size, model))

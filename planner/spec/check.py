@@ -121,7 +121,7 @@ def check_document(document: Document) -> ResolvedSpec:
     fields = check_fields(document.data)
     named = Named(Path(document.file).parent, fields.values, document.data)
     values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
-    values |= _exchanged(values)
+    values |= _exchanged(values) | _largest_group(values)
     in_range = (
         _as_the_checkpoint(_in_whole_nodes(_heeding_rules(violation, values), values), values)
         for violation in fields.violations
@@ -302,6 +302,14 @@ def _exchanged(values: Mapping[str, Any]) -> dict[str, Callable[[int], bool]]:
 
     phases = EXCHANGES[name].get(version, {})
     return {f"{phase}.exchanged": partial(takes, phase, exchange) for phase, exchange in phases.items()}
+
+
+def _largest_group(values: Mapping[str, Any]) -> dict[str, int]:
+    """The GPUs that may share attention, where the engine keeps a group on one node."""
+    name, per_node = values.get("engine.name", values.get("engine", OURS)), values.get("cluster.gpus_per_node")
+    if name not in ENGINES or ENGINES[name].groups_span_nodes or per_node is None:
+        return {}
+    return {"engine.largest_group": per_node}
 
 
 def _room(values: Mapping[str, Any], counts: Mapping[Phase, int]) -> dict[str, int]:

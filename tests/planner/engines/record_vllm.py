@@ -6,6 +6,8 @@ the declaration too: `bool` is a flag, `list[...]` takes several values, a class
 
 Of models: the module of each architecture that `planner/facts/engine_models.py` names, and whether its sources have a
 `MixtureOfExperts`, which is what EPLB asks for. A multimodal model is asked by its text model.
+
+Of quantised experts: what each class answers to `supports_eplb`, which EPLB asks next.
 """
 
 import ast
@@ -20,6 +22,7 @@ TABLE = Path(__file__).parent / "vllm-options.json"
 WRITTEN_AS_JSON = ("EPLBConfig", "KVTransferConfig")
 REGISTRY = "vllm/model_executor/models/registry.py"
 TEXT_MODELS = {"KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM"}
+LAYERS = "vllm/model_executor/layers/"
 FOLDERS = ("vllm/config/", "vllm/engine/arg_utils.py", "vllm/entrypoints/common/cli_args.py")
 
 
@@ -28,7 +31,7 @@ def main() -> None:
     with zipfile.ZipFile(sys.argv[1]) as wheel:
         names = [name for name in wheel.namelist() if name.startswith(FOLDERS) and name.endswith(".py")]
         trees = [ast.parse(wheel.read(name)) for name in names]
-        models = dict(_models(wheel))
+        models, moved = dict(_models(wheel)), dict(sorted(_moved(wheel)))
     aliases = {key: value for tree in trees for key, value in _aliases(tree)}
     fields = {key: _written_out(value, aliases) for tree in trees for key, value in _fields(tree)}
     options = {name: fields[name[2:].replace("-", "_")] for tree in trees for name in _options(tree, fields)}
@@ -36,6 +39,7 @@ def main() -> None:
     version = Path(sys.argv[1]).name.split("-")[1]
     classes = {name: dict(found) for tree in trees for name, found in _classes(tree) if name in WRITTEN_AS_JSON}
     table = {"version": version, "options": dict(sorted(options.items())), "classes": classes, "models": models}
+    table["supports_eplb"] = moved
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 
@@ -59,6 +63,15 @@ def _sources(wheel, module):
     folder = f"{module.replace('.', '/')}/" if "." in module else f"vllm/model_executor/models/{module}.py"
     names = [name for name in wheel.namelist() if name.startswith(folder) and "/amd/" not in name]
     return b"".join(wheel.read(name) for name in names if name.endswith(".py"))
+
+
+def _moved(wheel):
+    """Class of experts -> what it returns, of those that say anything of EPLB."""
+    for name in wheel.namelist():
+        if name.startswith(LAYERS) and name.endswith(".py") and b"def supports_eplb" in (text := wheel.read(name)):
+            for node in ast.parse(text).body:
+                own = [each for each in getattr(node, "body", ()) if getattr(each, "name", "") == "supports_eplb"]
+                yield from ((node.name, ast.unparse(each.body[-1])) for each in own)
 
 
 def _aliases(tree):

@@ -128,7 +128,7 @@ def test_gpus_that_share_attention_share_their_tokens_in_sglang_only():
     max_requests=st.sampled_from([64, 1024, 4096]),
 )
 def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_requests):
-    """Its changes break no rule, and mend it."""
+    """Its changes break no rule, and mend it; of sizes, memory holds each that it offers."""
     ep_size = nodes * cluster["gpus_per_node"]
     unit = {"ep_size": ep_size, "redundant_experts": -256 % ep_size + (slots - 1) * ep_size if ep_size > 1 else 0}
     try:
@@ -140,6 +140,81 @@ def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_reque
             mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
 
             assert path not in refused(mended)
+            assert not path.endswith("ep_size") or memory_of(mended, path.split(".")[0]).short <= 0
+
+
+def test_no_size_is_offered_that_memory_does_not_hold():
+    """8 H200 hold no Kimi-K2 with 80 slots each, and 16 do: the nearest size that DeepEP takes is no fix by itself."""
+    unit = {"ep_size": 320, "redundant_experts": 256}
+    few, more = (
+        refused(spec_of("sglang", {"nodes": nodes}, unit, {"attention_tp": 8}, "kimi-k2"))["prefill.ep_size"].fix
+        for nodes in (5, 6)
+    )
+
+    assert str(few) == "use more nodes, or GPUs with more memory"
+    assert more.changes == ({".": 16},)
+
+
+@pytest.mark.parametrize(("engine", "offered"), [("vllm", {4}), ("sglang", {8, 16})])
+def test_attention_groups_are_offered_as_the_engine_runs_them(engine, offered):
+    """vLLM keeps a group on one node, and no rule offers one that spans two."""
+    cluster = {"gpus_per_node": 4, "nodes": 4}
+    with pytest.raises(SpecError) as wrong:
+        mixed(engine, cluster, ep_size=16, attention_tp=12)
+
+    assert {change["mixed.attention_tp"] for each in wrong.value.problems for change in each.changes} == offered
+
+
+@pytest.mark.parametrize(("precision", "fix"), [("fp8", "nearest: 2"), ("bf16", "plan it on nodes of more GPUs")])
+def test_a_group_on_one_node_is_offered_where_memory_holds_it(precision, fix):
+    """Attention that fewer GPUs share takes more of each, in BF16 more than is left beside 32 slots of DeepSeek-R1."""
+    spec = mixed("vllm", {"gpus_per_node": 2, "gpu": "b200"}, ep_size=8, attention_tp=8, precision=precision)
+    (found,) = (each for each in engine_refusals(spec) if each.rule.startswith("S749"))
+
+    assert str(found.fix) == fix
+
+
+def test_no_fix_asks_for_an_overlap_that_the_engine_refuses_next():
+    """vLLM overlaps neither in mixed units nor in units of one attention group."""
+    one_group = {"ep_size": 8, "attention_tp": 8, "overlap": "five_stage"}
+    both = {"overlap": "five_stage"}
+    found = {
+        each.path: str(each.fix)
+        for spec in (mixed("vllm", ep_size=32, **both), spec_of("vllm", prefill=one_group, decode=both))
+        for each in engine_refusals(spec)
+        if each.rule.startswith("S747")
+    }
+
+    assert found == {
+        "mixed.overlap": "nearest: none",
+        "prefill.overlap": "nearest: none",
+        "decode.overlap": "nearest: dual_batch",
+    }
+
+
+def test_one_attention_group_is_offered_only_where_the_heads_divide():
+    """SGLang exchanges no NVFP4 rows in prefill; 48 GPUs cannot share 128 heads, and 16 can."""
+    fixes = [
+        next(each.fix for each in engine_refusals(spec_of(prefill=unit | {"precision": "fp4"})) if "S759" in each.rule)
+        for unit in ({"ep_size": 48, "redundant_experts": 32}, {"ep_size": 16})
+    ]
+
+    assert list(map(str, fixes)) == ["choose a checkpoint in one of these", "nearest: prefill.attention_tp 16"]
+
+
+@pytest.mark.parametrize(("ep_size", "redundant"), [(56, 24), (56, 80), (48, 32)])
+def test_sizes_for_an_engine_without_replicas_have_none(ep_size, redundant):
+    """MiniMax-M2's 256 experts are shared by other numbers of GPUs than 256 and some replicas are."""
+    unit = {"ep_size": ep_size, "redundant_experts": redundant}
+    spec = spec_of("vllm", prefill=unit, decode={"ep_size": 32}, model="minimax-m2.5")
+    fixes = {each.path: each.fix for each in engine_refusals(spec)}
+
+    assert fixes["prefill.redundant_experts"].words == "nearest: 0 with ep_size 32 or 64"
+    for path, fix in fixes.items():
+        for change in fix.changes:
+            mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
+
+            assert list(engine_refusals(mended)) == []
 
 
 def test_auto_becomes_a_size_that_the_engine_exchanges():

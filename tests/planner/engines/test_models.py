@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from planner.engines.limits import engine_refusals
-from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.engine_models import ENGINE_MODELS, MOVED_FORMS
 from planner.facts.engines import ENGINES
 from planner.facts.model import Dense
-from planner.spec.check import check_spec
+from planner.facts.quantisation import Quantisation
+from planner.plan.fit import layout_of, memory_of
+from planner.search.auto import decide
+from planner.spec.check import check_document, check_spec
+from planner.spec.yaml import parse_document
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 from tests.planner.engines.test_documents import PAIR
 
@@ -159,6 +163,17 @@ def test_vllm_registers_the_architecture_and_moves_its_experts_where_the_table_s
     assert recorded == {"module": model.file.removesuffix(".py"), "moves_experts": model.replicas}
 
 
+def test_vllm_moves_experts_of_the_forms_in_the_table():
+    """Each one's class supports EPLB whatever the GPU, as recorded; the base class, and so any other, does not."""
+    recorded = json.loads((Path(__file__).parent / "vllm-options.json").read_text())["supports_eplb"]
+    named = {each for forms in MOVED_FORMS["vllm"]["0.33.0"].values() for each in forms.values()}
+
+    assert {recorded[each] for each in named} == {"return True"}
+    assert recorded["FusedMoEMethodBase"] == "return False"
+    assert not {"ModelOptFp8MoEMethod", "ModelOptMxFp8FusedMoE"} & recorded.keys()
+    assert "TRITON" in recorded["CompressedTensorsWNA16MoEMethod"]
+
+
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """A pair of units for each engine, whose model may be called another."""
@@ -206,6 +221,47 @@ EACH = ("prefill", "decode")
 def test_a_model_is_refused_for_what_its_class_does_not_do(pairs, engine, model_type, found):
     """32 redundant experts, many attention groups and overlap in both phases."""
     assert refused(pairs[engine], model_type) == found
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "called"),
+    [
+        (Quantisation("fp8", "FP8 of ModelOpt", other_method="modelopt"), "FP8 of ModelOpt"),
+        (Quantisation("fp4", "NVFP4 of compressed-tensors", other_method="compressed-tensors"), "NVFP4 of compressed"),
+        (Quantisation("w4a16", "INT4 experts by 32 beside BF16"), "INT4 experts by 32"),
+        (Quantisation("fp8", "FP8 of compressed-tensors", other_method="compressed-tensors"), None),
+        (Quantisation("fp4", "NVFP4"), None),
+    ],
+)
+def test_vllm_has_replicas_only_of_experts_that_it_can_move(pairs, quantisation, called):
+    """It refuses to start with EPLB and experts of another form; without replicas it needs none."""
+    spec = pairs["vllm"]
+    of_form = replace(spec, model=replace(spec.model, quantisation=quantisation))
+    for phase in EACH:
+        section = spec.phase(phase).model_copy(update={"precision": quantisation.precision})
+        of_form = replace(of_form, written=of_form.written.model_copy(update={phase: section}))
+    without = of_form.trying("prefill", {"redundant_experts": 0}).trying("decode", {"redundant_experts": 0})
+    reasons = [each.reason for each in engine_refusals(of_form) if each.rule.startswith("S755")]
+
+    assert [called is not None and called in each for each in reasons] == ([] if called is None else [True, True])
+    assert [each for each in engine_refusals(without) if each.rule.startswith("S755")] == []
+
+
+@pytest.mark.parametrize(("engine", "is_replicated"), [("vllm", False), ("tidemill", True)])
+def test_auto_takes_no_replicas_where_the_engine_has_none(engine, is_replicated):
+    """MiniMax-M2's class in vLLM has one slot for each expert; the choice is for a plan that `render` takes."""
+    unit = {"ep_size": 8, "redundant_experts": "auto", "max_request_tokens": 4096}
+    data = {
+        "version": 1,
+        "name": "fixed",
+        "model": {"catalog": "minimax-m2.5", "checkpoint": "/models/m"},
+        "engine": engine,
+        "cluster": {"gpu": "h200", "gpus_per_node": 8, "nodes": 1},
+        "mixed": unit,
+    }
+    decided = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), memory_of, layout_of).spec
+
+    assert (decided.phase("mixed").redundant_experts > 0) == is_replicated
 
 
 def test_sglang_shares_no_model_between_more_gpus_than_experts(pairs):

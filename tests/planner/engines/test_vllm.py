@@ -163,6 +163,30 @@ def test_experts_are_moved_only_where_vllm_can(spec):
     assert "VLLM_SSM_CONV_STATE_LAYOUT" not in fixed.env
 
 
+@pytest.mark.parametrize(
+    ("precision", "other_method", "is_moved"),
+    [
+        ("fp8", None, True),
+        ("fp8", "modelopt", False),
+        ("fp8", "compressed-tensors", True),
+        ("fp4", None, True),
+        ("fp4", "compressed-tensors", False),
+        ("fp8_fp4", "fp8", True),
+        ("mxfp4", "compressed-tensors", False),
+        ("w4a16", None, False),
+        ("bf16", None, True),
+    ],
+)
+def test_experts_are_moved_only_in_forms_that_vllm_can_move(spec, precision, other_method, is_moved):
+    """With EPLB and others it raises while it loads; without the option it serves them from where they start."""
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    decode = spec.decode.model_copy(update={"precision": precision, "redundant_experts": 0})
+    known = replace(KNOWN, other_method=other_method)
+    told = vllm.unit_container(spec.model_copy(update={"decode": decode}), unit, known, "image")
+
+    assert ("--enable-eplb" in told.args, "--eplb-config" in told.args) == (is_moved, is_moved)
+
+
 def test_queues_hold_a_groups_largest_step(spec):
     """Two entries for each token and two more, where DeepEP's 1,024 are too few; none in prefill."""
     few, many = (

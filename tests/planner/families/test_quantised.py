@@ -220,6 +220,7 @@ def test_a_form_is_a_precision_or_is_called_by_its_name(said, expected, tmp_path
         (packed(group(4, "float", 16)), "NVFP4 of compressed-tensors", "compressed-tensors"),
         (packed(group(4, "int", 32, [EXPERTS])), "INT4 experts by 32 beside BF16", None),
         (packed(group(4, "int", 128, [EXPERTS])), "INT4 by 128 of compressed-tensors", None),
+        (packed(group(4, "float", 32, [EXPERTS])), "MXFP4 of compressed-tensors", "compressed-tensors"),
     ],
 )
 def test_the_makers_name_is_kept_where_engines_call_the_precision_otherwise(said, words, other_method):
