@@ -65,6 +65,7 @@ ALGORITHMS: dict[str, Format] = {
 INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names no module; `Linear` is one
+BLOCKS = ([128, 128], "128x128", None)  # as versions of compressed-tensors write them; early ones not at all
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
 
 
@@ -249,7 +250,12 @@ def _of_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[s
         if size == 16:
             return "NVFP4", "nvfp4"
         return ("MXFP4", "mxfp4") if size == 32 else (words, None)
-    return ("FP8", "fp8_plain") if (bits, kind) == (8, "float") and not size else (words, None)
+    if (bits, kind) == (8, "float") and not size:
+        if weights.get("strategy") != "block":
+            return "FP8", "fp8_plain"
+        blocks = weights.get("block_structure")
+        return ("FP8", "fp8") if blocks in BLOCKS else (f"FP8 in blocks of {blocks}"[:60], None)
+    return words, None
 
 
 def _list(said: Mapping[str, Any]) -> Sequence[str]:

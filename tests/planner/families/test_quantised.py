@@ -195,6 +195,10 @@ FORMS = [
     (packed(group(4, "float", 16), ignore=["lm_head"]), "fp4"),
     (packed(group(4, "float", 16, [EXPERTS]), group(8, "float", None, ["re:.*self_attn.*"])), "fp8_fp4"),
     (packed(group(8, "float")), "fp8"),
+    (
+        packed({"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 64]}}),
+        "FP8 in blocks of [64, 64] of compressed-tensors",
+    ),
     (packed(group(4, "float", 16), ignore=["re:.*experts.*"]), "NVFP4 of compressed-tensors, without routed experts"),
     (packed(group(4, "float", 16, [EXPERTS]), group(8, "float", None, ["*layers.2*"])), "fp8_fp4"),
     (
