@@ -31,7 +31,7 @@ Sources, read in November 2026; nothing is copied from them:
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,7 +54,9 @@ SGLANG = "physical_to_logical_map"
 KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
 TENSORRT_LLM = "initial_global_assignments"
 MAX_LAYERS = 1000  # of any model, as `families/shapes.py` has it
+MAX_SLOTS = 2**14  # assumed: no layer has as many; a file of TensorRT-LLM's stands for up to 1000 layers more
 MAX_DEPTH = 8  # a map nests three deep
+MAX_WORD = 200  # of YAML; the longest key has 26 characters
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
         reason, fix = error.strerror or str(error), "give the path relative to the current folder"
         return Violation("--previous", str(path), "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError):
-        return _not_a_map(path, "it is neither JSON nor YAML")
+        return _not_a_map(path, "it is neither JSON nor YAML of plain values")
     if isinstance(document, dict) and TENSORRT_LLM in document:
         document = {SGLANG: _rows_of_keys(document[TENSORRT_LLM])}
     if isinstance(document, dict) and DEVICES in document:
@@ -151,14 +153,25 @@ def _parsed(content: bytes) -> Any:
         import yaml  # only those who have such a file wait for it
 
         try:
-            depth = 0
-            for event in yaml.parse(content, yaml.CSafeLoader):  # the loader overflows the stack of C, and tells nobody
-                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-                if depth > MAX_DEPTH:
-                    raise ValueError("it nests too deep")
+            _refuse_what_grows(yaml.parse(content, yaml.CSafeLoader))
             return yaml.load(content, yaml.CSafeLoader)
         except yaml.YAMLError as error:
             raise ValueError("not YAML") from error
+
+
+def _refuse_what_grows(events: Iterable[Any]) -> None:
+    """Raise ValueError for YAML that is larger than its bytes, or that PyYAML fails on.
+
+    Ten aliases stand for gigabytes. Deep nesting overflows the loader's stack, and it tells nobody. A tag makes a date
+    of any word. `1:1:1`, as long as the file, is a number on the base of 60.
+    """
+    depth = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        is_renamed = getattr(event, "anchor", None) or getattr(event, "tag", None)  # an alias has its anchor's name
+        if depth > MAX_DEPTH or is_renamed or len(getattr(event, "value", "")) > MAX_WORD:
+            raise ValueError("it is not made of plain values")
 
 
 def _rows_of_keys(layers: Any) -> list[Any]:
@@ -170,7 +183,11 @@ def _rows_of_keys(layers: Any) -> list[Any]:
     if not numbers or numbers[0] < 0 or numbers[-1] >= MAX_LAYERS or numbers[-1] - numbers[0] >= len(numbers):
         return []
     first = layers[numbers[0]]
-    if not isinstance(first, list) or not first or any(type(each) is not int or each < 0 for each in first):
+    if (
+        not isinstance(first, list)
+        or not 0 < len(first) <= MAX_SLOTS
+        or any(type(each) is not int or each < 0 for each in first)
+    ):
         return []
     return [_trivial_row(first)] * numbers[0] + [layers[number] for number in numbers]
 

@@ -1,4 +1,4 @@
-"""Lists of modules in quantisation files, and the names that they are held against.
+r"""Lists of modules in quantisation files, and the names that they are held against.
 
 Nothing in a list is rewritten, for `*attn*` is about `linear_attn` too. A module is spelled instead in each way that a
 list may know it: as transformers and the published checkpoint of its family do, at the levels of multimodal models, and
@@ -6,6 +6,11 @@ as the matrix that engines fuse it into. An entry covers a module when it is abo
 
 The planner calls modules as transformers does in DeepSeek-V3: `self_attn.q_a_proj`, in the layer `model.layers.3`.
 Routed experts have one name: no published file tells them apart.
+
+A file may come from anywhere, and Python's `re` goes back and tries again: `(?:.|..)` twenty times over matches a name
+in a million ways. So the work is counted before it is done. A repetition can match a name of 79 characters in 80 ways,
+an alternation in as many as all its alternatives together, and what follows is tried after each of them:
+`.*mlp\.(gate|up)_proj` is tried in 80 x 2 ways. Repeated groups and rare syntax are not counted: they are refused.
 """
 
 import re
@@ -17,13 +22,15 @@ from functools import cached_property
 __all__ = ["HEAD", "ModuleNames", "Spelled", "Unreadable", "draft_names", "spelled"]
 
 REGEX = "re:"
-# A regular expression that repeats more, or repeats a group, takes for ever on some names. Published ones have 2.
-MAX_REPETITIONS = 4
-MAX_PATTERNS = 4_000  # which compile in a second; published files have up to 240
-REPETITION = re.compile(r"[*+{]|(?<!\()\?")
-REPEATED_GROUP = re.compile(r"\)[*+{]")
+MAX_PATTERN_CHARACTERS = 512  # of one; the longest published ones number the layers, in 250
+MAX_WAYS = 2**19  # of one regular expression; published ones have up to 80^3
+NAME_WAYS = 80  # of a repetition: our longest name has 76 characters
+DIGIT_WAYS = 4  # of one of digits: a layer's number has three
+LIST_WAYS = 1024  # assumed: to look up all parts of a name takes as long as so many ways
+PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\((?:\?(?:[:=!]|<[=!])|(?!\?))|\)[*+{]|\(\?|.", re.DOTALL)
 ALL_BUT = re.compile(r"re:\^?\(\?!")  # it names what it is not about, so every spelling must match
 LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
+DIGITS = (r"\d", "[0-9]")
 GLOB = re.compile(r"[*?\[]")
 EXPERT = re.compile(r"(?<=\bexperts\.)(\d+|\*)\.")
 
@@ -119,29 +126,73 @@ def draft_names(num_layers: int) -> Sequence[str]:
     return [f"model.layers.{num_layers}", "mtp.layers.0", "mtp.0", "model.mtp.layers.0"]
 
 
+Globs = Mapping[str | None, re.Pattern[str]]  # of one layer, or of any
+
+
 class ModuleNames:
-    """A list of names, globs and regular expressions. Raises Unreadable for what cannot be used, or is without end."""
+    """A list of names, globs and regular expressions. Raises Unreadable for a pattern that might take for ever.
+
+    Patterns are compiled when the first name is held against them. Before that, `num_characters` tells how long this
+    takes, and `num_ways` how long a name takes.
+    """
 
     def __init__(self, entries: Iterable[str]) -> None:
         self.entries = list(dict.fromkeys(entries))
         names = dict.fromkeys(each if each.startswith(REGEX) else _bare(each.strip(".")) for each in self.entries)
         patterns = [each for each in names if each.startswith(REGEX) or GLOB.search(each)]
-        if len(patterns) > MAX_PATTERNS:
-            raise Unreadable(f"it lists {len(patterns)} patterns, and at most {MAX_PATTERNS} are read")
+        for each in patterns:
+            if len(each) > MAX_PATTERN_CHARACTERS:
+                raise Unreadable(f"the pattern {each[:80]}... has more than {MAX_PATTERN_CHARACTERS} characters")
         self._plain = names.keys() - patterns
-        regexes = {each: _compiled(each.removeprefix(REGEX)) for each in patterns if each.startswith(REGEX)}
-        self._all_but = [regex for each, regex in regexes.items() if ALL_BUT.match(each)]
-        self._regexes = [regex for each, regex in regexes.items() if not ALL_BUT.match(each)]
-        self._of_fused = [regex for each, regex in regexes.items() if MEANS_FUSED.search(each)]
-        globs = [each for each in patterns if not each.startswith(REGEX)]
-        self._globs = _by_layer(globs)
-        self._globs_of_fused = _by_layer([each for each in globs if MEANS_FUSED.search(each)])
+        self._expressions = [each for each in patterns if each.startswith(REGEX)]
+        self._globs_of: dict[str | None, list[str]] = {}  # of one layer, or of any
+        for each in patterns:
+            if not each.startswith(REGEX):
+                self._globs_of.setdefault(_layer(each), []).append(each)
+        self.num_characters = sum(map(len, patterns))
+        ways = (_ways(each.removeprefix(REGEX)) for each in self._expressions)
+        self.num_ways = LIST_WAYS + sum(ways) + self._ways_of_globs()
+
+    def _ways_of_globs(self) -> int:
+        """Return how often the globs are tried on a name: one asterisk after the other, and those of one layer."""
+        ways = {
+            layer: NAME_WAYS * sum(1 + each.count("*") for each in globs) for layer, globs in self._globs_of.items()
+        }
+        return ways.pop(None, 0) + max(ways.values(), default=0)
+
+    @cached_property
+    def _regexes(self) -> Mapping[str, re.Pattern[str]]:
+        return {each: _compiled(each.removeprefix(REGEX)) for each in self._expressions}
+
+    @cached_property
+    def _own(self) -> Sequence[re.Pattern[str]]:
+        return [regex for each, regex in self._regexes.items() if not ALL_BUT.match(each)]
+
+    @cached_property
+    def _all_but(self) -> Sequence[re.Pattern[str]]:
+        return [regex for each, regex in self._regexes.items() if ALL_BUT.match(each)]
+
+    @cached_property
+    def _of_fused(self) -> Sequence[re.Pattern[str]]:
+        return [regex for each, regex in self._regexes.items() if MEANS_FUSED.search(each)]
+
+    @cached_property
+    def _globs(self) -> Globs:
+        return {layer: _any_of(each) for layer, each in self._globs_of.items()}
+
+    @cached_property
+    def _globs_of_fused(self) -> Globs:
+        fused = {layer: list(filter(MEANS_FUSED.search, each)) for layer, each in self._globs_of.items()}
+        return {layer: _any_of(each) for layer, each in fused.items() if each}
 
     def cover(self, module: Spelled) -> bool:
-        """Return whether a module is in the list, by itself or with all that it belongs to."""
+        """Return whether a module is in the list, by itself or with all that it belongs to.
+
+        Raises Unreadable where the list has an expression that is none.
+        """
         if self._plain and not (self._plain.isdisjoint(module.parts) and self._plain.isdisjoint(module.fused_parts)):
             return True
-        if _match(self._globs, self._regexes, module.own):
+        if _match(self._globs, self._own, module.own):
             return True
         if _match(self._globs_of_fused, self._of_fused, module.fused):
             return True
@@ -162,17 +213,6 @@ def _in_words(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
 def _bare(name: str) -> str:
     """Return a name without the number of a routed expert."""
     return EXPERT.sub("", name)
-
-
-Globs = Mapping[str | None, re.Pattern[str]]
-
-
-def _by_layer(globs: Iterable[str]) -> Globs:
-    """Return globs as one regular expression for each layer that they are about, and for any."""
-    found: dict[str | None, list[str]] = {}
-    for each in globs:
-        found.setdefault(_layer(each), []).append(each)
-    return {layer: _any_of(each) for layer, each in found.items()}
 
 
 def _match(globs: Globs, regexes: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
@@ -202,10 +242,37 @@ def _any_of(globs: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(translate(form) for each in globs for form in (each, f"{each}.*")))
 
 
+def _ways(expression: str) -> int:
+    """Return an upper bound of the ways in which an expression can match the beginning of a name.
+
+    Raises Unreadable where there are too many, or where it repeats a group or has other syntax without a bound.
+    """
+    total, ways = [0], [1]  # of each group that is open: of the alternatives before, and of this one
+    before = ""
+    for part in PART.findall(expression.removesuffix(".*")):  # at the end it is never gone back to
+        if part in (")*", ")+", "){", "(?"):
+            raise Unreadable(f"the regular expression {expression[:80]} repeats a group, or has a group of a rare kind")
+        if part.startswith("("):
+            total.append(0)
+            ways.append(1)
+        elif part == "|":
+            total[-1] += ways[-1]
+            ways[-1] = 1
+        elif part == ")" and len(ways) > 1:
+            of_group = max(total.pop() + ways.pop(), 2)  # an empty one takes time too
+            ways[-1] *= of_group
+        elif part == "?":
+            ways[-1] *= 2
+        elif part in ("*", "+", "{"):
+            ways[-1] *= DIGIT_WAYS if before in DIGITS else NAME_WAYS
+        before = part
+    bound = sum(total) + sum(ways)
+    if bound > MAX_WAYS:
+        raise Unreadable(f"the regular expression {expression[:80]} can match in more than {MAX_WAYS:,} ways")
+    return bound
+
+
 def _compiled(expression: str) -> re.Pattern[str]:
-    """Return an expression that surely ends; see `MAX_REPETITIONS`."""
-    if len(REPETITION.findall(expression)) > MAX_REPETITIONS or REPEATED_GROUP.search(expression):
-        raise Unreadable(f"the regular expression {expression[:80]} repeats too much")
     try:
         return re.compile(expression)
     except (re.error, OverflowError, RecursionError) as error:

@@ -67,6 +67,8 @@ BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names no module; `Linear` is one
 BLOCKS = ([128, 128], "128x128", None)  # as versions of compressed-tensors write them; early ones not at all
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
+MAX_CHARACTERS = 2**17  # of all lists: they compile in 3 s; published files have 11,000
+MAX_WAYS = 2**29  # to match all modules against all lists
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Form:
     precision: Precision | None = None
     words: str = ""
     method: str = ""  # the file's quant_method
+
+    @property
+    def names(self) -> Sequence[ModuleNames]:
+        """Return all lists."""
+        return [self.left_out, *(names for names, _ in self.lists)]
 
 
 @dataclass(frozen=True)
@@ -122,8 +129,10 @@ def _by(form: Form | Unplanned | None, method: str) -> Form | Unplanned | None:
 def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     """Return `model` with what `form` says of each layer, where some precision says it of the whole.
 
-    `said_in` is the file or the key that says it.
+    `said_in` is the file or the key that says it. Raises Unreadable where an expression is none, or the lists are so
+    long or so ambiguous that this would take for ever.
     """
+    _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(1) if each.module))
     kept = partial(_kept, form, model)
     layers = tuple(kept(layer, [f"model.layers.{index}"]) for index, layer in enumerate(model.layers))
     draft = model.draft_layer and kept(model.draft_layer, draft_names(model.num_layers))
@@ -154,6 +163,18 @@ def _covers_a_module(form: Form, model: Model) -> bool:
         if each.module
     )
     return any(names.cover(module) for module in chain([HEAD], modules) for names, _ in form.lists)
+
+
+def _refuse_too_much_work(form: Form, num_modules: int) -> None:
+    num_characters = sum(each.num_characters for each in form.names)
+    if num_characters > MAX_CHARACTERS:
+        raise Unreadable(f"its patterns have {num_characters:,} characters, and at most {MAX_CHARACTERS:,} are read")
+    num_ways = num_modules * sum(each.num_ways for each in form.names)
+    if num_ways > MAX_WAYS:
+        raise Unreadable(
+            f"its lists can match the model's {num_modules:,} modules in {num_ways:,} ways, "
+            f"and at most {MAX_WAYS:,} are tried"
+        )
 
 
 def _flat(said: Mapping[str, Any]) -> Mapping[str, Any]:

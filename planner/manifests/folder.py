@@ -16,11 +16,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from planner.facts.digest import digest_of_text
 from planner.manifests.render import KUSTOMIZATION, MARK
-from planner.problems.errors import CallError, OutputError, Violation
+from planner.problems.errors import CallError, OutputError, SpecError, Violation
+from planner.spec.yaml import parse_document
 
 __all__ = ["write_folder"]
 
@@ -101,10 +100,9 @@ def _list_of_last_run(folder: Path) -> str:
 def _files_in(text: str) -> set[str]:
     """The names in a list of ours, its own included; what else somebody wrote there names no file of ours."""
     try:
-        document = yaml.load(text, Loader=yaml.CBaseLoader)  # noqa: S506 - it makes text, lists and maps only
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError):
-        document = {}
-    resources = document.get("resources") if isinstance(document, dict) else None
+        resources = parse_document(text, KUSTOMIZATION).data.get("resources")
+    except SpecError:
+        resources = None
     names = set(filter(_is_plain, resources if isinstance(resources, list) else []))
     return names | {KUSTOMIZATION} if text else set()
 

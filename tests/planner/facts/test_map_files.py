@@ -208,6 +208,43 @@ def test_keys_that_are_no_layers_are_no_map(layers, tmp_path):
     assert isinstance(read_map(path, 2), Violation)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- &a [0, 1]\n" + "- *a\n" * 2_000,
+        "layer_list:\n- device_list:\n  - &a {device_expert: [0, 1]}\n" + "  - *a\n" * 2_000,
+        "a: &a {b: 1}\nc: &c {<<: [*a, *a]}\nphysical_to_logical: [[0, 1]]",
+        "- &a [*a]",
+        "physical_to_logical: [[&a 0, 1]]",
+        '- [!!bool "zz"]',
+        '- [!!float "abc"]',
+        '- !!timestamp "x"',
+        "- !!int x",
+        "- !!python/name:os.system x",
+        "- !anything [0, 1]",
+        "- [" + "1:" * 200 + "1]",
+        "- [" + "1:" * 200 + "1.5]",
+        "[" * 20 + "a" + "]" * 20,
+        "[" * 9_999,
+    ],
+)
+def test_a_map_in_yaml_has_plain_values_only(text, tmp_path):
+    """S806: aliases grew for minutes; tags and numbers on the base of 60 were tracebacks."""
+    (tmp_path / "map.yaml").write_text(text)
+    found = read_map(tmp_path / "map.yaml", 2)
+
+    assert isinstance(found, Violation)
+    assert (found.rule[:4], found.reason) == ("S806", "it is neither JSON nor YAML of plain values")
+
+
+def test_a_key_does_not_stand_for_gigabytes(tmp_path):
+    """S806: one row under the last key was copied for each of 999 dense layers."""
+    row = ", ".join(["0"] * 20_000)
+    (tmp_path / "map.yaml").write_text(f"initial_global_assignments: {{999: [{row}]}}")
+
+    assert isinstance(read_map(tmp_path / "map.yaml", 2), Violation)
+
+
 def test_tensorrt_llms_recording_is_told_how_to_become_loads(tmp_path):
     """S604: a rank's file has the counts of one rank, which are no loads before they are added up."""
     (tmp_path / "rank0.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.facts.model import Model
 from planner.families import model_of, read_model_config
-from planner.families.module_names import ModuleNames, Unreadable, spelled
+from planner.families.module_names import NAME_WAYS, ModuleNames, Unreadable, spelled
 from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
 from planner.problems.errors import Violation
@@ -356,23 +357,133 @@ def test_a_module_has_the_names_of_its_family(family, entry, module, is_covered)
     assert ModuleNames([entry]).cover(spelled(module, ["model.layers.3"], family)) is is_covered
 
 
+# As published: in llm-compressor's recipes, and the files of those who use it
+PUBLISHED_EXPRESSIONS = [
+    "re:.*self_attn.*",
+    "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+    "re:^(?!.*experts).*",
+    "re:.*self_attn.(kv_a_proj_with_mqa|q_a_proj)$",
+    "re:^model\\.layers\\.[0-2]\\..*",
+    "re:.*layers\\.\\d+\\..*(w[1-3]|gate_proj|up_proj|down_proj)$",
+    "re:.*layers\\.(56|57|58|59|60|61|62|63)\\.mlp\\..*(gate|up|down)_proj$",
+    "re:.*layers\\.([4-9]|\\d\\d+)\\.mlp\\.experts\\..*",
+    "re:^model\\.layers\\.4[0-7]\\.mlp\\.experts(\\..*)?$",
+    f"re:^model\\.layers\\.({'|'.join(map(str, range(61)))})\\.(self_attn\\.(q_proj|k_proj)|mlp\\.(up_proj))$",
+    "re:.*model.*layers.*mlp.experts",
+]
+
+
+@pytest.mark.parametrize("expression", PUBLISHED_EXPRESSIONS)
+def test_published_expressions_are_read(expression):
+    """The bound on the work is above that of every published file."""
+    read_so = model_of(
+        without(SMALL) | {"quantization_config": NVFP4 | {"ignore": [expression, "lm_head"]}}, "config.json"
+    )
+
+    assert isinstance(read_so, Model)
+
+
 @pytest.mark.parametrize(
-    "expression",
-    ["re:(a|a)*b", "re:.*.*.*.*.*x", "re:.?.?.?.?.?x", "re:(", "re:[z-a]", "re:a{99999999999999}", "re:" + "(" * 9_999],
+    ("patterns", "reason"),
+    [
+        (["re:(a|a)*b"], "repeats a group"),
+        (["re:(a+){9}b"], "repeats a group"),
+        (["re:(?i)a"], "a group of a rare kind"),
+        (["re:.*.*.*.*.*x"], "can match in more than 524,288 ways"),
+        (["re:" + "(?:.|[a-z_.0-9])" * 24 + "Z"], "can match in more than 524,288 ways"),
+        (["re:" + "(?:.|..)" * 28], "can match in more than 524,288 ways"),
+        (["re:" + "()" * 28], "can match in more than 524,288 ways"),
+        (["re:" + ".?" * 28 + "Z"], "can match in more than 524,288 ways"),
+        ([f"re:.*.*Q{n}" for n in range(3_900)], "and at most 536,870,912 are tried"),
+        ([f"model.layers.1.{'a' * 400}{n}*" for n in range(400)], "and at most 131,072 are read"),
+        (["*a" * 800 + "b"], "has more than 512 characters"),
+        (["re:" + "(" * 9_999], "has more than 512 characters"),
+        (["re:("], "is no regular expression"),
+        (["re:[z-a]"], "is no regular expression"),
+        (["re:a{99999999999999}"], "is no regular expression"),
+    ],
 )
-def test_a_regular_expression_ends_or_is_refused(expression):
-    """One that repeats groups, or too often, would be tried for hours on names of fifty characters."""
-    with pytest.raises(Unreadable):
-        ModuleNames([expression])
+def test_patterns_end_soon_or_are_refused(patterns, reason):
+    """S314: they would be compiled for minutes, or tried for hours on names of fifty characters."""
+    found = model_of(without(SMALL) | {"quantization_config": NVFP4 | {"exclude_modules": patterns}}, "config.json")
+
+    assert isinstance(found, Violation)
+    assert found.rule.startswith("S314")
+    assert reason in found.reason
 
 
-def test_patterns_have_an_end_and_names_of_experts_are_one():
-    """A file of 16 MiB would compile for minutes; mixed precision names each expert of each layer."""
+def test_lists_that_nobody_counts_are_refused():
+    """S314: a file of 16 MiB has room for 100,000 groups, and each of them is asked about every module."""
+    groups = [group(4, "float", 16, ["lm_head"]) for _ in range(12_000)]
+    found = model_of(without(SMALL) | {"quantization_config": packed(*groups)}, "config.json")
+
+    assert found.reason.startswith("its lists can match")
+
+
+EXPRESSIONS = st.recursive(
+    st.sampled_from(["a", ".", "[ab]", "a?", "a*", ".*", "b+", "a{1,3}", "\\w", ""]),
+    lambda inner: (
+        st.tuples(st.just("and"), st.lists(inner, min_size=2, max_size=4))
+        | st.tuples(st.sampled_from(["or", "maybe"]), st.lists(inner, min_size=1, max_size=3))
+    ),
+    max_leaves=6,
+)
+
+
+def written(tree):
+    """Return an expression as text."""
+    if isinstance(tree, str):
+        return tree
+    kind, inner = tree
+    if kind == "and":
+        return "".join(map(written, inner))
+    return f"({'|'.join(map(written, inner))}){'?' if kind == 'maybe' else ''}"
+
+
+def ends(tree, name, start):
+    """Return where each way ends in which an expression matches `name` from `start` on."""
+    if isinstance(tree, str):
+        return [end for end in range(start, len(name) + 1) if re.fullmatch(tree, name[start:end])]
+    kind, inner = tree
+    if kind == "and":
+        found = [start]
+        for each in inner:
+            found = [end for begin in found for end in ends(each, name, begin)]
+        return found
+    return [end for each in inner for end in ends(each, name, start)] + [start] * (kind == "maybe")
+
+
+@given(EXPRESSIONS, st.text("ab", max_size=8))
+def test_an_expression_matches_in_no_more_ways_than_are_counted(tree, name):
+    """The slow reference goes every way; the end of the name keeps a last repetition from having but one."""
+    try:
+        counted = ModuleNames([f"re:{written(tree)}$"]).num_ways - ModuleNames([]).num_ways
+    except Unreadable:
+        return
+
+    assert len(ends(tree, name, 0)) <= counted
+
+
+def test_names_are_shorter_than_a_repetition_is_counted():
+    """The layers of a model have three digits at most."""
+    longest = "model.layers.999"
+    models = [model_of(without(each), "config.json") for each in PUBLISHED.values()]
+    matrices = {(each.module, model.model_type) for model in models for each, _ in model.matrices() if each.module}
+    names = [
+        name
+        for module, family in matrices
+        for each in [spelled(module, [longest], family)]
+        for name in (*each.own, *each.fused)
+    ]
+
+    assert max(map(len, names)) < NAME_WAYS
+
+
+def test_names_of_experts_are_one():
+    """Mixed precision names each expert of each layer."""
     experts = ModuleNames(f"layers.{n % 9}.ffn.experts.{n}.w1*" for n in range(9_000))
 
     assert experts.cover(named("model.layers.8.mlp.experts.0.gate_proj"))
-    with pytest.raises(Unreadable, match="it lists 4001 patterns"):
-        ModuleNames(f"*a{n}" for n in range(4_001))
 
 
 BESIDE = {"quantization": NVFP4 | {"exclude_modules": ["lm_head"]}, "producer": {"name": "modelopt"}}

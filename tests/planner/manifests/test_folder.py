@@ -128,7 +128,7 @@ HOSTILE = [
     'resources: ["a\\0b"]\n',
     "x: 2020-13-45\nresources: []\n",
     "resources: [2020-99-99]\n",
-    "resources: " + "[" * 20_000 + "\n",
+    "resources: " + "[" * 200_000 + "\n",
     'resources: ["", ".", ".."]\n',
     "- 1\n",
 ]
