@@ -65,7 +65,7 @@ ALGORITHMS: dict[str, Format] = {
 INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names no module; `Linear` is one
-BLOCKS = ([128, 128], "128x128", None)  # as versions of compressed-tensors write them; early ones not at all
+BLOCKS = ([128, 128], "128x128", None)  # assumed: a file that gives none has these, too
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
 MAX_CHARACTERS = 2**17  # of all lists: they compile in 3 s; published files have 11,000
 MAX_WAYS = 2**29  # to match all modules against all lists
@@ -109,7 +109,7 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
     method = said.get("quant_method")
     if not isinstance(method, str):
         return Unplanned("of another form")
-    method = method.lower()  # engines do so too
+    method = method.lower()  # assumed: MODELOPT is no other method
     if method.startswith("modelopt"):
         return _by(_of_modelopt(said), "modelopt")
     if method == "compressed-tensors":
