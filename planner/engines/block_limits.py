@@ -13,16 +13,18 @@ qwen3_next.py, glm4_moe.py and minimax_m3.py (shared experts, and shared_experts
 model_executor/layers/quantization/utils/fp8_utils.py (validate_fp8_block_shape) and models/deepseek_v2.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 from planner.engines.exchange_limits import takes_unit
+from planner.facts.attention.kind import Matrix
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.engines import OURS
-from planner.facts.model import Dense, Model
+from planner.facts.model import Layer, Model
 from planner.facts.quantisation import FORMATS
-from planner.facts.terms import EngineName, Phase
+from planner.facts.terms import EngineName, Phase, Precision
 from planner.problems.errors import Violation
 from planner.problems.fix import Fix, nearest
 from planner.spec.attention_rules import attention_sizes
@@ -32,7 +34,9 @@ from planner.spec.phase import PhaseSpec
 __all__ = ["keeps_blocks", "whole_blocks"]
 
 BLOCK = 128
+QUERIES = ("self_attn.q_proj", "self_attn.q_b_proj")  # of latent attention; what comes before is on each GPU
 FUSES_SHARED = ("qwen3_next",)  # where a shared expert is as wide as a routed one
+InBlocks = Sequence[tuple[Layer, Matrix]]
 
 
 @dataclass(frozen=True)
@@ -66,36 +70,50 @@ def keeps_blocks(spec: ResolvedSpec, phase: Phase) -> bool:
 def _cut_within_a_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
     """Return the first cut that is so; None where there is none, and with the bundled runtime, which cuts nothing."""
     section, engine = spec.phase(phase), spec.written.engine_name
-    if engine == OURS or FORMATS[section.precision].ffn != "fp8":
+    if engine == OURS:
         return None
+    in_blocks = _in_blocks(spec.model, section.precision)
     cuts = chain(
-        _of_dense(spec.model, section, engine),
-        _of_shared(spec.model, section, engine),
-        _of_queries(spec.model, section),
+        _of_dense(in_blocks, section, engine),
+        _of_shared(in_blocks, spec.model, section, engine),
+        _of_queries(in_blocks, section),
     )
     return next((each for each in cuts if each.channels % (BLOCK * each.num_gpus)), None)
 
 
-def _of_dense(model: Model, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
+@lru_cache(maxsize=64)
+def _in_blocks(model: Model, precision: Precision) -> InBlocks:
+    """Return the matrices that are in blocks: a checkpoint may leave out some, or have FP8 of another form."""
+    is_own = precision == model.weights_in
+    return [
+        (layer, matrix)
+        for layer in model.kinds
+        for matrix in layer.matrices(model.hidden_size)
+        if matrix.module and ((matrix.kept_in if is_own else None) or FORMATS[precision].of(matrix.role)) == "fp8"
+    ]
+
+
+def _of_dense(in_blocks: InBlocks, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
     """SGLang checks dense layers that are whole too, for it joins two matrices of theirs."""
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
-    for channels in sorted({layer.ffn.intermediate_size for layer in model.layers if isinstance(layer.ffn, Dense)}):
+    for channels in sorted({layer.ffn.intermediate_size for layer, each in in_blocks if each.part == "dense"}):
         if num_gpus > 1 or engine == "sglang":
             yield _Cut("dense layers", channels, num_gpus)
 
 
-def _of_shared(model: Model, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
+def _of_shared(in_blocks: InBlocks, model: Model, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
     experts, num_gpus = model.experts, section.attention_tp
     channels = experts.num_shared * experts.shared_intermediate_size
     is_fused = engine == "sglang" and model.model_type in FUSES_SHARED and channels == experts.intermediate_size
-    if num_gpus == section.ep_size > 1 and not is_fused:
+    if num_gpus == section.ep_size > 1 and not is_fused and any(each.part == "shared" for _, each in in_blocks):
         yield _Cut("shared experts", channels, num_gpus)
 
 
-def _of_queries(model: Model, section: PhaseSpec) -> Iterator[_Cut]:
+def _of_queries(in_blocks: InBlocks, section: PhaseSpec) -> Iterator[_Cut]:
     """Yield the queries of latent attention: one head of it is no whole number of blocks, and of others it is."""
-    for each in model.attentions if section.attention_tp > 1 else ():
+    kinds = dict.fromkeys(layer.attention for layer, each in in_blocks if each.module in QUERIES)
+    for each in kinds if section.attention_tp > 1 else ():
         if isinstance(each, LatentAttention):
             head = each.qk_nope_head_dim + each.qk_rope_head_dim
             yield _Cut("queries", each.num_heads * head, section.attention_tp)

@@ -1,80 +1,132 @@
 r"""Lists of modules in quantisation files, and the names that they are held against.
 
-A module is called as transformers calls it in DeepSeek-V3: `model.layers.3.self_attn.q_a_proj`. Families call theirs
-otherwise, engines fuse some, multimodal models have one level more, and published DeepSeek-V4 has its own names. Names
-and lists are brought to the same words before they are compared, so that neither has to be known in every spelling.
+Nothing in a list is rewritten, for `*attn*` is about `linear_attn` too. A module is spelled instead in each way that a
+list may know it: as transformers and the published checkpoint of its family do, at the levels of multimodal models, and
+as the matrix that engines fuse it into. An entry covers a module when it is about one spelling.
+
+The planner calls modules as transformers does in DeepSeek-V3: `self_attn.q_a_proj`, in the layer `model.layers.3`.
 Routed experts have one name: no published file tells them apart.
 
 A file may come from anywhere, and Python's `re` goes back and tries again: `(?:.|..)` twenty times over matches a name
-in a million ways. So the work is counted before it is done. A repetition can match a name of 49 characters in 50 ways,
+in a million ways. So the work is counted before it is done. A repetition can match a name of 79 characters in 80 ways,
 an alternation in as many as all its alternatives together, and what follows is tried after each of them:
-`.*mlp\.(gate|up)_proj` is tried in 50 x 2 ways. Repeated groups and rare syntax are not counted: they are refused.
+`.*mlp\.(gate|up)_proj` is tried in 80 x 2 ways. Repeated groups and rare syntax are not counted: they are refused.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
 
-__all__ = ["ModuleNames", "Unreadable", "draft_names", "module_name"]
+__all__ = ["HEAD", "ModuleNames", "Spelled", "Unreadable", "draft_names", "spelled"]
 
 REGEX = "re:"
 MAX_PATTERN_CHARACTERS = 512  # of one; the longest published ones number the layers, in 250
-MAX_WAYS = 2**17  # of one regular expression; published ones have up to 8 x 3 x 50^2
-NAME_WAYS = 50  # of a repetition: our longest name has 45 characters
+MAX_WAYS = 2**19  # of one regular expression; published ones have up to 80^3
+NAME_WAYS = 80  # of a repetition: our longest name has 76 characters
 DIGIT_WAYS = 4  # of one of digits: a layer's number has three
 LIST_WAYS = 1024  # assumed: to look up all parts of a name takes as long as so many ways
 PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\((?:\?(?:[:=!]|<[=!])|(?!\?))|\)[*+{]|\(\?|.", re.DOTALL)
+ALL_BUT = re.compile(r"re:\^?\(\?!")  # it names what it is not about, so every spelling must match
 LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 DIGITS = (r"\d", "[0-9]")
 GLOB = re.compile(r"[*?\[]")
-EXPERT = re.compile(r"(?<=experts\.)(\d+|\*)\.")
-# What of a name only some files have: the level of multimodal models, and transformers' place of V4's indexer
-LEVELS = re.compile(
-    r"language_model\\?\.(?=model\b)|(?<=model\.)language_model\\?\.|^language_model\.(?!model\b)|compressor\.(?=indexer)"
-)
+EXPERT = re.compile(r"(?<=\bexperts\.)(\d+|\*)\.")
 
-# As families, engines and published DeepSeek-V4 call it -> here
-WORDS = {
-    "attn": "self_attn",
-    "ffn": "mlp",
-    "block_sparse_moe": "mlp",
-    "shared_expert": "shared_experts",
-    "w1": "gate_proj",
-    "w2": "down_proj",
-    "w3": "up_proj",
-    "wq_a": "q_a_proj",
-    "wq_b": "q_b_proj",
-    "wk": "k_proj",
-    "wkv": "kv_proj",
-    "wo_a": "o_a_proj",
-    "wo_b": "o_b_proj",
-    "head": "lm_head",
+# Words of the planner -> of a family. Source: transformers 5.23.0 models/*/modeling_*.py, and the published weights
+Words = Mapping[str, str]
+TRANSFORMERS: Words = {}
+QWEN: Words = {"shared_experts": "shared_expert"}
+MIXTRAL: Words = {"mlp": "block_sparse_moe", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+DEEPSEEK: Words = {
+    "model": "",
+    "self_attn": "attn",
+    "mlp": "ffn",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+    "q_proj": "wq",
+    "q_a_proj": "wq_a",
+    "q_b_proj": "wq_b",
+    "kv_proj": "wkv",
+    "kv_a_proj_with_mqa": "wkv_a",
+    "o_proj": "wo",
+    "o_a_proj": "wo_a",
+    "o_b_proj": "wo_b",
 }
-WORD = re.compile(rf"(?<!\w)({'|'.join(WORDS)})(?!\w)")
-# A module that an engine or a family has in place of several
+INDEXER_OF_V4: Words = {"indexer": "compressor.indexer", "wq_b": "q_b_proj"}
+SPELLINGS: Mapping[str, Sequence[Words]] = {
+    "deepseek_v3": (TRANSFORMERS, DEEPSEEK),
+    "deepseek_v32": (TRANSFORMERS, DEEPSEEK),
+    "deepseek_v4": (INDEXER_OF_V4, DEEPSEEK),
+    "minimax_m2": (TRANSFORMERS, MIXTRAL),
+    "minimax_m3": (TRANSFORMERS, MIXTRAL),
+    "minimax_m3_vl": (TRANSFORMERS, MIXTRAL),
+    "minimax_m3_vl_text": (TRANSFORMERS, MIXTRAL),
+    "mixtral": (TRANSFORMERS, MIXTRAL),
+    "qwen2_moe": (QWEN,),
+    "qwen3_next": (QWEN,),
+    "qwen3_5_moe": (QWEN,),
+    "qwen3_5_moe_text": (QWEN,),
+}
+# A module -> the one that an engine or a family has in place of several, and the word by which an entry means that
 FUSED = {
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
-    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
-    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "q_a_proj": "fused_qkv_a_proj_with_mqa",
+    "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa",
+    "in_proj_qkv": "in_proj_qkvz",
+    "in_proj_z": "in_proj_qkvz",
+    "in_proj_b": "in_proj_ba",
+    "in_proj_a": "in_proj_ba",
 }
+MEANS_FUSED = re.compile(r"gate_up|qkv(?!\w*conv)|_ba\b")
 
 
 class Unreadable(ValueError):
     """A quantisation file has something else in a place than belongs there; it says where."""
 
 
-def module_name(name: str) -> str:
-    """Return `name` in the words of this file."""
-    name = WORD.sub(lambda found: WORDS[found[1]], LEVELS.sub("", name))
-    return f"model.{name}" if name.startswith("layers.") else name
+@dataclass(frozen=True)
+class Spelled:
+    """The names of one module, and of the matrix that it is fused into."""
+
+    own: tuple[str, ...]
+    fused: tuple[str, ...] = ()
+
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """Return every run of whole parts of its names."""
+        return frozenset(part for name in self.own for part in _parts(name))
+
+    @cached_property
+    def fused_parts(self) -> frozenset[str]:
+        """Return the same of what it is fused into."""
+        return frozenset(part for name in self.fused for part in _parts(name))
+
+
+HEAD = Spelled(("lm_head", "language_model.lm_head", "head"))
+
+
+def spelled(module: str, places: Sequence[str], model_type: str) -> Spelled:
+    """Return the names of a module of a layer that may be in any of `places`."""
+    names = [f"{place}.{module}" for place in places]
+    stem, _, last = module.rpartition(".")
+    fused = [f"{place}.{stem}.{FUSED[last]}" for place in places if last in FUSED]
+    families = SPELLINGS.get(model_type, (TRANSFORMERS,))
+    return Spelled(*(tuple(dict.fromkeys(_in_words(each, families))) for each in (names, fused)))
 
 
 def draft_names(num_layers: int) -> Sequence[str]:
     """Return where an MTP module may be: after the last layer, or in a place of its own."""
     return [f"model.layers.{num_layers}", "mtp.layers.0", "mtp.0", "model.mtp.layers.0"]
+
+
+Globs = Mapping[str | None, re.Pattern[str]]  # of one layer, or of any
 
 
 class ModuleNames:
@@ -85,19 +137,21 @@ class ModuleNames:
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
-        names = dict.fromkeys(each for entry in entries for each in _spelled(entry))
+        self.entries = list(dict.fromkeys(entries))
+        names = dict.fromkeys(each if each.startswith(REGEX) else _bare(each.strip(".")) for each in self.entries)
         patterns = [each for each in names if each.startswith(REGEX) or GLOB.search(each)]
         for each in patterns:
             if len(each) > MAX_PATTERN_CHARACTERS:
                 raise Unreadable(f"the pattern {each[:80]}... has more than {MAX_PATTERN_CHARACTERS} characters")
         self._plain = names.keys() - patterns
-        self._expressions = [each.removeprefix(REGEX) for each in patterns if each.startswith(REGEX)]
+        self._expressions = [each for each in patterns if each.startswith(REGEX)]
         self._globs_of: dict[str | None, list[str]] = {}  # of one layer, or of any
         for each in patterns:
             if not each.startswith(REGEX):
                 self._globs_of.setdefault(_layer(each), []).append(each)
         self.num_characters = sum(map(len, patterns))
-        self.num_ways = LIST_WAYS + sum(map(_ways, self._expressions)) + self._ways_of_globs()
+        ways = (_ways(each.removeprefix(REGEX)) for each in self._expressions)
+        self.num_ways = LIST_WAYS + sum(ways) + self._ways_of_globs()
 
     def _ways_of_globs(self) -> int:
         """Return how often the globs are tried on a name: one asterisk after the other, and those of one layer."""
@@ -107,35 +161,66 @@ class ModuleNames:
         return ways.pop(None, 0) + max(ways.values(), default=0)
 
     @cached_property
-    def _regexes(self) -> Sequence[re.Pattern[str]]:
-        return [_compiled(each) for each in self._expressions]
+    def _regexes(self) -> Mapping[str, re.Pattern[str]]:
+        return {each: _compiled(each.removeprefix(REGEX)) for each in self._expressions}
 
     @cached_property
-    def _globs(self) -> dict[str | None, re.Pattern[str]]:
+    def _own(self) -> Sequence[re.Pattern[str]]:
+        return [regex for each, regex in self._regexes.items() if not ALL_BUT.match(each)]
+
+    @cached_property
+    def _all_but(self) -> Sequence[re.Pattern[str]]:
+        return [regex for each, regex in self._regexes.items() if ALL_BUT.match(each)]
+
+    @cached_property
+    def _of_fused(self) -> Sequence[re.Pattern[str]]:
+        return [regex for each, regex in self._regexes.items() if MEANS_FUSED.search(each)]
+
+    @cached_property
+    def _globs(self) -> Globs:
         return {layer: _any_of(each) for layer, each in self._globs_of.items()}
 
-    def cover(self, name: str) -> bool:
-        """Return whether the module called `name` is in the list, by itself or with all that it belongs to.
+    @cached_property
+    def _globs_of_fused(self) -> Globs:
+        fused = {layer: list(filter(MEANS_FUSED.search, each)) for layer, each in self._globs_of.items()}
+        return {layer: _any_of(each) for layer, each in fused.items() if each}
+
+    def cover(self, module: Spelled) -> bool:
+        """Return whether a module is in the list, by itself or with all that it belongs to.
 
         Raises Unreadable where the list has an expression that is none.
         """
-        bare = EXPERT.sub("", name)
-        if any(part in self._plain for part in _parts(bare)):
+        if self._plain and not (self._plain.isdisjoint(module.parts) and self._plain.isdisjoint(module.fused_parts)):
             return True
-        globs = (self._globs[each] for each in (_layer(name), None) if each in self._globs)
-        if any(each.match(bare) or each.match(name) for each in globs):
+        if _match(self._globs, self._own, module.own):
             return True
-        return any(each.match(name) for each in self._regexes)
+        if _match(self._globs_of_fused, self._of_fused, module.fused):
+            return True
+        return any(all(map(regex.match, module.own)) for regex in self._all_but)
 
 
-def _spelled(entry: str) -> Iterator[str]:
-    """Yield an entry in the words of this file; of a fused module each."""
-    if entry.startswith(REGEX):
-        yield REGEX + module_name(entry.removeprefix(REGEX))
-        return
-    name = EXPERT.sub("", module_name(entry).strip("."))
-    fused = next((each for each in FUSED if name.endswith(each) or f"{each}." in name), None)
-    yield from (name.replace(fused, each) for each in FUSED[fused]) if fused else (name,)
+def _in_words(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
+    """Yield names in the words of each family, with and without the number of an expert, at every level."""
+    for name in names:
+        for words in families:
+            said = ".".join(filter(None, (words.get(each, each) for each in name.split("."))))
+            for each in (said, _bare(said)):
+                below = each.removeprefix("model.")
+                yield from (each, f"language_model.{each}", f"language_model.{below}")
+                yield from (f"model.{below}", f"model.language_model.{below}")
+
+
+def _bare(name: str) -> str:
+    """Return a name without the number of a routed expert."""
+    return EXPERT.sub("", name)
+
+
+def _match(globs: Globs, regexes: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
+    """Return whether some pattern is about one of `names`."""
+    of_names = ((globs[each], name) for name in names for each in (_layer(name), None) if each in globs)
+    return any(glob.match(name) for glob, name in of_names) or any(
+        regex.match(name) for regex in regexes for name in names
+    )
 
 
 def _layer(name: str) -> str | None:

@@ -17,8 +17,12 @@ matched as in vllm-project/vllm 00155cde, vllm/model_executor/layers/quantizatio
 glob matches the whole name, any other entry whole parts of it.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from planner.facts.attention.kind import Matrix
@@ -38,14 +42,13 @@ from planner.facts.quantisation import (
     Quantisation,
 )
 from planner.facts.terms import Precision
-from planner.families.module_names import ModuleNames, Unreadable, draft_names, module_name
+from planner.families.module_names import HEAD, ModuleNames, Spelled, Unreadable, draft_names, spelled
 
 __all__ = ["BESIDE", "Form", "Unplanned", "form_of", "quantised"]
 
 # A file beside config.json -> the quant_method of what it says
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 ROLES = ("attention", "output", "ffn", "expert")
-HEAD = "lm_head"
 LEFT_OUT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")  # as makers call the one list
 
 # quant_algo of ModelOpt -> format, in vLLM's list QUANT_ALGOS and the files
@@ -57,12 +60,15 @@ ALGORITHMS: dict[str, Format] = {
     "FP8": "fp8_plain",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_plain",
     "FP8_PB_WO": "fp8",
+    "FP8_BLOCK_SCALES": "fp8",  # TensorRT-LLM's name of the same, which SGLang reads too
 }
 INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
+CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names no module; `Linear` is one
+BLOCKS = ([128, 128], "128x128", None)  # assumed: a file that gives none has these, too
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
 MAX_CHARACTERS = 2**17  # of all lists: they compile in 3 s; published files have 11,000
-MAX_WAYS = 2**27  # to match all modules against all lists; they take 2 s
+MAX_WAYS = 2**29  # to match all modules against all lists
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Form:
     lists: tuple[tuple[ModuleNames, Format], ...] = ()
     precision: Precision | None = None
     words: str = ""
-    method: str = ""  # as the file has it
+    method: str = ""  # the file's quant_method
 
     @property
     def names(self) -> Sequence[ModuleNames]:
@@ -103,6 +109,7 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
     method = said.get("quant_method")
     if not isinstance(method, str):
         return Unplanned("of another form")
+    method = method.lower()  # assumed: MODELOPT is no other method
     if method.startswith("modelopt"):
         return _by(_of_modelopt(said), "modelopt")
     if method == "compressed-tensors":
@@ -125,10 +132,10 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     `said_in` is the file or the key that says it. Raises Unreadable where an expression is none, or the lists are so
     long or so ambiguous that this would take for ever.
     """
-    size = model.hidden_size
-    _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(size) if each.module))
-    layers = tuple(_kept(layer, form, [f"model.layers.{index}"], size) for index, layer in enumerate(model.layers))
-    draft = model.draft_layer and _kept(model.draft_layer, form, draft_names(model.num_layers), size)
+    _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(1) if each.module))
+    kept = partial(_kept, form, model)
+    layers = tuple(kept(layer, [f"model.layers.{index}"]) for index, layer in enumerate(model.layers))
+    draft = model.draft_layer and kept(model.draft_layer, draft_names(model.num_layers))
     found = _precision_of(layers, form)
     if isinstance(found, Unplanned):
         return found
@@ -136,12 +143,26 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     if METHODS.get(found.precision, form.method) != form.method:
         found = replace(found, words=form.words, other_method=form.method)
     head = None if form.left_out.cover(HEAD) else next((each for names, each in form.lists if names.cover(HEAD)), None)
+    if found is UNQUANTISED and form.lists and not _covers_a_module(form, model):
+        entry = next((each for names, _ in form.lists for each in names.entries), "an empty list")
+        return Unplanned(f"{form.words}, for {entry[:40]}, which no module is called")
     return replace(
         model,
         quantisation=replace(found, head=head, said_in=said_in),
         layers=tuple(_if_unusual(layer, usual) for layer in layers),
         draft_layer=draft and _if_unusual(draft, usual),
     )
+
+
+def _covers_a_module(form: Form, model: Model) -> bool:
+    """Return whether some list has a module of the main model, or its head."""
+    modules = (
+        spelled(each.module, [f"model.layers.{index}"], model.model_type)
+        for index, layer in enumerate(model.layers)
+        for each in layer.matrices(model.hidden_size)
+        if each.module
+    )
+    return any(names.cover(module) for module in chain([HEAD], modules) for names, _ in form.lists)
 
 
 def _refuse_too_much_work(form: Form, num_modules: int) -> None:
@@ -231,6 +252,8 @@ def _of_groups(said: Mapping[str, Any]) -> Form | Unplanned:
         targets = _strings(group.get("targets", ["Linear"]), f"{place}.targets")
         if "Linear" in targets:
             others = Formats(kept_in, kept_in, kept_in, kept_in)
+        elif classes := [each for each in targets if CLASS.fullmatch(each)]:
+            return Unplanned(f"{words} of {said['quant_method']}, for modules of the class {classes[0][:40]}")
         else:
             lists.append((ModuleNames(targets), kept_in))
     words = f"{' and '.join(dict.fromkeys(called))} of {said['quant_method']}"
@@ -248,7 +271,12 @@ def _of_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[s
         if size == 16:
             return "NVFP4", "nvfp4"
         return ("MXFP4", "mxfp4") if size == 32 else (words, None)
-    return ("FP8", "fp8_plain") if (bits, kind) == (8, "float") and not size else (words, None)
+    if (bits, kind) == (8, "float") and not size:
+        if weights.get("strategy") != "block":
+            return "FP8", "fp8_plain"
+        blocks = weights.get("block_structure")
+        return ("FP8", "fp8") if blocks in BLOCKS else (f"FP8 in blocks of {blocks}"[:60], None)
+    return words, None
 
 
 def _list(said: Mapping[str, Any]) -> Sequence[str]:
@@ -277,24 +305,25 @@ def _called(said: Mapping[str, Any], method: str) -> str:
     return ", ".join([method[:40], " ".join(counts)] if counts else [method[:40]])
 
 
-def _kept(layer: Layer, form: Form, places: Sequence[str], hidden_size: int) -> Layer:
+def _kept(form: Form, model: Model, layer: Layer, places: Sequence[str]) -> Layer:
     """Return `layer` with the format of each module, which may be named in any of `places`."""
-    modules = {
-        each.module: (each, _format_of(each, form, places)) for each in layer.matrices(hidden_size) if each.module
-    }
+    modules = {each.module: each for each in layer.matrices(model.hidden_size) if each.module}
+    formats = {name: _format_of(each, form, spelled(name, places, model.model_type)) for name, each in modules.items()}
     by_role: dict[str, Format] = {}
     for role in ROLES:
-        own = [(each.num_weights, kept_in) for each, kept_in in modules.values() if each.role == role]
-        by_role[role] = max(own, key=lambda each: each[0])[1] if own else "bf16"
-    unlike = ((name, kept_in) for name, (each, kept_in) in modules.items() if kept_in != by_role[each.role])
+        weights: Counter[Format] = Counter()
+        for name, each in modules.items():
+            if each.role == role:
+                weights[formats[name]] += each.num_weights
+        by_role[role] = weights.most_common(1)[0][0] if weights else "bf16"
+    unlike = ((name, kept_in) for name, kept_in in formats.items() if kept_in != by_role[modules[name].role])
     return replace(layer, kept_in=Formats(**by_role, modules=tuple(unlike)))
 
 
-def _format_of(matrix: Matrix, form: Form, places: Sequence[str]) -> Format:
-    names = [module_name(f"{place}.{matrix.module}") for place in places]
-    if any(form.left_out.cover(name) for name in names):
+def _format_of(matrix: Matrix, form: Form, module: Spelled) -> Format:
+    if form.left_out.cover(module):
         return "bf16"
-    listed = (kept_in for modules, kept_in in form.lists if any(modules.cover(name) for name in names))
+    listed = (kept_in for names, kept_in in form.lists if names.cover(module))
     return next(listed, form.others.of(matrix.role))
 
 

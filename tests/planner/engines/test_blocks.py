@@ -1,14 +1,18 @@
 """GPUs that share a matrix in FP8 have whole blocks of it, or the spec is refused before a pod dies loading it."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engines.limits import engine_refusals
 from planner.families import MODELS
+from planner.families.published import FOLDER
 from planner.problems.errors import SpecError
 from planner.spec.check import with_values
 from tests.planner.engines.test_exchange import mixed
+from tests.planner.families.test_quantised import FP8_BLOCKS, group, packed
 
 NAMES = sorted(name for name in MODELS if not name.startswith("gpt-oss"))
 
@@ -54,6 +58,35 @@ def test_groups_that_exchange_rows_have_ffns_whole():
     assert refused(unit("kimi-k2", ep_size=128, attention_tp=64, per_node=8)).reason.startswith("each of 64 GPUs")
     assert refused(unit("deepseek-v2", "vllm", ep_size=32, attention_tp=16, per_node=16)) is None
     assert refused(unit("deepseek-v2-lite", "vllm", ep_size=8, attention_tp=2)).reason.startswith("each of 2 GPUs")
+
+
+IN_BLOCKS = {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}
+DENSE, SHARED, ATTENTION = "model.layers.0.mlp", "re:.*shared_experts.*", "*self_attn*"
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        (FP8_BLOCKS, "dense layers"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, None),
+        (packed(group(8, "float")), None),
+        (packed(IN_BLOCKS), "dense layers"),
+        (FP8_BLOCKS | {"modules_to_not_convert": [SHARED]}, "dense layers"),
+        (FP8_BLOCKS | {"modules_to_not_convert": [DENSE]}, "shared experts"),
+        (FP8_BLOCKS | {"modules_to_not_convert": [DENSE, SHARED]}, "queries"),
+        (FP8_BLOCKS | {"modules_to_not_convert": [DENSE, SHARED, ATTENTION]}, None),
+    ],
+)
+def test_what_a_checkpoint_keeps_in_another_format_has_no_blocks(said, part, tmp_path):
+    """FP8 with one scale a tensor is cut anywhere, and so is BF16; a reason names a part that is in blocks."""
+    published = json.loads((FOLDER / "published.json").read_text())
+    config = next(each["config"] for each in published if "kimi-k2" in each["names"])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"quantization_config": said}))
+    spec = unit("kimi-k2", attention_tp=64, precision="fp8")
+    found = refused(with_values(spec, {"model": {"config": str(path), "checkpoint": "/models/kimi"}}))
+
+    assert (found and found.reason.partition("channels of its ")[2].partition(",")[0]) == part
 
 
 @given(model=st.sampled_from(NAMES), engine=st.sampled_from(["sglang", "vllm"]), data=st.data())

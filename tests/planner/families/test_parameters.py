@@ -7,7 +7,7 @@ import pytest
 
 from planner.facts.model import Model
 from planner.families import model_of
-from planner.families.module_names import ModuleNames, module_name
+from planner.families.module_names import ModuleNames, spelled
 from planner.families.registry import FAMILIES, TOWERS
 
 pytestmark = pytest.mark.slow  # torch and transformers take seconds to import, so the functions below do it
@@ -145,9 +145,10 @@ def test_modules_are_called_as_in_transformers(family):
     config = configured(family, GIVEN.get(family, {}))
     model = planned(config, family)
     known = ModuleNames([name.removesuffix(".weight") for name, _ in parameters(config)])
-    ours = {f"model.layers.{i}.{each.module}" for i, layer in enumerate(model.layers) for each in layer.matrices(1)}
+    ours = {(i, each.module) for i, layer in enumerate(model.layers) for each in layer.matrices(1) if each.module}
+    names = {each: spelled(each[1], [f"model.layers.{each[0]}"], model.model_type) for each in sorted(ours)}
 
-    assert [each for each in sorted(ours) if not each.endswith(".") and not known.cover(module_name(each))] == []
+    assert [each for each, name in names.items() if not known.cover(name)] == []
 
 
 def configured(family, text, tower=None):
