@@ -90,7 +90,7 @@ def test_a_busybox_that_needs_libraries_will_not_do(monkeypatch, tmp_path):
     assert "busybox, statically linked (package busybox-static)" in preconditions.missing_for_nodes()
 
 
-@pytest.mark.parametrize(("checkout", "is_named"), [("/tmp/work/tidemill", True), ("/home/a/tidemill", False)])
+@pytest.mark.parametrize(("checkout", "is_named"), [("/tmp/builds/tidemill", True), ("/home/a/tidemill", False)])
 def test_a_checkout_that_no_pod_can_mount_is_named(monkeypatch, checkout, is_named):
     """Below the temporary folder it would be refused in the middle of a test, by rule S413."""
     monkeypatch.setattr(images, "host_paths", lambda: ("/usr", checkout))

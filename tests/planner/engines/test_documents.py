@@ -206,7 +206,7 @@ def test_routers_may_see_pods_and_nothing_else(objects, engine):
     ("engine", "which"), [("sglang", ["leaderworkerset.sigs.k8s.io/worker-index=0"]), ("vllm", [])]
 )
 def test_routers_find_the_pods_that_answer(objects, engine, which):
-    """Of SGLang's units the first pod does, of vLLM's every pod, at the port where its server listens."""
+    """SGLang's first pod of a unit answers, and every pod of vLLM's, at the port where its server listens."""
     (container,) = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
     said = said_by(container["args"])
     for unit, phase in zip(UNITS, ("prefill", "decode"), strict=True):
@@ -260,7 +260,7 @@ def test_pods_leave_the_routers_list_before_they_refuse_requests(objects, engine
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_routers_notice_a_dead_pod_within_seconds(objects, engine):
-    """By default they look once a minute, and believe the third failure."""
+    """Left to themselves they look once a minute and believe the third failure."""
     (router,) = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
     said = said_by(router["args"])
 

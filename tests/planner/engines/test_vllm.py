@@ -178,7 +178,7 @@ def test_experts_are_moved_only_where_vllm_can(spec):
     ],
 )
 def test_experts_are_moved_only_in_forms_that_vllm_can_move(spec, precision, other_method, is_moved):
-    """With EPLB and others it raises while it loads; without the option it serves them from where they start."""
+    """vLLM raises while it loads other forms with EPLB, and serves them without the option."""
     unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
     decode = spec.decode.model_copy(update={"precision": precision, "redundant_experts": 0})
     known = replace(KNOWN, other_method=other_method)

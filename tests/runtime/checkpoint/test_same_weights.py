@@ -133,7 +133,7 @@ def test_the_same_tensors_in_other_files_are_the_same_weights(original, copy, nu
 
 @pytest.mark.parametrize("name", [UP, f"{UP}_scale_inv", SHARED, f"{SHARED}_scale_inv", "lm_head.weight"])
 def test_one_bit_of_any_tensor_makes_other_weights(original, copy, name):
-    """Of an expert, of what all ranks share, and of a scale."""
+    """An expert, what all ranks share and a scale are all part of the digest."""
     flip(copy, name)
 
     assert weights(copy) != weights(original)

@@ -223,7 +223,7 @@ KEYS = "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ val
 
 
 def test_a_template_reads_the_keys_that_it_knows(tmp_path):
-    """By name or one by one, of messages, calls and functions; null is absent; a hint beside a function is not told."""
+    """It gets the keys of messages, calls and functions, but no null and no hint beside a function."""
     said = {"role": "user", "content": "mill", "name": "Ann", "task": "grind", "nothing": None}
     call = {"id": "c1", "function": {"name": "grind", "arguments": "{}", "x": 5}, "y": 6, "index": 0}
     calls = [CONVERSATION[0], {"role": "assistant", "tool_calls": [call]}]

@@ -63,7 +63,7 @@ def test_files_that_cannot_be_used_are_said_at_the_start(folder, name, content):
     ],
 )
 def test_a_certificate_that_is_refused_for_its_dates_names_the_clock(code, said):
-    """Which may be wrong, as the certificate may."""
+    """Either the clock or the certificate may be wrong, so the reason shows both."""
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code, error.verify_message = code, "it is not valid"
 

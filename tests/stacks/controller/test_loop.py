@@ -210,7 +210,7 @@ def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
 
 
 def test_the_controller_goes_by_the_clock_of_the_api_server(monkeypatch, capsys):
-    """Which has said when pods have to be gone: ours may be an hour ahead."""
+    """The server has said when pods have to be gone, and our own clock may be an hour ahead."""
     monkeypatch.setattr(api, "connect", lambda _: SimpleNamespace(now=lambda: NOON))
     monkeypatch.setattr(loop, "once", lambda following, now: f"{now}, then {following.clock()}")
 

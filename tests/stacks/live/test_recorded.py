@@ -212,7 +212,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
     ids=["a slow line", "a slow head", "a slow body", "a body without end"],
 )
 def test_an_answer_without_end_ends(monkeypatch, pieces, pause_s, why):
-    """By one deadline for all of it, or by its size."""
+    """One deadline holds for the whole answer, and so does a size."""
     monkeypatch.setattr(recorded, "DEADLINE_S", 0.3)
     monkeypatch.setattr(recorded, "MAX_ANSWER_BYTES", 2**16)
     with answering(*pieces, pause_s=pause_s) as url, pytest.raises(RecordedError, match=f"{why}.*R112"):
