@@ -31,7 +31,7 @@ GPU_COUNTS = ("gpus", "num_gpus", "gpus_per_unit")  # of a phase
 GPU_RESOURCES = ("gpu", "gpus", "nvidia.com/gpu", "amd.com/gpu")
 USUAL_GPUS = 8  # of a node, at most (assumed): so many and fewer may be those of each node
 IB_DEVICES = ("disaggregation_ib_device", "disaggregation-ib-device")
-RDMA_RESOURCE = re.compile(r"rdma/.+|.+/.*(rdma|hca|efa).*")  # of NVIDIA's, Mellanox' and clouds' plugins: assumed
+RDMA_RESOURCE = re.compile(r"rdma/.+|[^/]+/[^/]*(rdma|hca|efa)[^/]*")  # of NVIDIA's, Mellanox' and clouds': assumed
 
 
 def of_container(given: Mapping[str, Any]) -> Mapping[str, Any]:
