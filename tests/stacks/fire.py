@@ -97,7 +97,7 @@ def texts(deployed: Tidemill, prompts: Sequence[str | list[int]], max_tokens: in
 def launch_files(deployed: Tidemill) -> dict[str, dict]:
     """The launch files that the processes were started with, by unit, and the gateway's."""
     (folder,) = (deployed.state / "tidemill").glob("*/launch")
-    documents = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.launch.json"))]
     return {document.get("unit", "gateway"): document for document in documents}
 
 

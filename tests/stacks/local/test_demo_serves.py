@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from runtime.gateway.tokenizer import load_tokenizer
 from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, REPOSITORY, Tidemill, get_json, samples, total
+from tests.stacks.fire import launch_files
 
 MODEL = "tidemill-demo"
 PROMPT = "The baker opened the shop at dawn and"
@@ -31,9 +32,7 @@ def client(demo: Tidemill) -> OpenAI:
 @pytest.fixture(scope="module")
 def launch(demo: Tidemill) -> dict:
     """The launch files that the processes were started with, by unit."""
-    folder = demo.state / "tidemill" / "demo" / "launch"
-    documents = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
-    return {document.get("unit", "gateway"): document for document in documents}
+    return launch_files(demo)
 
 
 def rank_samples(demo: Tidemill, phase: str) -> list[list]:
