@@ -1,0 +1,84 @@
+"""What runs a quarter of an hour with a GPU, tried without one."""
+
+import json
+import os
+import struct
+import time
+
+import pytest
+
+from tests.gpu.quarter_hour import __main__ as quarter_hour
+from tests.gpu.quarter_hour.parts import Part
+from tests.gpu.quarter_hour.wheels import FATBIN, keep_hopper
+
+PARTS = {
+    "right": "import sys; open(sys.argv[2], 'w').write('{\"rate\": 3}'); print('well')",
+    "wrong": "assert False, 'two and two are five'",
+    "lacking": "print('needs a GPU'); raise SystemExit(77)",
+    "hanging": "import os, time; child = os.fork(); child and print(child, flush=True); time.sleep(600)",
+}
+
+
+@pytest.fixture
+def run_parts(tmp_path, monkeypatch):
+    """Run parts that are these lines of Python."""
+    package = tmp_path / "tests" / "gpu" / "quarter_hour"
+    package.mkdir(parents=True)
+    for name, line in PARTS.items():
+        (package / f"{name}.py").write_text(line)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*names, seconds=20):
+        return quarter_hour.run_all([Part(name, seconds, "a test") for name in names], tmp_path / "found")
+
+    return run
+
+
+def test_each_part_is_reported_as_it_ended(run_parts, tmp_path):
+    """Right, wrong or without what it needs; one that fails does not stop the next."""
+    found = run_parts("wrong", "lacking", "right")
+
+    assert [part["outcome"] for part in found.values()] == ["failed with 1", "missing", "passed"]
+    assert found["wrong"]["said"] == "AssertionError: two and two are five"
+    assert found["lacking"]["said"] == "needs a GPU"
+    assert found["right"]["figures"] == {"rate": 3}
+    assert json.loads((tmp_path / "found" / "report.json").read_text()) == found
+
+
+def test_a_part_that_hangs_is_stopped_with_its_children(run_parts):
+    """Nothing of it holds the GPU when the next one begins."""
+    found = run_parts("hanging", seconds=3)["hanging"]
+    child = int(found["said"])
+
+    assert found["outcome"] == "stopped after 3 s"
+    assert has_ended(child)
+
+
+def test_only_hoppers_machine_code_is_kept():
+    """Nothing moves: what was another GPU's is zeros."""
+    parts = [(1, 120, b"ptx "), (2, 80, b"old "), (2, 90, b"good"), (2, 100, b"new ")]
+    entries = b"".join(
+        struct.pack("<HHIQ", kind, 0, 64, len(code)) + struct.pack("<IIIII", 0, 0, 0, gpu, 0) + bytes(28) + code
+        for kind, gpu, code in parts
+    )
+    library = bytearray(b"text" + FATBIN + struct.pack("<HHQ", 1, 16, len(entries)) + entries + b"more")
+    expected = bytes(library)
+    for code in (b"ptx ", b"old ", b"new "):
+        expected = expected.replace(code, bytes(4))
+    keep_hopper(library)
+
+    assert library == expected
+
+
+def has_ended(pid):
+    """Whether the process has ended, or does so within a second."""
+    for _ in range(100):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+            os.kill(pid, 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
