@@ -21,4 +21,8 @@ class Part:
     shows: str
 
 
-PARTS = (Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),)
+PARTS = (
+    Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
+    Part("deep_ep", 90, "DeepEP's normal kernels between two ranks, against one rank that has all slots"),
+    Part("killed_rank", 60, "how a rank ends when its peer is killed: between steps, in an exchange, in a replay"),
+)
