@@ -9,7 +9,7 @@ exchanges. One kills itself at a chosen place. Measured is how long the other go
                     CPUs alone; here it watches the replay, because torch's watchdog sees nothing of what a graph holds
     nothing         the rank was still there after the part's patience: a hang
 
-STEP_TIMEOUT is 8 s here instead of 120, DEADLINE_S 12 instead of 150. The cases run side by side, without MPS: a client
+STEP_TIMEOUT is 10 s here instead of 120, DEADLINE_S 14 instead of 150. The cases run side by side, without MPS: a client
 that is killed may take MPS's other clients along, and no unit of ours runs under MPS.
 
 On a CPU (`--device cpu`) rows travel over gloo, nothing is recorded, and every case should end at once.
@@ -52,7 +52,7 @@ from tests.gpu.quarter_hour.machine import nccl_loaded
 from tests.gpu.quarter_hour.pair import ADDRESS, end, free_port
 from tests.gpu.quarter_hour.parts import MISSING
 
-STEP_TIMEOUT_S, DEADLINE_S = 8, 12
+STEP_TIMEOUT_S, DEADLINE_S = 10, 14
 PATIENCE_S = 52  # of the 60 that the part has
 POLL_S = 0.02
 VICTIM, DIES_AT = 1, 20  # the rank, and the step in which it dies
