@@ -162,7 +162,7 @@ class GpuOps(Ops):
         slots = torch.arange(len(counts), dtype=torch.int32, device=self.device)
         slot_of_row_R = slots.repeat_interleave(aligned_M, output_size=sum(aligned))
         if aligned == counts:
-            return self._grouped(x, slot_of_row_R, experts)
+            return self._grouped(Quantised(_readable(x.codes), x.scales), slot_of_row_R, experts)
         place_R = self._apart(counts_M, aligned_M, sum(counts))
         codes = x.codes.new_empty(sum(aligned), x.codes.shape[1]).view(torch.uint8)
         codes.index_copy_(0, place_R, x.codes.contiguous().view(torch.uint8))
@@ -287,6 +287,16 @@ def merged(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sum
     share_of_first = torch.sigmoid(first_log_sums - second_log_sums)
     share_of_second = torch.sigmoid(second_log_sums - first_log_sums)
     return second.mul_(share_of_second).add_(first.mul_(share_of_first))
+
+
+def _readable(codes_RD: Tensor) -> Tensor:
+    """Return codes whose rows TMA can read: where scales stand between them, they may begin at any byte.
+
+    `contiguous` would leave a single row as it is, and copy rows that are far enough apart.
+    """
+    if codes_RD.stride(0) % contracts.TMA_BYTES == 0:
+        return codes_RD
+    return codes_RD.clone(memory_format=torch.contiguous_format)
 
 
 def _stacked(gate_up: Quantised) -> Quantised:

@@ -92,6 +92,16 @@ def test_grouped_experts_are_the_references(ops, counts):
     assert ops.fp8_experts(x, counts, counts_M, experts()).equal(expected)
 
 
+def test_rows_that_travelled_may_fill_their_tiles(ops):
+    """Their scales stand between them: 264 bytes from row to row, which DeepGEMM cannot read."""
+    packed = fp8.pack(fp8.quantise_rows(drawn(24, HIDDEN)))
+    for counts in ([8, 0, 16], [0, 0, 0]):
+        x, counts_M = fp8.unpack(packed[: sum(counts)], HIDDEN), torch.tensor(counts)
+        expected = TORCH_OPS.fp8_experts(x, counts, counts_M, experts())
+
+        assert ops.fp8_experts(x, counts, counts_M, experts()).equal(expected)
+
+
 def test_rows_that_fill_a_tile_do_not_matter(ops):
     """DeepEP's rows come in whole tiles already, of which `counts_M` say how many are real."""
     counts, counts_M = [8, 16, 0], torch.tensor([5, 9, 0])
