@@ -10,7 +10,8 @@
 Neither promises an order of addition, so deterministic mode admits neither.
 
 A rank's buffers are made in its first step, together with its peers. DeepEP hands addresses around for that, by the
-unit's own store (`_Handles`) instead of torch's default process group, which would pickle and listen elsewhere.
+unit's own store (`_Handles`) instead of torch's default process group, which would pickle and listen elsewhere. The
+buffers end with the process: DeepEP's destructor waits for the peers, and a rank that has lost one could not end.
 
 DeepEP has two low-latency buffers, and the third exchange would overwrite the first: no more than two may be under way.
 
@@ -23,7 +24,8 @@ Source: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py, docs/l
 tests/legacy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.errors import PeerLost
 from runtime.expert_parallel.dispatcher import (
     Combined,
     Computed,
@@ -55,6 +58,7 @@ from runtime.kernels.say import say_once
 __all__ = ["LowLatencyDispatcher", "NormalDispatcher", "Summed", "deep_ep_form", "why_no_low_latency", "why_no_normal"]
 
 MAX_UNDER_WAY = 2  # deep_ep/buffers/legacy.py, low_latency_dispatch: "you cannot hold more than 2"
+TOO_LATE = "DeepEP error: "  # csrc/legacy/buffer.hpp: the host has waited 100 s for counts; a broken rule says "Failed"
 RANKS_PER_NODE = contracts.NVLINK_PEERS  # of a unit on several nodes, in the normal form
 
 
@@ -159,19 +163,20 @@ class NormalDispatcher(_DeepEp):
             slots_TK, self.num_slots, previous_event=after, async_finish=True, allocate_on_comm_stream=True
         )
         tokens_for_rank, tokens_for_node, tokens_for_slot, is_for_rank_TW = sizes
-        came, slots, weights, counts, handle, event = self._buffer.dispatch(
-            (x.codes, x.scales) if isinstance(x, Quantised) else x,
-            topk_idx=slots_TK,
-            topk_weights=weights_TK,
-            num_tokens_per_rank=tokens_for_rank,
-            num_tokens_per_rdma_rank=tokens_for_node,
-            is_token_in_rank=is_for_rank_TW,
-            num_tokens_per_expert=tokens_for_slot,
-            expert_alignment=self.ops.row_alignment,
-            previous_event=after,
-            async_finish=True,
-            allocate_on_comm_stream=True,
-        )
+        with _peer_loss_named():
+            came, slots, weights, counts, handle, event = self._buffer.dispatch(
+                (x.codes, x.scales) if isinstance(x, Quantised) else x,
+                topk_idx=slots_TK,
+                topk_weights=weights_TK,
+                num_tokens_per_rank=tokens_for_rank,
+                num_tokens_per_rdma_rank=tokens_for_node,
+                is_token_in_rank=is_for_rank_TW,
+                num_tokens_per_expert=tokens_for_slot,
+                expert_alignment=self.ops.row_alignment,
+                previous_event=after,
+                async_finish=True,
+                allocate_on_comm_stream=True,
+            )
         arrived = [came, slots, weights]  # emptied when they are in order: rows are held once
 
         def in_order(_: object) -> Dispatched:
@@ -228,7 +233,7 @@ class NormalDispatcher(_DeepEp):
         configs = [deep_ep.Buffer.get_dispatch_config(size), deep_ep.Buffer.get_combine_config(size)]
         nvlink = max(config.get_nvl_buffer_size_hint(row_bytes, size) for config in configs)
         rdma = max(config.get_rdma_buffer_size_hint(row_bytes, size) for config in configs)
-        return deep_ep.Buffer(None, nvlink, rdma, comm=_Handles(self.group))
+        return deep_ep.Buffer(None, nvlink, rdma, explicitly_destroy=True, comm=_Handles(self.group))
 
 
 class LowLatencyDispatcher(_DeepEp):
@@ -295,8 +300,15 @@ class LowLatencyDispatcher(_DeepEp):
     def _new_buffer(self) -> Any:
         buffer, size = self.ops.packages.deep_ep.Buffer, self.group.size
         rdma = buffer.get_low_latency_rdma_size_hint(self.capacity, self.hidden_size, size, self.num_slots)
-        handles = _Handles(self.group)
-        return buffer(None, 0, rdma, low_latency_mode=True, num_qps_per_rank=self.slots_per_rank, comm=handles)
+        return buffer(
+            None,
+            0,
+            rdma,
+            low_latency_mode=True,
+            num_qps_per_rank=self.slots_per_rank,
+            explicitly_destroy=True,
+            comm=_Handles(self.group),
+        )
 
 
 class _Handles:
@@ -322,6 +334,17 @@ class _Handles:
         told = self._group.gather(msgspec.msgpack.encode(own))
         found = [msgspec.msgpack.decode(part, type=int | bytes | None) for part in told]
         return [bytearray(each) if isinstance(each, bytes) else each for each in found]
+
+
+@contextmanager
+def _peer_loss_named() -> Iterator[None]:
+    """Raise PeerLost when DeepEP has waited for the peers' counts in vain."""
+    try:
+        yield
+    except RuntimeError as error:
+        if TOO_LATE not in str(error):
+            raise
+        raise PeerLost(f"a rank of this unit is gone ({error})") from None
 
 
 def _added(results_RD: Tensor, place_RK: Tensor, weights_RK: Tensor) -> Tensor:

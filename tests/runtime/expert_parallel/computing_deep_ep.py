@@ -59,8 +59,10 @@ def new_deep_ep(meeting):
 
     class Buffer:
         def __init__(
-            self, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode=False, num_qps_per_rank=24, comm=None
-        ):
+            self, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode=False, num_qps_per_rank=24,
+            explicitly_destroy=False, comm=None,
+        ):  # fmt: skip
+            assert explicitly_destroy, "the destructor would wait for the peers"
             self.rank = comm.Get_rank()
             assert comm.Get_size() == meeting.num_ranks
             assert comm.allgather(self.rank) == list(range(meeting.num_ranks))

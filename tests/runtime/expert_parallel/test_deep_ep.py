@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.errors import PeerLost
 from runtime.expert_parallel.deep_ep import LowLatencyDispatcher, NormalDispatcher, deep_ep_form
 from runtime.expert_parallel.dispatcher import LocalDispatcher, PlainRows, WeightsApplied
 from runtime.expert_parallel.factory import new_dispatcher
@@ -126,6 +127,26 @@ def test_a_third_exchange_is_not_begun():
     dispatcher._num_under_way = 2
     first.wait()
     dispatcher.dispatch(x_TD, slots_TK % SLOTS, weights_TK)
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"), [("DeepEP error: CPU recv timeout", PeerLost), ("Failed: Assertion error", RuntimeError)]
+)
+def test_a_peer_that_sends_no_counts_is_lost(said, raised):
+    """DeepEP's host gives up after 100 s; other errors stay what they are."""
+    meeting = Meeting(RANKS)
+    ops, buffer_class = OnCpu(Packages(HOPPER)), new_deep_ep(meeting).Buffer
+
+    def fail(*_, **__):
+        raise RuntimeError(said)
+
+    dispatcher = NormalDispatcher(MetGroup(0, meeting), SLOTS, HIDDEN, PlainRows(torch.bfloat16), ops)
+    dispatcher._buffer = buffer_class.__new__(buffer_class)
+    dispatcher._buffer.dispatch = fail
+    with pytest.raises(raised, match=said) as error:
+        dispatcher.dispatch(*tokens(0, 2))
+
+    assert type(error.value) is raised
 
 
 class OfUnit(SoloGroup):

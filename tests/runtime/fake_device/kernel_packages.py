@@ -122,8 +122,9 @@ class FakeBuffer:
     """deep_ep/buffers/legacy.py, Buffer."""
 
     def __init__(
-        self, module, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, comm=None
-    ):
+        self, module, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
+        explicitly_destroy=False, comm=None,
+    ):  # fmt: skip
         assert group is None
         self.module, self.ranks = module, comm.Get_size()
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
