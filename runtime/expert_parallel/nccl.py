@@ -11,7 +11,8 @@ The process group is made directly, as gloo's is: `init_process_group` would lis
 finds its own interfaces, from `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA`, which the pod's environment sets.
 
 A peer that ends while rows travel shows up as NCCL's error or, where its transport says nothing, when torch's watchdog
-ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps.
+ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps. The watchdog sees nothing of what is
+replayed: there `worker/step_deadline.py` ends the rank.
 
 ROCm's torch has RCCL under the same names. We have not run it between GPUs yet.
 
