@@ -161,9 +161,9 @@ class Rank:
     def _new_ops(self) -> GpuOps:
         if self.device.type == "cuda":
             return GpuOps(self.device, find_packages(self.device))
-        from tests.gpu.quarter_hour.played import PlayedOps, played_deep_ep
+        from tests.gpu.quarter_hour.played import ComputingDeepGemm, PlayedOps, played_deep_ep
 
-        return PlayedOps(Packages(HOPPER, None, None, played_deep_ep(self.group)))
+        return PlayedOps(Packages(HOPPER, ComputingDeepGemm(4), None, played_deep_ep(self.group)))
 
     def _formats(self) -> dict[str, RowFormat]:
         return {"BF16": PlainRows(torch.bfloat16), "FP8": Fp8Rows(self.sizes.hidden, False, self.ops)}

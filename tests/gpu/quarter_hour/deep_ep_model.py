@@ -16,12 +16,12 @@ from tests.runtime.random_checkpoints import V3, write_checkpoint
 __all__ = ["prompts_of_a_dual_batch"]
 
 WIDE = V3 | {  # DeepSeek-V3's widths of a row and of attention; few layers, heads and experts, which are narrow
-    "vocab_size": 1024,
+    "vocab_size": 512,
     "hidden_size": 7168,
     "intermediate_size": 512,
-    "moe_intermediate_size": 256,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
+    "moe_intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "q_lora_rank": 256,
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,

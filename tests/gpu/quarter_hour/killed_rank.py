@@ -5,12 +5,12 @@ exchanges. One kills itself at a chosen place. Measured is how long the other go
 
     vote            gloo notices that the peer is gone: PeerLost, at once
     watchdog        torch's, when an exchange that was issued takes longer than STEP_TIMEOUT: it aborts the process
-    step deadline   `worker/step_deadline.py`, when the loop has not turned for DEADLINE_S. The product starts it on
-                    CPUs alone; here it watches the replay, because torch's watchdog sees nothing of what a graph holds
+    step deadline   `worker/step_deadline.py`, when the loop has not turned for DEADLINE_S: for a rank that replays,
+                    since torch's watchdog sees nothing of what a graph holds
     nothing         the rank was still there after the part's patience: a hang
 
-STEP_TIMEOUT is 10 s here instead of 120, DEADLINE_S 14 instead of 150. The cases run side by side, without MPS: a client
-that is killed may take MPS's other clients along, and no unit of ours runs under MPS.
+STEP_TIMEOUT is 10 s here instead of 120, DEADLINE_S 14 instead of 150. The cases run side by side, without MPS: a
+client that is killed may take MPS's other clients along, and no unit of ours runs under MPS.
 
 On a CPU (`--device cpu`) rows travel over gloo, nothing is recorded, and every case should end at once.
 """

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from runtime.expert_parallel.group import Group
 from tests.runtime.expert_parallel.computing_deep_ep import new_deep_ep
+from tests.runtime.kernels.gpu.computing_packages import ComputingDeepGemm
 from tests.runtime.kernels.gpu.test_gpu_ops import OnCpu as PlayedOps
 
-__all__ = ["PlayedOps", "played_deep_ep"]
+__all__ = ["ComputingDeepGemm", "PlayedOps", "played_deep_ep"]
 
 
 def played_deep_ep(group: Group) -> Any:
