@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,20 @@ def why_missing(device: str) -> str | None:
         return None
     if not torch.cuda.is_available():
         return "no GPU"
-    return None if find_spec("deep_ep") else "deep_ep is not installed"
+    found = find_spec("deep_ep")
+    return "deep_ep is not installed" if found is None else why_another_torch(Path(str(found.origin)))
+
+
+def why_another_torch(module: Path) -> str | None:
+    """Return why SGLang's build does not fit this torch, or None.
+
+    Its C++ reads a tensor's fields where its own torch has them: 2.13 moved them by 8 bytes (c10's PyObjectSlot.h).
+    """
+    if "_build_info" not in module.read_text():
+        return None  # built from DeepEP's own source, for this torch
+    pinned = next((each for each in requires("sgl-deep-ep") or () if each.startswith("torch==")), "")
+    running = f"torch=={torch.__version__.partition('+')[0]}"
+    return None if pinned in ("", running) else f"this deep_ep was built for {pinned}, and here is {running}"
 
 
 def run_ranks(arguments: argparse.Namespace, variables: dict[str, str]) -> int:

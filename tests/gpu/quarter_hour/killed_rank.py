@@ -42,7 +42,7 @@ from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.kernels.device import CudaRecorder, HostLink, PinnedLink
 from runtime.kernels.ops import Ops
 from runtime.worker import step_deadline
-from runtime.worker.children import PEER_LOST
+from runtime.worker.children import PEER_LOST, QUIET
 from runtime.worker.io_thread import Inbox
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
@@ -61,7 +61,7 @@ CASES = {
     "exchange": "in a step, when its rows have come and before it sends results",
     "replay": "before it replays a recorded step that its peer replays",
 }
-ENDS = {PEER_LOST: "PeerLost", 1: "step deadline", -signal.SIGABRT: "torch's watchdog (SIGABRT)"}
+ENDS = {PEER_LOST: "PeerLost", 1: "the step deadline", -signal.SIGABRT: "torch's watchdog (SIGABRT)"}
 SHARED = {  # NVIDIA/nccl docs/userguide/source/env.rst: several ranks on one GPU since 2.30; few CTAs, that all fit
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "4",
@@ -109,10 +109,13 @@ def run_cases(arguments: argparse.Namespace) -> int:
             found = watch(ranks, folder, arguments.output)
         finally:
             end([rank for both in ranks.values() for rank in both])
-    hung = [case for case, what in found.items() if what["by"] == "nothing"]
-    unnamed = [case for case, what in found.items() if not what["said"]]
-    if hung or unnamed:
-        print(f"the survivor hung in {hung or 'no case'}, ended without a reason in {unnamed or 'none'}")
+    wrong = [
+        case
+        for case, what in found.items()
+        if what["by"] not in ENDS.values() or None in (what["said"], what["seconds"])
+    ]
+    if wrong:
+        print(f"no end with a reason: {', '.join(wrong)}")
         return 1
     print(
         "every survivor ended: "
@@ -129,7 +132,7 @@ def start(case: str, folder: Path, device: str) -> list[subprocess.Popen[bytes]]
         died = folder / f"{case}.died"
         with (folder / f"{case}.{rank}").open("wb") as log:
             arguments = [*command, "--rank", str(rank), "-o", str(died)]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"} | (SHARED if device == "cuda" else {})
+            environment = os.environ | QUIET | {"OMP_NUM_THREADS": "1"} | (SHARED if device == "cuda" else {})
             ranks.append(subprocess.Popen(arguments, env=environment, stdout=log, stderr=log))
     return ranks
 
@@ -156,9 +159,11 @@ def how_it_ended(case: str, status: int | None, folder: Path) -> dict[str, Any]:
     lines = [line for line in (folder / f"{case}.0").read_text(errors="replace").splitlines() if line.strip()]
     said = reason(lines)
     by = "nothing" if status is None else ENDS.get(status, f"status {status}")
+    if status == 1 and "has taken over" not in (said or ""):
+        by = "an error"
     print(f"killed {CASES[case]}: the other ended {seconds} s later by {by}", flush=True)
     print(f"   it said: {said or 'nothing'}", flush=True)
-    if seconds is None or status not in ENDS:
+    if seconds is None or by not in ENDS.values():
         print("\n".join(f"   {each}: {line}" for each in "01" for line in tail(folder / f"{case}.{each}")), flush=True)
     return {"by": by, "status": status, "seconds": seconds, "said": said, "last": lines[-8:]}
 
