@@ -21,4 +21,7 @@ class Part:
     shows: str
 
 
-PARTS = (Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),)
+PARTS = (
+    Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
+    Part("nccl_smoke", 60, "2 and 4 ranks on one GPU: their rows over NCCL arrive to the bit, issued and replayed"),
+)

@@ -1,0 +1,211 @@
+"""Several ranks on one GPU: what NCCL needs for it, an MPS of our own, and the ranks' processes.
+
+NCCL refuses two ranks on one GPU unless it is told otherwise, and it may hang if their kernels do not fit on the GPU
+together: so each rank gets few CTAs. MPS lets the ranks' kernels run at the same time. Without it the driver gives each
+process a slice of time, one after the other: kernels that wait for a peer wait for its slice, and all is slower.
+
+On a CPU (`--device cpu`) the same ranks meet over gloo, so that a part can be tried where no GPU is.
+
+Sources: NVIDIA/nccl 5067397c docs/userguide/source/env.rst, "NCCL_MULTI_RANK_GPU_ENABLE" (since 2.30, experimental),
+"NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE"; CUDA documentation, "Multi-Process Service".
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.expert_parallel.group import Group
+from runtime.expert_parallel.rendezvous import MeetingPoint
+from runtime.kernels.device import CPU, use_device
+from tests.gpu.quarter_hour.machine import nccl_loaded
+from tests.gpu.quarter_hour.parts import MISSING
+
+__all__ = [
+    *("Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version", "part", "read_figures"),
+    *("run_ranks", "why_missing"),
+]
+
+ADDRESS = "127.0.0.1"
+SHARED = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "4",  # of one rank: four ranks take 16 of an H100's 132 multiprocessors while they wait
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+}
+FIRST_NCCL = (2, 30)
+TIMES_ON_CPUS = 5  # as long: ranks that only try the part there share two cores with others
+PROBE = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); p = ctypes.c_void_p(); d = ctypes.c_int()\n"
+PROBE += "raise SystemExit(c.cuInit(0) or c.cuDeviceGet(ctypes.byref(d), 0) or c.cuDevicePrimaryCtxRetain("
+PROBE += "ctypes.byref(p), d))"
+
+
+class RanksFailed(Exception):
+    """A rank ended with an error, or did not end in time."""
+
+
+class Figures(dict[str, Any]):
+    """What a part found, written with every change so that it outlives the part."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def add(self, **found: Any) -> None:
+        """Keep, print and write these."""
+        self.update(found)
+        for name, value in found.items():
+            print(f"{name}: {value}", flush=True)
+        self._path.write_text(json.dumps(self))
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return the options of a part whose ranks are processes that run the same module."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", type=Path, dest="output", help="where the figures go")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="sizes of the units that are tried")
+    own = parser.add_argument_group("one rank's own")
+    own.add_argument("--rank", type=int)
+    own.add_argument("--size", type=int)
+    own.add_argument("--port", type=int)
+    own.add_argument("--folder", type=Path)
+    return parser
+
+
+def why_missing(device: str) -> str | None:
+    """Return what several ranks on this machine's GPU lack, or None."""
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "no GPU"
+    loaded = nccl_loaded() or ""
+    if not loaded[:1].isdigit() or tuple(map(int, loaded.split(".")[:2])) < FIRST_NCCL:
+        return f"several ranks on one GPU need NCCL {'.'.join(map(str, FIRST_NCCL))} (LD_PRELOAD), and this is {loaded}"
+    return None
+
+
+@contextlib.contextmanager
+def environment(device: str) -> Iterator[dict[str, str]]:
+    """Give the environment of ranks that share a GPU, with an MPS for as long as they run where there is one.
+
+    MPS runs in the foreground: it ends with this part's process group, whatever happens.
+    """
+    shared = os.environ | {"OMP_NUM_THREADS": "1"}
+    control = shutil.which("nvidia-cuda-mps-control")
+    if device == "cpu" or control is None:
+        print(f"MPS: {'not needed' if device == 'cpu' else 'not installed, so the ranks take turns'}", flush=True)
+        yield shared | (SHARED if device == "cuda" else {})
+        return
+    with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        daemon = subprocess.Popen([control, "-f"], env=shared | places, stdin=subprocess.DEVNULL)
+        try:
+            serves = _serves(shared | places)
+            print(f"MPS: {'on' if serves else 'does not work here, so the ranks take turns'}", flush=True)
+            yield shared | SHARED | (places if serves else {})
+        finally:
+            _end_mps(control, shared | places, daemon)
+
+
+def run_ranks(module: str, size: int, folder: Path, device: str, variables: dict[str, str], seconds: float) -> None:
+    """Run `module` as each rank of a unit. Raise RanksFailed, after all of them have been ended."""
+    port, began = _free_port(), time.monotonic()
+    seconds *= 1 if device == "cuda" else TIMES_ON_CPUS
+    command = [sys.executable, "-m", module, "--device", device, "--folder", str(folder)]
+    command += ["--size", str(size), "--port", str(port)]
+    ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=variables) for rank in range(size)]
+    try:
+        while None in (statuses := [rank.poll() for rank in ranks]):
+            if any(statuses):
+                break
+            if time.monotonic() - began > seconds:
+                raise RanksFailed(f"{size} ranks did not end in {seconds} s: {statuses}")
+            time.sleep(0.05)
+        if any(statuses):
+            raise RanksFailed(f"of {size} ranks one failed: {statuses}")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _free_port() -> int:
+    """Find a TCP port on loopback that nobody listens on."""
+    with socket.create_server((ADDRESS, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def device(arguments: argparse.Namespace) -> torch.device:
+    """Return the device of a rank: GPU 0 for all where there is one."""
+    if arguments.device == "cpu":
+        torch.set_num_threads(1)
+        return CPU
+    return use_device("cuda", arguments.rank % torch.cuda.device_count())
+
+
+def join(group: Group, port: int) -> Group:
+    """Let the group meet on loopback, and return it."""
+    group.join(MeetingPoint(ADDRESS, port, group.rank == 0, ADDRESS))
+    return group
+
+
+def finish(device: torch.device) -> None:
+    """Wait for all that the device has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def nccl_version(device: torch.device) -> str:
+    """Return the version that this process loaded."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else "gloo"
+
+
+def read_figures(folder: Path, size: int) -> list[dict[str, Any]]:
+    """Return what each rank wrote."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def part(main: Any, rank: Any, description: str | None) -> int:
+    """Run a module as a rank if it is told which, else as the part. Return its exit status."""
+    arguments = options(description).parse_args()
+    if arguments.rank is not None:
+        rank(arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # as a worker ends: NCCL would wait for graphs that hold its exchanges
+    if (reason := why_missing(arguments.device)) is not None:
+        print(reason)
+        return MISSING
+    return int(main(arguments))
+
+
+def _serves(variables: dict[str, str]) -> bool:
+    """Return whether a process gets the GPU through the MPS that these name; a daemon takes a moment to listen."""
+    control = Path(variables["CUDA_MPS_PIPE_DIRECTORY"]) / "control"
+    deadline = time.monotonic() + 5
+    while not control.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run([sys.executable, "-c", PROBE], env=variables, timeout=10, check=False).returncode == 0
+    return False
+
+
+def _end_mps(control: str, variables: dict[str, str], daemon: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run([control], input=b"quit\n", env=variables, timeout=5, check=False, stdout=subprocess.DEVNULL)
+        daemon.wait(5)
+    daemon.kill()
+    daemon.wait()
