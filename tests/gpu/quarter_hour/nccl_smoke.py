@@ -1,7 +1,7 @@
 """Rows that several ranks on one GPU exchange over NCCL: all arrive, to the bit, issued one by one and replayed.
 
-    all_to_all    `NcclGroup`'s, of sizes that differ by rank and round, 0 among them, in bytes and in BF16; every second
-                  one beside the computation
+    all_to_all    `NcclGroup`'s, of sizes that differ by rank and round, 0 among them, in bytes and in BF16; every
+                  other one beside the computation
     replayed      dispatch and combine of `MaskedDispatcher`, recorded once as a CUDA graph; a rank has no tokens
     latency       of one small exchange, issued and replayed
 
@@ -10,6 +10,7 @@ It tries the order of exchanges, layouts and captures. Nothing here crosses a li
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -37,19 +38,17 @@ SECONDS = 60
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run a unit of each size, and keep what its ranks say."""
-    figures = one_gpu.Figures(arguments.output)
-    right = True
-    with one_gpu.environment(arguments.device) as variables, tempfile.TemporaryDirectory() as folder:
-        figures.add(mps="CUDA_MPS_PIPE_DIRECTORY" in variables)
-        for size in arguments.ranks:
+    """Run a unit of each size, and keep what its first rank says."""
+    figures, right = one_gpu.Figures(arguments.output), True
+    for size in arguments.ranks:
+        with tempfile.TemporaryDirectory() as folder:
             try:
-                one_gpu.run_ranks(__spec__.name, size, Path(folder), arguments.device, variables, SECONDS)
+                found = one_gpu.run_ranks(__spec__.name, size, Path(folder), arguments.device, SECONDS)
             except one_gpu.RanksFailed as failed:
-                figures.add(**{f"{size} ranks": str(failed)})
                 right = False
+                figures.add(**{f"{size} ranks": str(failed)})
             else:
-                figures.add(**{f"{size} ranks": one_gpu.read_figures(Path(folder), size)[0]})
+                figures.add(**{f"{size} ranks": found[0]})
     print("all rows arrived, to the bit" if right else "not all is right")
     return 0 if right else 1
 
@@ -59,7 +58,8 @@ def rank(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     device = one_gpu.device(arguments)
     group = one_gpu.join(new_group(arguments.rank, arguments.size, None, device), arguments.port)
-    found = {"nccl": one_gpu.nccl_version(device), "joined_s": round(time.monotonic() - began, 2)}
+    found = {"nccl": one_gpu.nccl_version(device), "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
+    found["joined_s"] = round(time.monotonic() - began, 2)
     for number in range(ROUNDS):
         exchange_and_compare(group, device, number)
     found["rounds"] = ROUNDS

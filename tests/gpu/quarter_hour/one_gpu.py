@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ from tests.gpu.quarter_hour.machine import nccl_loaded
 from tests.gpu.quarter_hour.parts import MISSING
 
 __all__ = [
-    *("Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version", "part", "read_figures"),
-    *("run_ranks", "why_missing"),
+    *("FIRST_NCCL", "SHARED", "Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version"),
+    *("options", "part", "run_ranks"),
 ]
 
 ADDRESS = "127.0.0.1"
@@ -44,6 +45,7 @@ SHARED = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
+    "NCCL_DEBUG": "WARN",
 }
 FIRST_NCCL = (2, 30)
 TIMES_ON_CPUS = 5  # as long: ranks that only try the part there share two cores with others
@@ -85,29 +87,33 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def why_missing(device: str) -> str | None:
-    """Return what several ranks on this machine's GPU lack, or None."""
-    if device == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        return "no GPU"
-    loaded = nccl_loaded() or ""
-    if not loaded[:1].isdigit() or tuple(map(int, loaded.split(".")[:2])) < FIRST_NCCL:
-        return f"several ranks on one GPU need NCCL {'.'.join(map(str, FIRST_NCCL))} (LD_PRELOAD), and this is {loaded}"
-    return None
+def part(main: Callable[..., int], rank: Callable[..., None], description: str | None) -> int:
+    """Run a module as a rank if it is told which, else as the part. Return its exit status."""
+    arguments = options(description).parse_args()
+    if arguments.rank is not None:
+        sys.excepthook = _end_at_once
+        rank(arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # as a worker ends: NCCL would wait for graphs that hold its exchanges
+    if (reason := _why_missing(arguments.device)) is not None:
+        print(reason)
+        return MISSING
+    return main(arguments)
 
 
 @contextlib.contextmanager
 def environment(device: str) -> Iterator[dict[str, str]]:
     """Give the environment of ranks that share a GPU, with an MPS for as long as they run where there is one.
 
-    MPS runs in the foreground: it ends with this part's process group, whatever happens.
+    MPS runs in the foreground: it ends with this part's process group, whatever happens. Each unit gets its own, since
+    a client that is killed may take the others of its MPS along.
     """
-    shared = os.environ | {"OMP_NUM_THREADS": "1"}
+    shared = {"OMP_NUM_THREADS": "1"} | (SHARED if device == "cuda" else {}) | os.environ
     control = shutil.which("nvidia-cuda-mps-control")
     if device == "cpu" or control is None:
         print(f"MPS: {'not needed' if device == 'cpu' else 'not installed, so the ranks take turns'}", flush=True)
-        yield shared | (SHARED if device == "cuda" else {})
+        yield shared
         return
     with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
@@ -115,37 +121,16 @@ def environment(device: str) -> Iterator[dict[str, str]]:
         try:
             serves = _serves(shared | places)
             print(f"MPS: {'on' if serves else 'does not work here, so the ranks take turns'}", flush=True)
-            yield shared | SHARED | (places if serves else {})
+            yield shared | (places if serves else {})
         finally:
             _end_mps(control, shared | places, daemon)
 
 
-def run_ranks(module: str, size: int, folder: Path, device: str, variables: dict[str, str], seconds: float) -> None:
-    """Run `module` as each rank of a unit. Raise RanksFailed, after all of them have been ended."""
-    port, began = _free_port(), time.monotonic()
-    seconds *= 1 if device == "cuda" else TIMES_ON_CPUS
-    command = [sys.executable, "-m", module, "--device", device, "--folder", str(folder)]
-    command += ["--size", str(size), "--port", str(port)]
-    ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=variables) for rank in range(size)]
-    try:
-        while None in (statuses := [rank.poll() for rank in ranks]):
-            if any(statuses):
-                break
-            if time.monotonic() - began > seconds:
-                raise RanksFailed(f"{size} ranks did not end in {seconds} s: {statuses}")
-            time.sleep(0.05)
-        if any(statuses):
-            raise RanksFailed(f"of {size} ranks one failed: {statuses}")
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
-def _free_port() -> int:
-    """Find a TCP port on loopback that nobody listens on."""
-    with socket.create_server((ADDRESS, 0)) as probe:
-        return int(probe.getsockname()[1])
+def run_ranks(module: str, size: int, folder: Path, device: str, seconds: float) -> list[dict[str, Any]]:
+    """Run `module` as each rank of a unit, and return the figures of each. Raise RanksFailed."""
+    with environment(device) as variables:
+        _run(module, size, folder, device, variables, seconds * (1 if device == "cuda" else TIMES_ON_CPUS))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
 def device(arguments: argparse.Namespace) -> torch.device:
@@ -173,23 +158,43 @@ def nccl_version(device: torch.device) -> str:
     return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else "gloo"
 
 
-def read_figures(folder: Path, size: int) -> list[dict[str, Any]]:
-    """Return what each rank wrote."""
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+def _run(module: str, size: int, folder: Path, device: str, variables: dict[str, str], seconds: float) -> None:
+    """Run the ranks, and end those that are left when one failed or time is over."""
+    port, began = _free_port(), time.monotonic()
+    command = [sys.executable, "-m", module, "--device", device, "--folder", str(folder)]
+    command += ["--size", str(size), "--port", str(port)]
+    ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=variables) for rank in range(size)]
+    try:
+        while None in (statuses := [rank.poll() for rank in ranks]):
+            if any(statuses):
+                break
+            if time.monotonic() - began > seconds:
+                raise RanksFailed(f"{size} ranks did not end in {seconds} s: {statuses}")
+            time.sleep(0.05)
+        if any(statuses):
+            raise RanksFailed(f"of {size} ranks one failed: {statuses}")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
-def part(main: Any, rank: Any, description: str | None) -> int:
-    """Run a module as a rank if it is told which, else as the part. Return its exit status."""
-    arguments = options(description).parse_args()
-    if arguments.rank is not None:
-        rank(arguments)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # as a worker ends: NCCL would wait for graphs that hold its exchanges
-    if (reason := why_missing(arguments.device)) is not None:
-        print(reason)
-        return MISSING
-    return int(main(arguments))
+def _free_port() -> int:
+    """Find a TCP port on loopback that nobody listens on."""
+    with socket.create_server((ADDRESS, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _why_missing(device: str) -> str | None:
+    """Return what several ranks on this machine's GPU lack, or None."""
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "no GPU"
+    loaded = nccl_loaded() or ""
+    if not loaded[:1].isdigit() or tuple(map(int, loaded.split(".")[:2])) < FIRST_NCCL:
+        return f"several ranks on one GPU need NCCL {'.'.join(map(str, FIRST_NCCL))} (LD_PRELOAD), and this is {loaded}"
+    return None
 
 
 def _serves(variables: dict[str, str]) -> bool:
@@ -209,3 +214,10 @@ def _end_mps(control: str, variables: dict[str, str], daemon: subprocess.Popen[b
         daemon.wait(5)
     daemon.kill()
     daemon.wait()
+
+
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show what a rank failed with and end it. Python's own end might wait for peers."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)

@@ -24,4 +24,7 @@ class Part:
 PARTS = (
     Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
     Part("nccl_smoke", 60, "2 and 4 ranks on one GPU: their rows over NCCL arrive to the bit, issued and replayed"),
+    Part("kernels", 120, "kernels and draws against the reference: test_kernels.py, test_draws.py"),
+    Part("ranks", 120, "two ranks against one, recorded steps against computed ones: test_ranks.py"),
+    Part("wide_layers", 260, "2 and 4 ranks on one GPU against one rank: layers of V3's width, computed and replayed"),
 )
