@@ -150,12 +150,14 @@ class Exchanges:
         weights_TK.copy_(torch.rand(weights_TK.shape, generator=generator))
 
     def compute(self) -> Tensor:
-        """Dispatch, multiply each row by a number of its slot, and combine."""
+        """Dispatch, multiply each row that came by a number of its slot, and combine."""
         dispatched = self.dispatcher.dispatch(*self.inputs).wait()
         assert isinstance(dispatched.rows, MaskedRows)
         first = self.group.rank * SLOTS_PER_RANK
         slots = torch.arange(first, first + SLOTS_PER_RANK, device=self.device)
         results = dispatched.rows.rows_MZD * _factors(slots)[:, None, None]
+        is_room_MZ = torch.arange(results.shape[1], device=self.device) >= dispatched.rows.counts_M[:, None]
+        results.masked_fill_(is_room_MZ[..., None], torch.nan)
         return self.dispatcher.combine(results, dispatched).wait().sum()
 
 

@@ -35,7 +35,7 @@ from tests.gpu.quarter_hour.parts import MISSING
 
 __all__ = [
     *("FIRST_NCCL", "SHARED", "Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version"),
-    *("options", "part", "run_ranks"),
+    *("options", "part", "reserved_gb", "run_ranks"),
 ]
 
 ADDRESS = "127.0.0.1"
@@ -151,6 +151,11 @@ def finish(device: torch.device) -> None:
     """Wait for all that the device has to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def reserved_gb(device: torch.device) -> float:
+    """Return what torch holds of the device's memory."""
+    return torch.cuda.memory_reserved(device) / 1e9 if device.type == "cuda" else 0.0
 
 
 def nccl_version(device: torch.device) -> str:
