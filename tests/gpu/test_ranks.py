@@ -97,7 +97,10 @@ def exchanged(device, free_port):
     shares = torch.cuda.device_count() < 2
     if shares and torch.cuda.nccl.version() < FIRST_NCCL:
         pytest.skip(f"needs two GPUs, or NCCL {FIRST_NCCL} for two ranks on one; this is {torch.cuda.nccl.version()}")
-    with patch.dict(os.environ, SHARED if shares else {}), processes.get_context("spawn").Manager() as manager:
+    with (
+        patch.dict(os.environ, SHARED | os.environ if shares else {}),
+        processes.get_context("spawn").Manager() as manager,
+    ):
         found = manager.dict()
         processes.spawn(rank_logits, (2, free_port(), found), nprocs=2)
         return dict(found)

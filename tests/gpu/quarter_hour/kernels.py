@@ -1,8 +1,10 @@
 """The tests of `tests/gpu` that need one rank: kernels against the reference, and a step's draws.
 
-`run_tests` runs files of tests as a part, with their outcomes as figures; `ranks` uses it too.
+`run_tests` runs files of tests as a part, with their outcomes as figures; `ranks` uses it too. It leaves this project's
+own settings for tests aside, since they need plugins that a machine with a GPU may not have.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ __all__ = ["run_tests"]
 
 FILES = ("tests/gpu/test_kernels.py", "tests/gpu/test_draws.py")
 ROOT = Path(__file__).parents[3]
+PLAIN = ("-c", os.devnull, "--rootdir", ".", "--confcutdir", "tests/gpu", "--import-mode", "importlib", "-rs")
 OTHERWISE = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
@@ -30,7 +33,7 @@ def run_tests(files: tuple[str, ...], figures: one_gpu.Figures, variables: dict[
     """Run the files in one process. Return what a part ends with: `MISSING` if all tests were skipped."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+        command = [sys.executable, "-m", "pytest", *PLAIN, f"--junitxml={report}", *files]
         status = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
         outcomes = read_outcomes(report) if report.exists() else {}
     counted = Counter(outcomes.values())
