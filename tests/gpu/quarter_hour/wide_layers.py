@@ -42,7 +42,7 @@ from runtime.kernels.fp8 import E4M3, Quantised
 from runtime.kv.cache import LatentCache
 from runtime.model import deepseek
 from runtime.model.captured_steps import CapturedSteps, sizes_up_to
-from runtime.model.config import ModelConfig, read_model_config
+from runtime.model.config import read_model_config
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
 from runtime.model.moe import MixtureOfExperts
@@ -73,6 +73,7 @@ def main(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("DG_JIT_USE_NVRTC", "1")  # DeepGEMM's quicker compiler, where its build knows it
     figures, wrong = one_gpu.Figures(arguments.output), []
     with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(WIDE if arguments.device == "cuda" else SMALL))
         for size in (1, *arguments.ranks):
             try:
                 found = one_gpu.run_ranks(__spec__.name, size, Path(folder), arguments.device, SECONDS[size])
@@ -116,9 +117,12 @@ class WideRank:
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
         self.device, self.wrong = device, []
-        self.config = _config(arguments.folder, WIDE if device.type == "cuda" else SMALL)
+        self.config = read_model_config(arguments.folder)
         slots = range(self.config.n_routed_experts + COPIES)
-        self.maps = [[(slot + layer) % self.config.n_routed_experts for slot in slots] for layer in range(self._moe)]
+        self.maps = [
+            [(slot + layer) % self.config.n_routed_experts for slot in slots]
+            for layer in range(self.config.num_moe_layers)
+        ]
         self.group = new_group(arguments.rank, arguments.size, range(arguments.size), device)
         self.backend = _backend(device)
         self.model = DeepseekV3(self.config, self.maps, self.group, self.backend, OVERLAPS["dual_batch"])
@@ -128,10 +132,6 @@ class WideRank:
         self.cache = LatentCache(*kv, torch.bfloat16, device, self.backend.ops.link)
         one_gpu.join(self.group, arguments.port)
         self._captured: CapturedSteps | None = None
-
-    @property
-    def _moe(self) -> int:
-        return self.config.num_moe_layers
 
     def say(self, what: str) -> None:
         """Print what the unit is at, once for all of its ranks."""
@@ -295,14 +295,6 @@ class Requests:
         """Give the pages back."""
         for table in self._tables:
             self._cache.free(table)
-
-
-def _config(folder: Path, document: dict[str, Any]) -> ModelConfig:
-    """Read the config as from a checkpoint of its own."""
-    place = folder / "config"
-    place.mkdir(exist_ok=True)
-    (place / "config.json").write_text(json.dumps(document))
-    return read_model_config(place)
 
 
 def _backend(device: torch.device) -> Backend:
