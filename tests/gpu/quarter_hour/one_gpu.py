@@ -1,24 +1,21 @@
-"""Several ranks on one GPU: what NCCL needs for it, an MPS of our own, and the ranks' processes.
+"""Several ranks on one GPU: what NCCL needs for it, and the ranks' processes.
 
 NCCL refuses two ranks on one GPU unless it is told otherwise, and it may hang if their kernels do not fit on the GPU
-together: so each rank gets few CTAs. MPS lets the ranks' kernels run at the same time. Without it the driver gives each
-process a slice of time, one after the other: kernels that wait for a peer wait for its slice, and all is slower.
+together: so each rank gets few CTAs. They run at the same time by MPS (`mps.py`), or in turns.
 
 On a CPU (`--device cpu`) the same ranks meet over gloo, so that a part can be tried where no GPU is.
 
 Sources: NVIDIA/nccl 5067397c docs/userguide/source/env.rst, "NCCL_MULTI_RANK_GPU_ENABLE" (since 2.30, experimental),
-"NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE"; CUDA documentation, "Multi-Process Service".
+"NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE".
 """
 
 import argparse
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +28,7 @@ from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.device import CPU, use_device
 from tests.gpu.quarter_hour.machine import nccl_loaded
+from tests.gpu.quarter_hour.mps import shared_gpu
 from tests.gpu.quarter_hour.parts import MISSING
 
 __all__ = [
@@ -47,11 +45,9 @@ SHARED = {
     "NCCL_IB_DISABLE": "1",
     "NCCL_DEBUG": "WARN",
 }
+OWN = {"OMP_NUM_THREADS": "1"}
 FIRST_NCCL = (2, 30)
 TIMES_ON_CPUS = 5  # as long: ranks that only try the part there share two cores with others
-PROBE = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); p = ctypes.c_void_p(); d = ctypes.c_int()\n"
-PROBE += "raise SystemExit(c.cuInit(0) or c.cuDeviceGet(ctypes.byref(d), 0) or c.cuDevicePrimaryCtxRetain("
-PROBE += "ctypes.byref(p), d))"
 
 
 class RanksFailed(Exception):
@@ -104,26 +100,15 @@ def part(main: Callable[..., int], rank: Callable[..., None], description: str |
 
 @contextlib.contextmanager
 def environment(device: str) -> Iterator[dict[str, str]]:
-    """Give the environment of ranks that share a GPU, with an MPS for as long as they run where there is one.
+    """Give the environment of ranks that share a GPU.
 
-    MPS runs in the foreground: it ends with this part's process group, whatever happens. Each unit gets its own, since
-    a client that is killed may take the others of its MPS along.
+    Each unit gets an MPS of its own, since a client that is killed may take the others of its MPS along.
     """
-    shared = {"OMP_NUM_THREADS": "1"} | (SHARED if device == "cuda" else {}) | os.environ
-    control = shutil.which("nvidia-cuda-mps-control")
-    if device == "cpu" or control is None:
-        print(f"MPS: {'not needed' if device == 'cpu' else 'not installed, so the ranks take turns'}", flush=True)
-        yield shared
+    if device == "cpu":
+        yield OWN | os.environ
         return
-    with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        daemon = subprocess.Popen([control, "-f"], env=shared | places, stdin=subprocess.DEVNULL)
-        try:
-            serves = _serves(shared | places)
-            print(f"MPS: {'on' if serves else 'does not work here, so the ranks take turns'}", flush=True)
-            yield shared | (places if serves else {})
-        finally:
-            _end_mps(control, shared | places, daemon)
+    with shared_gpu() as variables:
+        yield OWN | SHARED | os.environ | variables
 
 
 def run_ranks(module: str, size: int, folder: Path, device: str, seconds: float) -> list[dict[str, Any]]:
@@ -200,25 +185,6 @@ def _why_missing(device: str) -> str | None:
     if not loaded[:1].isdigit() or tuple(map(int, loaded.split(".")[:2])) < FIRST_NCCL:
         return f"several ranks on one GPU need NCCL {'.'.join(map(str, FIRST_NCCL))} (LD_PRELOAD), and this is {loaded}"
     return None
-
-
-def _serves(variables: dict[str, str]) -> bool:
-    """Return whether a process gets the GPU through the MPS that these name; a daemon takes a moment to listen."""
-    control = Path(variables["CUDA_MPS_PIPE_DIRECTORY"]) / "control"
-    deadline = time.monotonic() + 5
-    while not control.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.run([sys.executable, "-c", PROBE], env=variables, timeout=10, check=False).returncode == 0
-    return False
-
-
-def _end_mps(control: str, variables: dict[str, str], daemon: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([control], input=b"quit\n", env=variables, timeout=5, check=False, stdout=subprocess.DEVNULL)
-        daemon.wait(5)
-    daemon.kill()
-    daemon.wait()
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
