@@ -1,17 +1,23 @@
 """A model and a unit on GPUs against the same on a CPU."""
 
+import os
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.multiprocessing as processes
 
 from runtime.checkpoint import resolve
+from runtime.expert_parallel import deep_ep
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import SoloGroup
+from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.device import use_device
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
+from tests.gpu.quarter_hour.one_gpu import FIRST_NCCL, SHARED
 from tests.runtime.closeness import median_off_by, off_by
 
 ADDRESS = "127.0.0.1"
@@ -72,24 +78,38 @@ def test_recorded_steps_say_what_steps_say(device, overlap, monkeypatch):
         assert off_by(one, other) < 0.02
 
 
-def rank_logits(rank, size, port, overlap, found):
-    """One rank's prompts, by a unit whose rows travel over NCCL."""
-    device = use_device("cuda", rank)
+def rank_logits(rank, size, port, found):
+    """One rank's prompts under each overlap, by a unit whose rows travel over NCCL."""
+    device = use_device("cuda", rank % torch.cuda.device_count())
     group = new_group(rank, size, None, device)
-    loaded = engine(device, group, torch.bfloat16, overlap)
+    with patch.object(deep_ep, "deep_ep_form", return_value=None):
+        loaded = engine(device, group, torch.bfloat16)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
-    found[rank] = loaded.prefill(PROMPTS[rank : rank + 1])[0].cpu()
+    for name, overlap in OVERLAPS.items():
+        loaded.model.overlap = overlap
+        found[name, rank] = loaded.prefill(PROMPTS[rank : rank + 1])[0].cpu()
     group.any(False)
 
 
-@pytest.mark.parametrize("overlap", ["none", "dual_batch"])
-def test_ranks_that_exchange_rows_say_what_one_rank_says(device, overlap, free_port):
+@pytest.fixture(scope="module")
+def exchanged(device, free_port):
+    """The logits of both ranks of a unit, which share a GPU where there is one."""
+    shares = torch.cuda.device_count() < 2
+    if shares and torch.cuda.nccl.version() < FIRST_NCCL:
+        pytest.skip(f"needs two GPUs, or NCCL {FIRST_NCCL} for two ranks on one; this is {torch.cuda.nccl.version()}")
+    with (
+        patch.dict(os.environ, SHARED | os.environ if shares else {}),
+        processes.get_context("spawn").Manager() as manager,
+    ):
+        found = manager.dict()
+        processes.spawn(rank_logits, (2, free_port(), found), nprocs=2)
+        return dict(found)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_ranks_that_exchange_rows_say_what_one_rank_says(device, overlap, exchanged):
     """With overlap the exchanges run beside the other half's compute: a missing wait would show as other numbers."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    found = processes.get_context("spawn").Manager().dict()
-    processes.spawn(rank_logits, (2, free_port(), overlap, found), nprocs=2)
     expected, _ = engine(device, SoloGroup(), torch.bfloat16).prefill(PROMPTS)
 
     for rank in range(2):
-        assert off_by(found[rank][0], expected[rank].cpu()) < 0.02
+        assert off_by(exchanged[overlap, rank][0], expected[rank].cpu()) < 0.02

@@ -23,6 +23,11 @@ class Part:
 
 PARTS = (
     Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
+    Part("nccl_smoke", 60, "2 and 4 ranks on one GPU: their rows over NCCL arrive to the bit, issued and replayed"),
     Part("deep_ep", 90, "DeepEP's normal kernels between two ranks, against one rank that has all slots"),
+    Part("demo_units", 120, "the demo by two units of two ranks on one GPU: KV between processes, texts of the CPU"),
+    Part("ranks", 120, "two ranks against one, recorded steps against computed ones: test_ranks.py"),
     Part("killed_rank", 60, "how a rank ends when its peer is killed: between steps, in an exchange, in a replay"),
+    Part("wide_layers", 260, "2 and 4 ranks on one GPU against one rank: layers of V3's width, computed and replayed"),
+    Part("kernels", 120, "kernels and draws against the reference: test_kernels.py, test_draws.py"),
 )

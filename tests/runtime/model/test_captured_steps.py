@@ -12,48 +12,14 @@ import torch
 from runtime.checkpoint import resolve
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.masked import MaskedDispatcher
-from runtime.expert_parallel.traffic import Moved
 from runtime.model import deepseek
 from runtime.model.captured_steps import CapturedSteps, sizes_up_to
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
+from tests.runtime.recorders import Counted, Recorder
 
 MAX_REQUESTS, MAX_TOKENS, STEPS = 5, 200, 4
-
-
-class Recorder:
-    """Keeps what was computed, to do it again."""
-
-    def __init__(self):
-        self.num_replays = 0
-
-    def record(self, compute):
-        recorder, result = self, compute()
-
-        class Recording:
-            def replay(self):
-                recorder.num_replays += 1
-                result.copy_(recorder.again(compute))
-
-        return Recording(), result
-
-    def again(self, compute):
-        return compute()
-
-
-class Counted(Recorder):
-    """Counts nothing at a replay, as the host of a GPU."""
-
-    def __init__(self, traffic):
-        super().__init__()
-        self._traffic = traffic
-
-    def again(self, compute):
-        before = self._traffic.moved()
-        result = compute()
-        self._traffic.add(Moved(0, 0, 0, 0) - (self._traffic.moved() - before))
-        return result
 
 
 def loaded(overlap):

@@ -1,0 +1,39 @@
+"""Recorders of steps for tests on a CPU: a replay computes anew, and writes where the recording wrote."""
+
+from runtime.expert_parallel.traffic import Moved
+
+__all__ = ["Counted", "Recorder"]
+
+
+class Recorder:
+    """Keeps what was computed, to do it again."""
+
+    def __init__(self):
+        self.num_replays = 0
+
+    def record(self, compute):
+        recorder, result = self, compute()
+
+        class Recording:
+            def replay(self):
+                recorder.num_replays += 1
+                result.copy_(recorder.again(compute))
+
+        return Recording(), result
+
+    def again(self, compute):
+        return compute()
+
+
+class Counted(Recorder):
+    """Counts nothing at a replay, as the host of a GPU."""
+
+    def __init__(self, traffic):
+        super().__init__()
+        self._traffic = traffic
+
+    def again(self, compute):
+        before = self._traffic.moved()
+        result = compute()
+        self._traffic.add(Moved(0, 0, 0, 0) - (self._traffic.moved() - before))
+        return result
