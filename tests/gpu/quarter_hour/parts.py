@@ -21,4 +21,7 @@ class Part:
     shows: str
 
 
-PARTS = (Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),)
+PARTS = (
+    Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
+    Part("demo_units", 120, "the demo by two units of two ranks on one GPU: KV between processes, texts of the CPU"),
+)
