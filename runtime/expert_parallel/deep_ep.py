@@ -45,6 +45,7 @@ from runtime.expert_parallel.dispatcher import (
     RowFormat,
     TokenDispatcher,
     WeightsApplied,
+    planned_rows,
 )
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.traffic import Traffic
@@ -272,7 +273,7 @@ class LowLatencyDispatcher(_DeepEp):
             round_scale=bool(power_of_two),
             return_recv_hook=True,
         )
-        expected_rows = max(1, slots_TK.numel() // self.slots_per_rank)
+        expected_rows = planned_rows(self.capacity, slots_TK.shape[1], self.slots_per_rank)
         rows = MaskedRows(Quantised(*came) if isinstance(came, tuple) else came, counts_M, expected_rows=expected_rows)
         dispatched = Dispatched(rows, self._sent(slots_TK), (slots_TK, weights_TK, handle))
         return Pending(self._under_way(hook), lambda _: dispatched)

@@ -57,6 +57,7 @@ __all__ = [
     "Sizes",
     "TokenDispatcher",
     "WeightsApplied",
+    "planned_rows",
 ]
 
 SLOT_BYTES = 4  # torch.int32: of one of the slots in front of a row
@@ -108,7 +109,7 @@ class MaskedRows:
     rows_MZD: Tensor | Quantised
     counts_M: Tensor
     weights_MZ: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
-    expected_rows: int = 1  # that a slot gets on average: kernels choose their tiles by it
+    expected_rows: int = 1  # of a slot in a full unit: kernels choose their tiles by it
 
     def weigh(self, results_MZD: Tensor) -> Tensor:
         """Multiply the experts' results by the rows' weights."""
@@ -117,6 +118,19 @@ class MaskedRows:
 
 
 ExpertRows = ContiguousRows | MaskedRows
+
+
+def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
+    """Return the rows that a slot gets on average while every rank dispatches `capacity` tokens, rounded up.
+
+    A rank cannot know what its peers hold, and a recorded step keeps the number for good: a rank that was idle when it
+    recorded gets as many rows as any other. So the number is the planned load, whatever this rank dispatches. By
+    DeepGEMM's own estimate for 2 slots of DeepSeek-V3, tiles for 1 row take twice as long for 256 rows, and the other
+    way round; the unit is planned for its full steps, and those with few rows are short anyway.
+
+    Source: github.com/deepseek-ai/DeepGEMM 54e22612 csrc/jit_kernels/heuristics/sm90.hpp, get_layout_info.
+    """
+    return -(-capacity * top_k // slots_per_rank)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from runtime.expert_parallel.dispatcher import (
     Pending,
     RowFormat,
     WeightsApplied,
+    planned_rows,
 )
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.traffic import Traffic
@@ -79,7 +80,8 @@ class MaskedDispatcher:
             rows_MZX = came_RX.index_select(0, arrival_of_row).unflatten(0, (self.slots_per_rank, -1))
             decoded = self.row_format.decode(rows_MZX)
             way_back = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
-            rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=self._expected_rows(slots_TK))
+            expected_rows = planned_rows(self.capacity, slots_TK.shape[1], self.slots_per_rank)
+            rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=expected_rows)
             return Dispatched(rows, pairs_WM.sum(1), way_back)
 
         arrival = self.group.begin(self.traffic.dispatch.timed(exchange))
@@ -96,10 +98,6 @@ class MaskedDispatcher:
             self.traffic.waiting(arrival.result),
             lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops),
         )
-
-    def _expected_rows(self, slots_TK: Tensor) -> int:
-        """Return the rows of a slot, if all ranks dispatch as many tokens as this one and all slots get the same."""
-        return max(1, slots_TK.numel() // self.slots_per_rank)
 
     def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many rows came from each rank for each slot here, and the rooms that they came in."""

@@ -8,7 +8,14 @@ from dataclasses import replace
 import torch
 
 from runtime.expert_parallel.deep_ep import Summed
-from runtime.expert_parallel.dispatcher import ContiguousRows, Dispatched, MaskedRows, Pending, WeightsApplied
+from runtime.expert_parallel.dispatcher import (
+    ContiguousRows,
+    Dispatched,
+    MaskedRows,
+    Pending,
+    WeightsApplied,
+    planned_rows,
+)
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.traffic import Traffic
@@ -96,7 +103,7 @@ class Alone:
     weights_applied, sums_in_order = WeightsApplied.BY_COMBINE, False
 
     def __init__(self, unit, slots, hidden, ops, capacity):
-        self.slots, self.ops = slots, ops
+        self.slots, self.ops, self.capacity = slots, ops, capacity
         self.traffic, self._rows, self._brought = Traffic(), {}, []
         self._room = None if capacity is None else self._random(slots, capacity * unit.ep_size, hidden)
 
@@ -106,7 +113,7 @@ class Alone:
     def dispatch(self, x_TD, slots_TK, weights_TK):
         """Bring as many pairs as this rank's tokens have, spread over its slots."""
         if len(x_TD) not in self._rows:
-            self._rows[len(x_TD)] = self._make(slots_TK.numel() // self.slots, x_TD.shape[1])
+            self._rows[len(x_TD)] = self._make(*slots_TK.shape, x_TD.shape[1])
         rows, sent_W = self._rows[len(x_TD)]
         dispatched = Dispatched(rows, sent_W, x_TD)
         return Pending(lambda: None, lambda _: dispatched)
@@ -120,11 +127,13 @@ class Alone:
         """Bytes of the rows that it brings."""
         return sum(rows.codes.nbytes + rows.scales.nbytes for rows in self._brought)
 
-    def _make(self, per_slot, hidden):
+    def _make(self, num_tokens, top_k, hidden):
+        per_slot = num_tokens * top_k // self.slots
         counts_M = torch.full((self.slots,), per_slot, device=self.ops.device)
         sent_W = counts_M.sum(0, keepdim=True)
         if self._room is not None:
-            return MaskedRows(self._room, counts_M, expected_rows=max(1, per_slot)), sent_W
+            planned = planned_rows(self.capacity, top_k, self.slots)
+            return MaskedRows(self._room, counts_M, expected_rows=planned), sent_W
         counts = [-(-per_slot // ALIGNED) * ALIGNED] * self.slots
         return ContiguousRows(self._random(sum(counts), hidden), counts_M, counts), sent_W
 

@@ -67,7 +67,8 @@ def new_deep_ep(meeting):
             assert comm.Get_size() == meeting.num_ranks
             assert comm.allgather(self.rank) == list(range(meeting.num_ranks))
             assert comm.allgather(bytearray([self.rank])) == [bytearray([r]) for r in range(meeting.num_ranks)]
-            assert comm.allgather(b"id" if self.rank == 0 else None)[:2] == [bytearray(b"id"), None]
+            ids = [bytearray(b"id"), *[None] * (meeting.num_ranks - 1)]
+            assert comm.allgather(b"id" if self.rank == 0 else None) == ids
             assert low_latency_mode == (num_nvl_bytes == 0)
 
         @staticmethod

@@ -149,6 +149,25 @@ def test_a_peer_that_sends_no_counts_is_lost(said, raised):
     assert type(error.value) is raised
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, CAPACITY])
+@pytest.mark.parametrize("form", [LowLatencyDispatcher, MaskedDispatcher])
+def test_tiles_are_chosen_for_a_full_unit(form, num_tokens):
+    """A recording of an idle rank is replayed while its peers send, so its own tokens say nothing about its rows."""
+    meeting = Meeting(1)
+    ops, group = OnCpu(Packages(HOPPER, None, None, new_deep_ep(meeting))), MetGroup(0, meeting)
+    rows = PlainRows(torch.bfloat16)
+    if form is MaskedDispatcher:
+        dispatcher = MaskedDispatcher(group, SLOTS, CAPACITY, rows, ops)
+    else:
+        dispatcher = LowLatencyDispatcher(group, SLOTS, CAPACITY, HIDDEN, rows, ops)
+    x_TD, _, weights_TK = tokens(0, num_tokens)
+    slots_TK = torch.arange(SLOTS).repeat(num_tokens, 1)
+    dispatcher.begin_step(num_tokens)
+    dispatched = dispatcher.dispatch(x_TD, slots_TK, weights_TK).wait()
+
+    assert dispatched.rows.expected_rows == CAPACITY * TOP_K // SLOTS
+
+
 class OfUnit(SoloGroup):
     """A rank of a unit of this shape."""
 
