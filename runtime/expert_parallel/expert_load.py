@@ -32,6 +32,11 @@ class ExpertLoad:
         self._rows_of_layer[moe_layer].add_(counts_M)
         self._sent_of_layer[moe_layer].add_(sent_W)
 
+    def clear(self) -> None:
+        """Start at 0 again: what was counted was nobody's request."""
+        self.rows.zero_()
+        self.sent.zero_()
+
     def imbalance(self) -> Tensor:
         """Return for each layer the most that a rank got of this rank's tokens over the mean; 1 before any."""
         mean = self.sent.float().mean(1)

@@ -33,6 +33,7 @@ class Ops:
 
     link = HostLink()  # between the device's memory and the host's
     row_alignment = 1  # of the first row of each slot, for which `fp8_experts` moves no rows apart
+    compiles_in_steps = False  # kernels for a step's shapes, which `prepare` does not know
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

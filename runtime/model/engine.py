@@ -6,7 +6,7 @@ collective of the unit: all its ranks take it at the same time, with their own r
 It does not schedule: `serving/scheduler.py` chooses what a step works on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from runtime.kernels.batch_invariant import check_machine
 from runtime.kernels.device import CPU, CudaRecorder
 from runtime.kernels.fp8 import E4M3
 from runtime.kernels.say import say_once
-from runtime.kv.cache import LatentCache
+from runtime.kv.cache import LatentCache, PageTable
 from runtime.model import weights
 from runtime.model.captured_steps import CapturedSteps
 from runtime.model.config import ModelConfig, read_model_config
@@ -68,6 +68,7 @@ class Engine:
         self.model = DeepseekV3(
             self.config, config.expert_map, group, self.backend, overlap, config.nodes, config.max_step_tokens
         )
+        self._rank = group.rank
         self._only_decodes = config.max_step_tokens is not None
         self._captured: CapturedSteps | None = None
         self.loaded = weights.load(self.model, config.checkpoint, progress)
@@ -101,6 +102,28 @@ class Engine:
             self._captured = CapturedSteps(self.model, cache, recorder, max_requests, max_request_tokens)
         except RuntimeError as error:  # torch's, for whatever it cannot capture
             say_once(f"steps cannot be captured ({str(error).splitlines()[0]}): kernels are launched one by one")
+        self.model.load.clear()
+
+    @torch.inference_mode()
+    def warm_up(self, cache: LatentCache, max_request_tokens: int, max_batch_tokens: int) -> None:
+        """Compute steps of prompts where kernels are compiled in steps: a collective of the unit, before requests come.
+
+        A rank that compiles holds up its peers, and DeepEP's kernels give up after 100 s. So all ranks compile at
+        once, for prompts of many sizes: DeepGEMM takes other tiles for other numbers of rows. A size between two of
+        them may still need a kernel, but not all of a step's. A unit whose largest step does not fit ends here too.
+
+        Source of the 100 s: github.com/deepseek-ai/DeepEP dd758caf csrc/kernels/legacy/compiled.cuh.
+        """
+        if not self.backend.ops.compiles_in_steps:
+            return
+        table: PageTable = []
+        cache.allocate(table, max_request_tokens)
+        generator = torch.Generator().manual_seed(self._rank)
+        ids = torch.randint(self.config.vocab_size, (max_request_tokens,), generator=generator)
+        for prefilling, decoding in _warm_up_steps(table, ids.tolist(), max_batch_tokens):
+            self.step(prefilling, decoding, cache)
+        cache.free(table)
+        self.model.load.clear()
 
     @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
@@ -142,6 +165,26 @@ class Engine:
         for chunk in chunks:
             cache.allocate(chunk.table, chunk.end)
         return chunks, cache
+
+
+def _warm_up_steps(
+    table: PageTable, ids: list[int], max_batch_tokens: int
+) -> Iterator[tuple[list[Chunk], list[Chunk]]]:
+    """Yield (prefilling, decoding): the largest step, then prompts of the most tokens, and half as many down to one.
+
+    The largest is the end of a longest request, beside a request that decodes; the allocator cuts what it needed into
+    pieces for the others. All share their pages, for nobody reads what is there. `ids` are a longest request's tokens:
+    random ones, others on each rank, so that no expert gets many times the mean, for which there would be no memory.
+    """
+    max_request_tokens = len(ids)
+    start = max(max_request_tokens - max_batch_tokens, 1) if max_request_tokens > 1 else 0
+    yield [Chunk(ids[start:], start, table)], [Chunk(ids[:1], 0, table)]
+    size = max_batch_tokens
+    while size:
+        whole, rest = divmod(size, max_request_tokens)
+        lengths = [*[max_request_tokens] * whole, *[rest] * (rest > 0)]
+        yield [Chunk(ids[:length], 0, table) for length in lengths], []
+        size //= 2
 
 
 def _check_expert_map(expert_map: PhysicalToLogical, config: ModelConfig) -> None:

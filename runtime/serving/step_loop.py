@@ -65,7 +65,9 @@ class Phase(ABC, Generic[Arriving]):
         self._report = LoadReport(self._scheduler, outbox.say_load)
 
     def prepare(self) -> None:
-        """Do what steps would otherwise wait for: a collective of the unit, before requests come."""
+        """Do what steps would otherwise wait for: a collective of the unit, before requests come. Here, for prompts."""
+        limits = self._launch.limits
+        self._engine.warm_up(self._scheduler.cache, limits.max_request_tokens, limits.max_batch_tokens)
 
     def receive(self, message: Arriving | Embed | Abort) -> None:
         """Take a request, or drop one that is no longer wanted."""

@@ -78,6 +78,17 @@ def test_recorded_steps_say_what_steps_say(device, overlap, monkeypatch):
         assert off_by(one, other) < 0.02
 
 
+def test_a_warm_unit_says_what_a_cold_one_says(device):
+    """What it computed beforehand leaves nothing behind in its cache's pages that a prompt could see."""
+    warm, cold = (engine(device, SoloGroup(), torch.bfloat16) for _ in range(2))
+    cache, prompt = warm.new_cache(1024), PROMPTS[0]
+    warm.warm_up(cache, max_request_tokens=1000, max_batch_tokens=400)
+    table = []
+    cache.allocate(table, len(prompt))
+
+    assert off_by(warm.step([Chunk(prompt, 0, table)], [], cache), cold.prefill([prompt])[0]) < 0.02
+
+
 def rank_logits(rank, size, port, found):
     """One rank's prompts under each overlap, by a unit whose rows travel over NCCL."""
     device = use_device("cuda", rank % torch.cuda.device_count())

@@ -44,6 +44,8 @@ OUTPUTS_STEP = 8  # BF16 outputs of a row in 16 bytes, as TMA stores them
 class GpuOps(Ops):
     """Kernels of `packages` on `device`."""
 
+    compiles_in_steps = True  # DeepGEMM's and Triton's
+
     def __init__(self, device: torch.device, packages: Packages) -> None:
         super().__init__(device)
         self.packages = packages

@@ -11,6 +11,8 @@ import torch
 
 from planner.layout.working_memory import GRANULE_BYTES, NCCL_BYTES, WORKSPACE_BYTES
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER
+from runtime.model.engine import _warm_up_steps
+from runtime.protocol.counting import num_pages
 from tests.runtime.fake_device.deployments import deployed
 from tests.runtime.fake_device.ranks import KernelPath, ReferenceOps
 from tests.runtime.fake_device.watcher import WaitsForTheDevice
@@ -75,6 +77,19 @@ def test_the_ledger_is_what_the_runtime_allocates(unit):
         assert asked < deployment.ledger.buffers
     else:
         assert asked == deployment.ledger.buffers
+
+
+@pytest.mark.whole
+def test_a_warm_up_needs_no_more_memory_than_is_planned():
+    """Nor does any of its steps break a kernel's contract, down to one token, of which a micro-batch gets none."""
+    deployment = deployed("h200-single-node.yaml", "mixed")
+    rank = deployment.rank(KernelPath(HOPPER), num_dense=1, num_moe=2)
+    limits = deployment.limits
+    table = list(range(num_pages(limits.max_request_tokens)))
+    for step in _warm_up_steps(table, [7] * limits.max_request_tokens, limits.max_batch_tokens):
+        rank.step(*step)
+
+    assert 0 < rank.watcher.allocations.most["activations"] <= deployment.ledger.activations
 
 
 def _asked_of_deep_ep(rank):
