@@ -83,6 +83,10 @@ class HostLink:
         """Begin to copy `x` to host memory. Return the copy, and what waits until it is there; None if it is."""
         return self.to_host(x), None
 
+    def behind(self, device: torch.device) -> Callable[[], None]:
+        """Return what waits until `device` has done all that it was told until now."""
+        return lambda: None
+
     def finish(self, device: torch.device) -> None:
         """Wait until the copies that were begun from `device` have arrived."""
 
@@ -92,6 +96,10 @@ class PinnedLink(HostLink):
 
     Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs. It pins
     for the calling thread's GPU, and would begin to use GPU 0 for a thread that has chosen none, as the network's.
+
+    Threads that wait for a copy sleep: their events block, and wake them tens of microseconds late (assumed). The
+    step's own wait (`finish`) spins: the GPU has nothing to do until it is over, and a whole unit waits for the rank
+    whose thread is woken last.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -106,9 +114,13 @@ class PinnedLink(HostLink):
         """Copy on the stream that computes. It goes on: any thread may wait for the event behind the copy."""
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(x.device))
-        return host, event.synchronize
+        return host, self.behind(x.device)
+
+    def behind(self, device: torch.device) -> Callable[[], None]:
+        """Record an event on the stream that computes."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        return event.synchronize
 
     def finish(self, device: torch.device) -> None:
         """Wait for the stream that computes, on which the copies were begun."""

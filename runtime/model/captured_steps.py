@@ -48,10 +48,7 @@ class CapturedSteps:
         self._steps = {size: self._record(size, recorder) for size in reversed(sizes_up_to(max_requests))}
 
     def next_logits(self, decoding: Sequence[Chunk]) -> Tensor:
-        """Return the logits of each request, [B, vocab], in memory that the next step overwrites.
-
-        Whoever calls it waits for the logits of a step of requests before the next, whose inputs it would overwrite.
-        """
+        """Return the logits of each request, [B, vocab], in memory that the next step overwrites."""
         size = min(size for size in self._steps if size >= len(decoding))
         step = self._steps[size]
         self._inputs.put([decoding[number % len(decoding)] for number in range(size)])
@@ -100,10 +97,15 @@ class _Inputs:
             numbers.zero_()
         self._host[0][3] = 1  # a request of one token, which lies in page 0: what is recorded before any is there
         self._device = tuple(numbers.to(device) for numbers in self._host)
+        self._link, self._await_copies = link, link.behind(device)
         self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as they were last written
 
     def put(self, decoding: Sequence[Chunk]) -> None:
-        """Put these requests in. What stands behind a request's table was another's: nobody looks at it."""
+        """Put these requests in. What stands behind a request's table was another's: nobody looks at it.
+
+        The last step's numbers may still be on their way, if nothing was drawn from its logits.
+        """
+        self._await_copies()
         numbers, tables = self._host
         numbers[:, : len(decoding)] = FixedRequests.numbers_of(decoding)
         for number, chunk in enumerate(decoding):
@@ -112,6 +114,7 @@ class _Inputs:
                 tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         for host, device in zip(self._host, self._device, strict=True):
             device.copy_(host, non_blocking=True)
+        self._await_copies = self._link.behind(self._device[0].device)
 
     def batch(self, first: int, last: int) -> FixedRequests:
         """Return these of the requests, as tensors that a step begins with."""

@@ -85,6 +85,31 @@ def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
     assert (waited, asked, chosen) == ([True], [own], [own])
 
 
+def test_who_waits_for_a_copy_to_the_host_sleeps(monkeypatch):
+    """An event that does not block would keep a core busy until the GPU has done all that was before the copy."""
+    events = []
+
+    class Event:
+        def __init__(self, blocking=False):
+            self.blocking, self.recorded, self.waits = blocking, [], 0
+            events.append(self)
+
+        def record(self, stream):
+            self.recorded.append(stream)
+
+        def synchronize(self):
+            self.waits += 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("computes", device))
+    monkeypatch.setattr(PinnedLink, "empty", lambda self, shape, dtype: torch.empty(shape, dtype=dtype))
+    host, wait = PinnedLink(CPU).begin_to_host(torch.ones(3))
+    wait()
+
+    assert host.tolist() == [1.0] * 3
+    assert [(event.blocking, event.recorded, event.waits) for event in events] == [(True, [("computes", CPU)], 1)]
+
+
 REACHED = """
 import sys
 from types import SimpleNamespace

@@ -71,6 +71,19 @@ def test_recorded_steps_say_what_steps_say(engine, num_requests):
     assert recorder.num_replays == STEPS
 
 
+def test_numbers_on_their_way_to_the_device_are_not_overwritten(engine, monkeypatch):
+    """A step of which nothing is drawn is followed at once by the next, while its inputs may still be copied."""
+    cache, held = engine.new_cache(256), []
+    with torch.inference_mode():
+        captured = CapturedSteps(engine.model, cache, Recorder(), MAX_REQUESTS, MAX_TOKENS)
+        numbers = captured._inputs._host[0]
+        monkeypatch.setattr(cache.link, "behind", lambda device: lambda: held.append(numbers[:, 0].tolist()))
+        for token in (7, 8, 9):
+            captured.next_logits([Chunk([token], token, [0])])
+
+    assert held == [[7, 7, 7, 8], [8, 8, 8, 9]]
+
+
 def test_a_rank_without_requests_replays_a_step(engine):
     """Its unit steps, so it takes part."""
     cache = engine.new_cache(64)
