@@ -1,7 +1,8 @@
 """One rank's device: which it is, how bytes cross between it and the host, and a queue for work beside the compute.
 
     link     copies between the device and the host. A GPU copies in the background only from and to pinned memory.
-    queue    work that runs beside what computes, as the exchanges of one micro-batch beside the other's attention
+    queue    work that runs beside what computes, as the exchanges of one micro-batch beside the other's attention, and
+             the latents of requests that arrive beside the steps of those that are here
     record   a step's kernels as one thing to launch
 
 A CPU needs neither: `HostLink` copies at once. Tests put other links and queues in their place, so that a rank runs on
@@ -15,6 +16,7 @@ buffers" and "CUDA streams" (`record_stream`).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure
 
 __all__ = [
-    *("CPU", "CudaQueue", "CudaRecorder", "HostLink", "PinnedLink", "Recorder", "Recording", "SideQueue"),
+    *("CPU", "Arrival", "CudaQueue", "CudaRecorder", "HostLink", "PinnedLink", "Recorder", "Recording", "SideQueue"),
     *("describe", "use_device"),
 ]
 
@@ -83,6 +85,11 @@ class HostLink:
         """Begin to copy `x` to host memory. Return the copy, and what waits until it is there; None if it is."""
         return self.to_host(x), None
 
+    def begin_to_device(self, copy: Callable[[], None]) -> "Arrival | None":
+        """Begin `copy`, which brings host memory to the device. Return its arrival; None if it is there."""
+        copy()
+        return None
+
     def behind(self, device: torch.device) -> Callable[[], None]:
         """Return what waits until `device` has done all that it was told until now."""
         return lambda: None
@@ -97,13 +104,17 @@ class PinnedLink(HostLink):
     Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs. It pins
     for the calling thread's GPU, and would begin to use GPU 0 for a thread that has chosen none, as the network's.
 
+    Copies to the device run beside the computation, which need not wait for them. Copies to the host are short, and run
+    where what they copy was computed.
+
     Threads that wait for a copy sleep: their events block, and wake them tens of microseconds late (assumed). The
     step's own wait (`finish`) spins: the GPU has nothing to do until it is over, and a whole unit waits for the rank
     whose thread is woken last.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, queue: "SideQueue | None" = None) -> None:
+        """Make the link. Copies to the device run on `queue`, by default a stream made for the first of them."""
+        self._device, self._queue = device, queue
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return pinned memory."""
@@ -115,6 +126,13 @@ class PinnedLink(HostLink):
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
         return host, self.behind(x.device)
+
+    def begin_to_device(self, copy: Callable[[], None]) -> "Arrival":
+        """Copy beside what computes, after all that it was told until now."""
+        self._queue = CudaQueue(self._device) if self._queue is None else self._queue
+        with self._queue.beside():
+            copy()
+            return Arrival(self._queue, self._queue.mark(), copy)
 
     def behind(self, device: torch.device) -> Callable[[], None]:
         """Record an event on the stream that computes."""
@@ -165,8 +183,28 @@ class SideQueue(Protocol):
     def mark(self) -> Any:
         """Return the end of what this queue holds by now."""
 
+    def has_passed(self, mark: Any) -> bool:
+        """Return whether the queue has done all that is before `mark`."""
+
     def join(self, mark: Any, tensors: Sequence[Tensor]) -> None:
         """Let what the compute queue gets from now on run after `mark`, and hand it `tensors`, made beside it."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A copy to the device, begun on `queue`. It is held with all that it reads until somebody has joined it."""
+
+    queue: SideQueue
+    mark: Any
+    copy: Callable[[], None]
+
+    def is_here(self) -> bool:
+        """Return whether the copy is done. The host does not wait."""
+        return self.queue.has_passed(self.mark)
+
+    def join(self) -> None:
+        """Let what is computed from now on come after the copy."""
+        self.queue.join(self.mark, ())
 
 
 class CudaQueue:
@@ -186,6 +224,10 @@ class CudaQueue:
     def mark(self) -> torch.cuda.Event:
         """Record an event."""
         return self._stream.record_event()
+
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        """Ask the event."""
+        return mark.query()
 
     def join(self, mark: torch.cuda.Event, tensors: Sequence[Tensor]) -> None:
         """Wait for the event on the device, and let the allocator know who uses the tensors now."""

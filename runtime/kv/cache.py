@@ -16,7 +16,7 @@ cache fills has no second place.
 import torch
 from torch import Tensor
 
-from runtime.kernels.device import HostLink
+from runtime.kernels.device import Arrival, HostLink
 from runtime.protocol.counting import PAGE_TOKENS, num_pages
 
 __all__ = ["LatentCache", "LayerPages", "PageTable", "slot_mapping"]
@@ -63,11 +63,18 @@ class LatentCache:
         self._free += table
         table.clear()
 
-    def swap_in(self, table: PageTable, latents: Tensor) -> None:
-        """Write a request's latents `[num_layers, T, C]`, which come from host memory, from position 0."""
-        rows = self._rows(table, latents.shape[1])
-        for layer, latent_TC in zip(self.layers, latents, strict=True):
-            layer.write(rows, latent_TC.to(self._pages.device, non_blocking=True))
+    def swap_in(self, table: PageTable, latents: Tensor) -> Arrival | None:
+        """Begin to write a request's latents `[num_layers, T, C]`, which come from host memory, from position 0.
+
+        Return their arrival, before which nobody may use or free these pages; None if they are there.
+        """
+        rows = self._rows(table, latents.shape[1])  # made before the copies and not among them, where it would wait
+
+        def write() -> None:
+            for layer, latent_TC in zip(self.layers, latents, strict=True):
+                layer.write(rows, latent_TC.to(self._pages.device, non_blocking=True))
+
+        return self.link.begin_to_device(write)
 
     def swap_out(self, table: PageTable, num_tokens: int) -> Tensor:
         """Copy a request's latents up to `num_tokens` to host memory, `[num_layers, T, C]`."""

@@ -11,7 +11,7 @@ the last bits. A step may take many rows of one request: every row's latent is w
 sees no further than itself.
 
 Latents lie in the pages of `table`, or in `latents` while the request waits outside the cache, or nowhere while none
-is computed.
+is computed. On their way from `latents` into pages, there is an `arrival`.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from runtime.kernels.device import Arrival
 from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.messages import Handover, Sampling
@@ -63,6 +64,7 @@ class Request:
     num_cached: int = 0
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
+    arrival: Arrival | None = None
     transfer: Transfer | None = None
     embeds: bool = False
     num_generated_to_prefill: int = 0

@@ -7,7 +7,8 @@
 A step, in this order:
     1. room for one more token of each that decodes, the oldest first. Where pages run out, the newest of all is
        preempted: its latents go to host memory and it to the head of `waiting`.
-    2. entry for whoever waits, in order, while there are pages for all its tokens so far.
+    2. entry for whoever waits, in order, while there are pages for all its tokens so far. Its latents, if it has any,
+       are copied into them while others compute: it takes part once they are there, or at once if it would be alone.
     3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all.
     4. a row for each request that decodes. The rows that `max_requests` leaves go to requests that replay tokens which
        lost ranks had generated, the oldest first.
@@ -70,6 +71,7 @@ class Scheduler:
         """Return the next step's work, which may be empty."""
         self._make_room()
         self._let_in()
+        self._take_in()
         prefilling = self._chunks()
         decoding = self._rows()
         return Batch(
@@ -79,8 +81,9 @@ class Scheduler:
         )
 
     def end(self, request: Request) -> None:
-        """Take out a running request that is finished."""
+        """Take out a running request that is finished, or that nobody waits for any more."""
         self.running.remove(request)
+        self._join(request)
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
@@ -102,7 +105,9 @@ class Scheduler:
                 self._preempt(self.running.pop())
 
     def _preempt(self, request: Request) -> None:
-        request.latents = self.cache.swap_out(request.table, request.num_cached)
+        if request.arrival is None:
+            request.latents = self.cache.swap_out(request.table, request.num_cached)
+        self._join(request)
         self.cache.free(request.table)
         self.waiting.appendleft(request)
         self.num_preemptions += 1
@@ -114,21 +119,34 @@ class Scheduler:
                 return
             self.cache.allocate(request.table, request.num_tokens)
             if request.latents is not None:
-                self.cache.swap_in(request.table, request.latents)
-                request.latents = None
+                request.arrival = self.cache.swap_in(request.table, request.latents)
             self.running.append(self.waiting.popleft())
+
+    def _take_in(self) -> None:
+        """Let requests take part whose latents are there. A rank without any other lets its step wait for them."""
+        would_be_idle = all(request.arrival is not None for request in self.running)
+        for request in self.running:
+            if would_be_idle or request.arrival is None or request.arrival.is_here():
+                self._join(request)
+                request.latents = None
+
+    def _join(self, request: Request) -> None:
+        """Let all that is computed from now on come after the copy of a request's latents, if one is under way."""
+        if request.arrival is not None:
+            request.arrival.join()
+            request.arrival = None
 
     def _chunks(self) -> dict[Request, Chunk]:
         chunks: dict[Request, Chunk] = {}
         room = self._limits.max_batch_tokens
-        for request in self.running:
+        for request in self._present():
             if request.is_prefilling and room:
                 chunks[request] = request.next_of_prompt(room)
                 room -= len(chunks[request].token_ids)
         return chunks
 
     def _rows(self) -> list[tuple[Request, Chunk]]:
-        decoding = [request for request in self.running if not request.is_prefilling]
+        decoding = [request for request in self._present() if not request.is_prefilling]
         to_spare = self._limits.max_requests - len(decoding)
         rows = []
         for request in decoding:
@@ -136,3 +154,7 @@ class Scheduler:
             to_spare -= len(of_request) - 1
             rows += [(request, row) for row in of_request]
         return rows
+
+    def _present(self) -> list[Request]:
+        """Return the running requests whose latents are in the cache."""
+        return [request for request in self.running if request.arrival is None]

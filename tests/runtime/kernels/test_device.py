@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +12,7 @@ from runtime.errors import RuntimeFailure
 from runtime.kernels import device as devices
 from runtime.kernels.backend import choose_backend
 from runtime.kernels.device import CPU, HostLink, PinnedLink, use_device
+from runtime.kv.cache import LatentCache
 
 
 @pytest.fixture
@@ -83,6 +84,63 @@ def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
     assert link.empty([2, 3], torch.bfloat16) == ((2, 3), torch.bfloat16, True)
     link.finish(own)
     assert (waited, asked, chosen) == ([True], [own], [own])
+
+
+class Queue:
+    """Keeps a record of what is asked of it."""
+
+    def __init__(self):
+        self.record, self.has_ended = [], False
+
+    @contextmanager
+    def beside(self):
+        self.record.append("beside")
+        yield
+        self.record.append("compute")
+
+    def mark(self):
+        self.record.append("mark")
+        return len(self.record)
+
+    def has_passed(self, mark):
+        self.record.append(("passed?", mark))
+        return self.has_ended
+
+    def join(self, mark, tensors):
+        self.record.append(("join", mark, tensors))
+
+
+def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
+    """The host asks whether it has ended, and waits for nothing; what it reads is held as long as its arrival is."""
+    queue = Queue()
+    arrival = PinnedLink(torch.device("cuda", 1), queue).begin_to_device(lambda: queue.record.append("copy"))
+    begun = list(queue.record)
+    before, queue.has_ended = arrival.is_here(), True
+    arrival.join()
+
+    assert begun == ["beside", "copy", "mark", "compute"]
+    assert (before, arrival.is_here()) == (False, True)
+    assert queue.record[4:] == [("passed?", 3), ("join", 3, ()), ("passed?", 3)]
+
+
+def test_latents_of_a_request_are_written_beside_the_computation():
+    """Which rows they go to is told to the device before: a copy from ordinary memory would wait for the queue."""
+    queue, made = Queue(), []
+    cache = LatentCache(2, 4, 128, torch.float32, CPU, PinnedLink(CPU, queue))
+    cache._rows = lambda table, num_tokens: made.append(list(queue.record)) or torch.arange(num_tokens)
+    arrival = cache.swap_in([0, 1], torch.ones(2, 70, 4))
+
+    assert (made, queue.record) == ([[]], ["beside", "mark", "compute"])
+    assert arrival is not None
+    assert cache.layers[1].read(torch.arange(71))[:, 0].tolist() == [1.0] * 70 + [0.0]
+
+
+def test_a_cpus_copy_is_done_when_it_has_begun():
+    """So whoever needs it need not ask."""
+    copied = []
+
+    assert HostLink().begin_to_device(lambda: copied.append(True)) is None
+    assert copied == [True]
 
 
 def test_who_waits_for_a_copy_to_the_host_sleeps(monkeypatch):

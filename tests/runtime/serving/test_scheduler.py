@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.kernels.device import Arrival, HostLink
 from runtime.kv.cache import LatentCache, slot_mapping
 from runtime.launch import Limits
 from runtime.protocol.counting import PAGE_TOKENS
@@ -31,6 +32,8 @@ class Rank:
 
     def step(self):
         batch = self.scheduler.schedule()
+        for each in set(batch.requests):
+            assert cached_tokens(self.cache, each) == [*each.prompt_ids, *each.generated][: each.num_cached]
         for chunk in (*batch.prefilling, *batch.decoding):
             latents = torch.tensor(chunk.token_ids).float()[:, None].expand(-1, self.latent_dim)
             for layer in self.cache.layers:
@@ -50,8 +53,31 @@ def cached_tokens(cache, request):
     return cache.swap_out(request.table, request.num_cached)[0, :, 0].int().tolist()
 
 
-def new_rank(config):
+class LateLink(HostLink):
+    """Copies to the device one after the other, as a queue beside the compute does, whenever `go_on` says so."""
+
+    def __init__(self):
+        self.begun, self.num_done = [], 0
+
+    def begin_to_device(self, copy):
+        self.begun.append(copy)
+        return Arrival(self, len(self.begun), copy)
+
+    def has_passed(self, mark):
+        return self.num_done >= mark
+
+    def join(self, mark, tensors):
+        self.go_on(mark - self.num_done)
+
+    def go_on(self, num_copies):
+        for copy in self.begun[self.num_done :][: max(num_copies, 0)]:
+            copy()
+            self.num_done += 1
+
+
+def new_rank(config, link=None):
     cache = new_cache(config, LIMITS.kv_tokens, torch.float32)
+    cache.link = link or HostLink()
     return Rank(cache, Scheduler(cache, LIMITS), config.latent_dim)
 
 
@@ -87,6 +113,64 @@ def test_every_request_ends_with_its_own_latents(small_config, wished, gaps):
 
     assert rank.ended == {each.id: expected(each) for each in requests}
     assert rank.cache.num_free_pages == rank.cache.num_pages
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wished=st.lists(wishes, min_size=1, max_size=12),
+    gaps=st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=12, max_size=12),
+    aborted=st.sets(st.integers(0, 11)),
+)
+def test_requests_end_with_their_own_latents_however_late_these_come(small_config, wished, gaps, aborted):
+    """Copies may end in any later step. No step misses what it attends to, and none writes to pages given away."""
+    link = LateLink()
+    rank = new_rank(small_config, link)
+    requests = [request(number, *wish, small_config) for number, wish in enumerate(wished)]
+    for number, (each, gap) in enumerate(zip(requests, gaps, strict=False)):
+        rank.scheduler.add(each)
+        for num_copies in gap:
+            link.go_on(num_copies)
+            check_limits(rank, rank.step())
+        if number // 2 in aborted:
+            rank.scheduler.abort(str(number // 2))
+    while rank.scheduler.has_work():
+        check_limits(rank, rank.step())
+    gone = {str(number // 2) for number in range(len(requests)) if number // 2 in aborted}
+
+    assert rank.ended == {each.id: expected(each) for each in requests if each.id not in gone or each.id in rank.ended}
+    assert rank.cache.num_free_pages == rank.cache.num_pages
+
+
+def test_a_request_takes_part_once_its_latents_are_there(small_config):
+    """Steps of others do not wait for its copy; one that would be alone begins at once."""
+    link = LateLink()
+    rank = new_rank(small_config, link)
+    rank.scheduler.add(request(0, 10, 9, True, small_config))
+    alone = len(rank.step().decoding)
+    rank.scheduler.add(request(1, 10, 9, True, small_config))
+    beside = [len(rank.step().decoding) for _ in range(2)]
+    link.go_on(1)
+
+    assert (alone, beside, len(rank.step().decoding)) == (1, [1, 1], 2)
+
+
+def test_one_that_is_preempted_on_its_way_in_keeps_its_latents(small_config):
+    """Nothing is copied back: what its pages hold is not yet its own."""
+    link = LateLink()
+    rank = new_rank(small_config, link)
+    first = request(0, 2 * PAGE_TOKENS, 30, False, small_config)
+    last = request(1, 2 * PAGE_TOKENS - 9, 2, True, small_config)
+    rank.scheduler.add(first)
+    rank.step()
+    rank.scheduler.add(last)
+    latents = last.latents
+    while last not in rank.scheduler.running:
+        rank.step()
+    while last in rank.scheduler.running:
+        rank.step()
+
+    assert last.latents is latents
+    assert link.num_done == 1
 
 
 def check_limits(rank, batch):
