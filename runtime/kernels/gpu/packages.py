@@ -4,8 +4,15 @@
     flash_mla    attention of decode over pages of latents             PyPI sgl-flash-mla
     deep_ep      dispatch and combine                                  PyPI sgl-deep-ep
 
+DeepEP needs NVLink between all GPUs of a node. A PCIe card has it to a few neighbours at most, and over PCIe DeepEP's
+writes may arrive in another order, so it is not used there. Its own check looks for `PCIE` in capitals, which the names
+of Hopper's cards have not; where it finds it, it asks the process group, and ours is None.
+
 They are imported only where a GPU is, since two of them fail without a driver. What is missing, or is not made for this
 GPU, is said once a process; the reference (`ops.py`) and our all-to-all (`expert_parallel/`) then serve.
+
+Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/utils/envs.py, check_nvlink_connections, and
+deep_ep/buffers/legacy.py, `allow_nvlink_for_low_latency_mode`.
 
 Why these packages: they are the builds that SGLang 0.5.23 pins, have wheels for x86-64 and arm64, and keep the calls of
 DeepSeek's repositories, which publish no wheels.
@@ -52,12 +59,16 @@ class Packages:
 def find_packages(device: torch.device) -> Packages:
     """Import what is installed and made for this NVIDIA GPU."""
     arch, _ = torch.cuda.get_device_capability(device)
-    return Packages(arch, **{name: _module(name, arch) for name in ARCHITECTURES})
+    gpu = torch.cuda.get_device_name(device)
+    return Packages(arch, **{name: _module(name, arch, gpu) for name in ARCHITECTURES})
 
 
-def _module(name: str, arch: int) -> Any:
+def _module(name: str, arch: int, gpu: str) -> Any:
     if arch not in ARCHITECTURES[name]:
         say_once(f"{name} is not made for sm_{arch}x: {INSTEAD[name]}")
+        return None
+    if name == "deep_ep" and _is_pcie_card(gpu):
+        say_once(f"deep_ep needs NVLink between all GPUs of a node, and {gpu} is a PCIe card: {INSTEAD[name]}")
         return None
     try:
         return importlib.import_module(name)
@@ -65,3 +76,8 @@ def _module(name: str, arch: int) -> Any:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         say_once(f"{name} cannot be used ({reason}): {INSTEAD[name]}")
         return None
+
+
+def _is_pcie_card(gpu: str) -> bool:
+    """Return whether a driver's name of a GPU is one of a card: `NVIDIA H100 PCIe`, `NVIDIA H100 NVL`."""
+    return "PCIE" in gpu.upper() or gpu.upper().endswith(" NVL")
