@@ -68,6 +68,8 @@ def _built_for() -> str:
 class HostLink:
     """Copies that are done when the call returns."""
 
+    pins = False  # memory, for which the system looks up every page: too long for a thread that others wait for
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return host memory that a device may be copied to and from."""
         return torch.empty(tuple(shape), dtype=dtype)
@@ -111,6 +113,8 @@ class PinnedLink(HostLink):
     step's own wait (`finish`) spins: the GPU has nothing to do until it is over, and a whole unit waits for the rank
     whose thread is woken last.
     """
+
+    pins = True
 
     def __init__(self, device: torch.device, queue: "SideQueue | None" = None) -> None:
         """Make the link. Copies to the device run on `queue`, by default a stream made for the first of them."""

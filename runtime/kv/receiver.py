@@ -140,7 +140,7 @@ class KvReceiver:
         if not self._room.take(num_bytes):
             raise _Refusal("this rank holds as much KV outside its cache as it may")
         try:
-            latents = self._link.empty(offer.shape, DTYPES[offer.dtype])
+            latents = await self._memory(offer)
         except BaseException:
             self._room.give_back(num_bytes)
             raise
@@ -148,6 +148,14 @@ class KvReceiver:
         handover = await _read_layers(offer, latents, frames)
         _check_handover(handover, offer, self._launch, self._vocab_size)
         return handover, latents
+
+    async def _memory(self, offer: Offer) -> Tensor:
+        """Return memory for a request. Other connections need not wait while it is pinned, which may take a second.
+
+        Memory that is not pinned is there at once.
+        """
+        memory = offer.shape, DTYPES[offer.dtype]
+        return await asyncio.to_thread(self._link.empty, *memory) if self._link.pins else self._link.empty(*memory)
 
 
 class _Refusal(Exception):

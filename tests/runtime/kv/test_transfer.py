@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import socket
+import threading
 import zlib
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure
+from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
 from runtime.kv import receiver as kv_receiver
 from runtime.kv import room as kv_room
@@ -194,6 +196,59 @@ async def failure_of(sending):
     assert "\n" not in sentence
     assert not sentence.endswith(": ")
     return sentence
+
+
+class SlowLink(HostLink):
+    """Pins memory for one request at a time, each when another thread has done its part."""
+
+    pins = True
+
+    def __init__(self):
+        self.may_go_on, self.begun = threading.Event(), threading.Event()
+
+    def empty(self, shape, dtype):
+        self.begun.set()
+        assert self.may_go_on.wait(10)
+        return super().empty(shape, dtype)
+
+
+def test_nobody_waits_while_memory_is_pinned_for_a_request(launches):
+    """Meanwhile another sender is told that it has no ticket; then the request arrives whole."""
+    link, sent = SlowLink(), transfer(launches["fp32"], 5)
+
+    async def use(pair):
+        pair.receiver._link = link
+        sending = asyncio.create_task(pair.send(sent))
+        assert await asyncio.to_thread(link.begun.wait, 10)
+        refusal = await failure_of(pair.send_unannounced(transfer(launches["fp32"], 5)))
+        link.may_go_on.set()
+        await sending
+        assert "no ticket" in refusal
+
+    pair = with_pair(launches["fp32"], use)
+
+    ((handover, latents),) = pair.taken
+    assert handover == sent.handover
+    assert latents.equal(sent.latents)
+
+
+def test_a_request_aborted_while_memory_is_pinned_for_it_leaves_no_room_taken(launches):
+    """The memory is dropped as soon as it is there."""
+    link, sent = SlowLink(), transfer(launches["fp32"], 5)
+
+    async def use(pair):
+        pair.receiver._link = link
+        sending = asyncio.create_task(pair.send(sent))
+        assert await asyncio.to_thread(link.begun.wait, 10)
+        pair.receiver.abort(sent.offer.request_id)
+        link.may_go_on.set()
+        await failure_of(sending)
+
+    pair = with_pair(launches["fp32"], use)
+    pair.receiver._room.take(0)
+
+    assert pair.taken == []
+    assert (pair.receiver._room._num_requests, pair.receiver._room._num_bytes) == (1, 0)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
