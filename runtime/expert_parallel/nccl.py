@@ -20,8 +20,7 @@ Sources: torch `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp` (waits, watchd
 Variables".
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -82,21 +81,9 @@ class _Issued(Generic[T]):
 
     def result(self) -> T:
         """Return its result, for the computation from now on."""
-        self._queue.join(self._mark, list(_tensors(self._result)))
+        self._queue.join(self._mark)
         self._exchange = None
         return self._result
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in `value`: a tensor, a tuple or a dataclass of such, or something without any."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name))
 
 
 def _nccl(store: dist.Store, rank: int, size: int) -> Any:

@@ -11,7 +11,7 @@ fake tensors without a GPU.
 It does not choose the device: the launch file does. It says nothing about which kernels run there.
 
 Sources: CUDA C++ Programming Guide, "Page-Locked Host Memory" and "Streams"; torch, notes/cuda.rst, "Use pinned memory
-buffers" and "CUDA streams" (`record_stream`).
+buffers" and "CUDA streams".
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -190,8 +190,8 @@ class SideQueue(Protocol):
     def has_passed(self, mark: Any) -> bool:
         """Return whether the queue has done all that is before `mark`."""
 
-    def join(self, mark: Any, tensors: Sequence[Tensor]) -> None:
-        """Let what the compute queue gets from now on run after `mark`, and hand it `tensors`, made beside it."""
+    def join(self, mark: Any) -> None:
+        """Let what the compute queue gets from now on run after `mark`."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,17 @@ class Arrival:
 
     def join(self) -> None:
         """Let what is computed from now on come after the copy."""
-        self.queue.join(self.mark, ())
+        self.queue.join(self.mark)
 
 
 class CudaQueue:
-    """A CUDA stream. The host waits for nothing here."""
+    """A CUDA stream. The host waits for nothing here.
+
+    What is made beside the computation may be used by it, once joined, and freed at any time. Torch gives the memory to
+    this stream alone, in a later `beside`, which begins after every use that was issued by then. So no tensor is told
+    of a second stream (`record_stream`): while a graph is recorded, torch would give the memory of such a tensor to
+    nobody (`c10/cuda/CUDACachingAllocator.cpp`, `free`), and a step has an exchange for each layer.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -233,9 +239,6 @@ class CudaQueue:
         """Ask the event."""
         return mark.query()
 
-    def join(self, mark: torch.cuda.Event, tensors: Sequence[Tensor]) -> None:
-        """Wait for the event on the device, and let the allocator know who uses the tensors now."""
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(mark)
-        for tensor in tensors:
-            tensor.record_stream(computing)
+    def join(self, mark: torch.cuda.Event) -> None:
+        """Wait for the event on the device."""
+        torch.cuda.current_stream(self._device).wait_event(mark)

@@ -106,8 +106,8 @@ class Queue:
         self.record.append(("passed?", mark))
         return self.has_ended
 
-    def join(self, mark, tensors):
-        self.record.append(("join", mark, tensors))
+    def join(self, mark):
+        self.record.append(("join", mark))
 
 
 def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
@@ -120,7 +120,7 @@ def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
 
     assert begun == ["beside", "copy", "mark", "compute"]
     assert (before, arrival.is_here()) == (False, True)
-    assert queue.record[4:] == [("passed?", 3), ("join", 3, ()), ("passed?", 3)]
+    assert queue.record[4:] == [("passed?", 3), ("join", 3), ("passed?", 3)]
 
 
 def test_latents_of_a_request_are_written_beside_the_computation():
