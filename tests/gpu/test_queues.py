@@ -1,8 +1,14 @@
-"""What is made on a queue beside the computation: its memory is used again, but never while something reads it."""
+"""What is made on a queue beside the computation: its memory is used again, but never while something reads it.
+
+It imports no pytest, so that `quarter_hour/queues.py` runs these tests where there is none.
+"""
+
+import time
 
 import torch
 
-from runtime.kernels.device import CudaQueue, CudaRecorder
+from runtime.kernels.device import CudaQueue, CudaRecorder, PinnedLink
+from runtime.kv.cache import LatentCache
 
 EXCHANGES, NUMBERS = 20, 16 * 2**20  # of 64 MB each
 
@@ -42,3 +48,26 @@ def test_a_recording_holds_few_of_its_exchanges(device):
 
     assert taken < 4 * 4 * NUMBERS
     assert results.tolist() == [5.0 + number for number in range(EXCHANGES)]
+
+
+def test_latents_come_in_while_the_device_computes(device):
+    """The copy has ended before what computes has; after it is joined, its pages hold what was sent."""
+    link = PinnedLink(device)
+    cache = LatentCache(8, 576, 8192, torch.bfloat16, device, link)
+    latents, table = link.empty((8, 8000, 576), torch.bfloat16).normal_(), []
+    cache.allocate(table, 8000)
+    for _ in range(2):  # the first one loads kernels, which waits for the device
+        torch.cuda.synchronize()
+        arrival = cache.swap_in(table, latents)
+        torch.cuda._sleep(2 * 10**9)  # cycles: about a second
+        wait = link.behind(device)
+        computes = torch.cuda.current_stream().record_event()
+        ends_at = time.monotonic() + 5
+        while not arrival.is_here() and time.monotonic() < ends_at:
+            time.sleep(0.001)
+        was_computing = not computes.query()
+        arrival.join()
+        wait()
+
+    assert was_computing
+    assert cache.swap_out(table, 8000).equal(latents)

@@ -1,7 +1,6 @@
 """A model and a unit on GPUs against the same on a CPU."""
 
 import os
-import time
 from unittest.mock import patch
 
 import pytest
@@ -14,8 +13,7 @@ from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.overlap import OVERLAPS
 from runtime.expert_parallel.rendezvous import MeetingPoint
-from runtime.kernels.device import PinnedLink, use_device
-from runtime.kv.cache import LatentCache
+from runtime.kernels.device import use_device
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
@@ -78,29 +76,6 @@ def test_recorded_steps_say_what_steps_say(device, overlap, monkeypatch):
     assert [text[:8] for text in texts] == [text[:8] for text in expected_texts]
     for one, other in zip(found[:8], expected[:8], strict=True):
         assert off_by(one, other) < 0.02
-
-
-def test_latents_come_in_while_the_device_computes(device):
-    """The copy has ended before what computes has; after it is joined, its pages hold what was sent."""
-    link = PinnedLink(device)
-    cache = LatentCache(8, 576, 8192, torch.bfloat16, device, link)
-    latents, table = link.empty((8, 8000, 576), torch.bfloat16).normal_(), []
-    cache.allocate(table, 8000)
-    for _ in range(2):  # the first one loads kernels, which waits for the device
-        torch.cuda.synchronize()
-        arrival = cache.swap_in(table, latents)
-        torch.cuda._sleep(10**10)  # cycles: five seconds
-        wait = link.behind(device)
-        computes = torch.cuda.current_stream().record_event()
-        ends_at = time.monotonic() + 4
-        while not arrival.is_here() and time.monotonic() < ends_at:
-            time.sleep(0.001)
-        was_computing = not computes.query()
-        arrival.join()
-        wait()
-
-    assert was_computing
-    assert cache.swap_out(table, 8000).equal(latents)
 
 
 def test_a_warm_unit_says_what_a_cold_one_says(device):

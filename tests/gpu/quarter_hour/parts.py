@@ -30,4 +30,5 @@ PARTS = (
     Part("killed_rank", 60, "how a rank ends when its peer is killed: between steps, in an exchange, in a replay"),
     Part("wide_layers", 260, "2 and 4 ranks on one GPU against one rank: layers of V3's width, computed and replayed"),
     Part("kernels", 120, "kernels and draws against the reference: test_kernels.py, test_draws.py"),
+    Part("queues", 50, "tiles for a full unit, latents beside steps, waits that sleep, pinning, memory of recordings"),
 )
