@@ -3,7 +3,7 @@
 Ranks that wait for it end by themselves: their collectives have a deadline (`expert_parallel/group.py`). This one is
 for the rank at fault, and for a unit of one rank, which waits for nobody. It is also for a rank that replays recorded
 steps: torch's watchdog sees no exchange of a replay, so one that waits for a dead peer would wait for ever. Other ranks
-on GPUs compile kernels for longer in their first step, and the pod's liveness probe asks their pulse instead: see
+on GPUs may take longer in a step that needs new kernels, and the pod's liveness probe asks their pulse instead: see
 `kubernetes.stall_timeout`.
 
 Looks are counted, not seconds: a process that was stopped has one look for that time.
