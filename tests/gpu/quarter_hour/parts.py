@@ -30,4 +30,7 @@ PARTS = (
     Part("killed_rank", 60, "how a rank ends when its peer is killed: between steps, in an exchange, in a replay"),
     Part("wide_layers", 260, "2 and 4 ranks on one GPU against one rank: layers of V3's width, computed and replayed"),
     Part("kernels", 120, "kernels and draws against the reference: test_kernels.py, test_draws.py"),
+    Part("decode", 110, "one rank of the EP144 decode unit: its turn and stages beside the least that they take"),
+    Part("prefill", 90, "one rank of the EP32 prefill unit, the same, with prompts of each length in a row"),
+    Part("mixed", 45, "one rank of an EP8 mixed unit, 13 layers: requests beside a chunk of a prompt"),
 )
