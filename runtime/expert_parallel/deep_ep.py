@@ -206,7 +206,9 @@ class NormalDispatcher(_DeepEp):
         place_RK, counts_M = self._places(slots_RK)
         token_of_row = self._token_of_row(place_RK, sum(counts))
         if isinstance(came, tuple):
-            rows: Tensor | Quantised = Quantised(*(part.index_select(0, token_of_row) for part in came))
+            codes, scales = came
+            codes_R = codes.view(torch.uint8).index_select(0, token_of_row).view(codes.dtype)  # bytes are quick to copy
+            rows: Tensor | Quantised = Quantised(codes_R, scales.index_select(0, token_of_row))
         else:
             rows = came.index_select(0, token_of_row)
         way_back = handle, place_RK, weights_RK.masked_fill(slots_RK < 0, 0)

@@ -1,161 +1,209 @@
 """One rank of a shipped unit at real sizes on one GPU, with random weights and nobody to exchange rows with.
 
-A dispatcher plays the other ranks: it brings as many rows as an even unit would send, and nothing travels.
+It is what a rank of the plan would be: the launch file's map with its replicas, the engine, the cache, and the step
+loop of its phase. Only the weights are made up, and the other ranks are played (`played_peers.py`).
 """
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import torch
 
-from runtime.expert_parallel.deep_ep import Summed
-from runtime.expert_parallel.dispatcher import (
-    ContiguousRows,
-    Dispatched,
-    MaskedRows,
-    Pending,
-    WeightsApplied,
-    planned_rows,
-)
-from runtime.expert_parallel.group import SoloGroup
+from planner.compiler import compile_plan
+from runtime.checkpoint import resolve
+from runtime.expert_parallel.deep_ep import deep_ep_form
 from runtime.expert_parallel.overlap import OVERLAPS
-from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.backend import Backend
 from runtime.kernels.batch_invariant import Batched
-from runtime.kernels.fp8 import E4M3, Quantised, num_blocks
-from runtime.kernels.gpu.quantise import _empty_scales
-from runtime.kv.cache import LatentCache
+from runtime.kernels.device import CudaRecorder, HostLink
+from runtime.kernels.fp8 import E4M3
+from runtime.kernels.gpu.ops import GpuOps
+from runtime.kernels.gpu.packages import HOPPER, Packages
+from runtime.launch import read_unit_launch
 from runtime.model import deepseek, moe
 from runtime.model.captured_steps import CapturedSteps
 from runtime.model.deepseek import DeepseekV3
-from runtime.protocol.counting import PAGE_TOKENS
+from runtime.model.engine import Engine
+from runtime.model.fp8 import Fp8Rows
+from tests.gpu.played_peers import ONE, PlayedDeepEp, PlayedGroup
 
-__all__ = ["LoneRank"]
+__all__ = ["HostKernels", "LoneRank", "launched", "recorder_of", "shrunk"]
 
-ALIGNED = 128  # rows that each expert's begin at a multiple of, as DeepEP brings them to DeepGEMM
-ONE = 0x38  # in E4M3; the codes below it are the numbers from 0 to 1
+LOGITS = 0.06  # spread of the head's weights: most of what a token draws from are then a few hundred others
+SMALL = {  # of a model that a CPU computes in a test; DeepEP, FP8's blocks and the map set the rest
+    "vocab_size": 4096,
+    "hidden_size": 2048,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+    "num_attention_heads": 4,
+    "q_lora_rank": 128,
+    "first_k_dense_replace": 1,
+}
+
+
+def launched(deployment):
+    """Return the launch file of the first unit of a phase that the planner writes for the deployment's spec."""
+    files = compile_plan(deployment.spec).deployable.launch_files()
+    name = next(name for name in files if f"-{deployment.ledger.phase}-" in name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(files[name])
+        return read_unit_launch(path)
+
+
+def shrunk(deployment, launch, **limits):
+    """Return both for a model that a CPU computes, with these limits."""
+    limits = msgspec.structs.replace(launch.limits, **limits)
+    return replace(deployment, config=replace(deployment.config, **SMALL)), msgspec.structs.replace(
+        launch, limits=limits
+    )
 
 
 class LoneRank:
-    """A rank of a deployment, with `layers` of the model's, and a cache as large as its step needs."""
+    """A rank of a launched unit, with `layers` of the model's. `clock.span` takes the place of the model's spans."""
 
-    def __init__(self, deployment, step, ops, clock, layers):
-        self.prefilling, self.decoding = step
-        self.num_tokens = sum(len(chunk.token_ids) for chunk in (*self.prefilling, *self.decoding))
-        self.config, self.unit = replace(deployment.config, num_hidden_layers=layers), deployment.unit
-        self.all_layers = deployment.config.num_hidden_layers
-        self.overlap = OVERLAPS[self.unit.overlap]
-        slots = self.unit.num_slots // self.unit.ep_size
-        experts = [slot % self.config.n_routed_experts for slot in range(self.config.n_routed_experts)]
-        maps = [experts] * self.config.num_moe_layers
+    def __init__(self, config, launch, ops, clock, layers):
+        self.launch, self.ops, self.clock, self.whole_config = launch, ops, clock, config
+        self.config = replace(config, num_hidden_layers=layers)
+        self.peers = PlayedDeepEp(ops.device)
+        ops.packages = replace(ops.packages, deep_ep=self.peers)
         deepseek.span = moe.span = clock.span
-        backend = Backend(E4M3, ops, Batched())
-        self.model = _with_slots(DeepseekV3, slots)(self.config, maps, SoloGroup(), backend, self.overlap)
-        capacity = max(self.overlap.shares(len(self.decoding))) if self.decoding else None
-        self.model.dispatcher = Alone(self.unit, slots, self.config.hidden_size, ops, capacity)
-        for module in self.model.modules():
-            if isinstance(module, moe.MixtureOfExperts):
-                module.dispatcher = self.model.dispatcher
+        for attend in ("attend_pages", "attend_causally"):
+            setattr(ops, attend, _within(clock, "attention core", getattr(ops, attend)))
+        self.engine = LoneEngine(self.config, launch, ops)
+        self.model, self.overlap = self.engine.model, self.engine.model.overlap
         fill(self.model)
-        pages = 1 + max(page for chunk in (*self.prefilling, *self.decoding) for page in chunk.table)
-        self.kv_tokens = pages * PAGE_TOKENS
-        kv = self.config.num_hidden_layers, self.config.latent_dim, self.kv_tokens
-        self.cache = LatentCache(*kv, torch.bfloat16, ops.device)
 
-    def step(self):
-        """Compute one step, and return its logits."""
-        return self.model.next_logits(self.prefilling, self.decoding, self.cache)
-
-    def captured(self, recorder):
-        """Return its decode steps as recordings."""
-        longest = max(chunk.end for chunk in self.decoding)
-        return CapturedSteps(self.model, self.cache, recorder, len(self.decoding), longest)
+    @property
+    def slots(self):
+        """The number of experts that this rank holds in a layer."""
+        return len(self.launch.expert_map.physical_to_logical[0]) // len(self.launch.ranks)
 
     @property
     def weight_bytes(self):
         """Bytes of all parameters of the layers that were made."""
         return sum(values.nbytes for values in self.model.parameters())
 
-    @property
-    def kv_bytes(self):
-        """Bytes of the cache."""
-        return self.cache._pages.nbytes
+    def record(self, cache, recorder):
+        """Record decode's steps, as its phase does before requests come."""
+        limits = self.launch.limits
+        self.engine._captured = CapturedSteps(
+            self.model, cache, recorder, limits.max_requests, limits.max_request_tokens
+        )
 
-    def seconds_of_all_layers(self, step_s, head_s):
-        """Add the layers that were not run, each as long as the mean of those that were."""
-        return head_s + (step_s - head_s) * self.all_layers / self.config.num_hidden_layers
+    def replay_s(self, num_requests, times):
+        """Return the seconds of replays of one size of step, with the inputs that it was given last."""
+        replay = self.engine._captured._steps[num_requests].recording.replay
+        return [self.clock.seconds(replay) for _ in range(times)]
 
-    def least_seconds(self, bytes_per_s, flop_per_s):
-        """What the step takes at the least: reading in decode, multiplying in prefill."""
-        matrices = sum(values.numel() for values in self.model.parameters() if values.dtype == E4M3)
-        scale = self.all_layers / self.config.num_hidden_layers
-        if self.decoding:
-            kv_bytes = sum(chunk.end for chunk in self.decoding) * self.config.latent_dim * 2 * self.all_layers
-            return (matrices * scale + kv_bytes) / bytes_per_s
-        experts = sum(values.numel() for name, values in self.model.named_parameters() if ".experts." in name)
-        share = self.config.num_experts_per_tok * self.unit.ep_size / self.unit.num_slots  # of a token, in a slot here
-        dense = sum(v.numel() for v in self.model.parameters() if v.dtype == E4M3) - experts
-        return 2 * self.num_tokens * (dense + experts * share) * scale / flop_per_s
+    def recorded_stages(self, cache, decoding, recorder):
+        """Record one step with its spans, replay it, and return the seconds of each stage."""
+        captured = self.engine._captured
+        step = captured._record(len(decoding), _Watched(recorder, self.clock))
+        captured._inputs.put(decoding)
+        for _ in range(2):
+            step.recording.replay()
+        return self.clock.of_stages(self.clock.take())
 
+    def scaled(self, step_s, stages):
+        """Return the seconds of a step of all layers, and of its stages, from those of the layers that were run.
 
-class Alone:
-    """Brings as many rows as an even unit would, from memory that it made once."""
-
-    weights_applied, sums_in_order = WeightsApplied.BY_COMBINE, False
-
-    def __init__(self, unit, slots, hidden, ops, capacity):
-        self.slots, self.ops, self.capacity = slots, ops, capacity
-        self.traffic, self._rows, self._brought = Traffic(), {}, []
-        self._room = None if capacity is None else self._random(slots, capacity * unit.ep_size, hidden)
-
-    def begin_step(self, num_tokens):
-        """There is nobody."""
-
-    def dispatch(self, x_TD, slots_TK, weights_TK):
-        """Bring as many pairs as this rank's tokens have, spread over its slots."""
-        if len(x_TD) not in self._rows:
-            self._rows[len(x_TD)] = self._make(*slots_TK.shape, x_TD.shape[1])
-        rows, sent_W = self._rows[len(x_TD)]
-        dispatched = Dispatched(rows, sent_W, x_TD)
-        return Pending(lambda: None, lambda _: dispatched)
-
-    def combine(self, results, dispatched):
-        """Give the tokens' own activations back."""
-        return Pending(lambda: None, lambda _: Summed(dispatched.way_back.clone()))
-
-    @property
-    def num_bytes(self):
-        """Bytes of the rows that it brings."""
-        return sum(rows.codes.nbytes + rows.scales.nbytes for rows in self._brought)
-
-    def _make(self, num_tokens, top_k, hidden):
-        per_slot = num_tokens * top_k // self.slots
-        counts_M = torch.full((self.slots,), per_slot, device=self.ops.device)
-        sent_W = counts_M.sum(0, keepdim=True)
-        if self._room is not None:
-            planned = planned_rows(self.capacity, top_k, self.slots)
-            return MaskedRows(self._room, counts_M, expected_rows=planned), sent_W
-        counts = [-(-per_slot // ALIGNED) * ALIGNED] * self.slots
-        return ContiguousRows(self._random(sum(counts), hidden), counts_M, counts), sent_W
-
-    def _random(self, *shape):
-        """Rows as they come out of DeepEP: of its low-latency form, with scales column by column."""
-        codes = torch.empty(shape, dtype=torch.uint8, device=self.ops.device).random_(0, ONE).view(E4M3)
-        scales = _empty_scales(shape[:-1], num_blocks(shape[-1]), len(shape) == 3, self.ops.device).fill_(1)
-        self._brought.append(Quantised(codes, scales))
-        return self._brought[-1]
+        `stages` are the sums of their spans. What is in none of them is counted with the layers; it is negative where
+        the events around the stages cost more.
+        """
+        whole, made = self.whole_config, self.config
+        of_layers = whole.num_hidden_layers / made.num_hidden_layers
+        of_moe = whole.num_moe_layers / made.num_moe_layers
+        once = {"mlp", "head", "sampling"}
+        factors = {name: 1 if name in once else of_layers if _is_attention(name) else of_moe for name in stages}
+        scaled = {name: seconds * factors[name] for name, seconds in stages.items()}
+        rest_s = step_s - sum(stages.values())
+        return sum(scaled.values()) + rest_s * of_layers, scaled
 
 
-def _with_slots(model, slots):
-    """A model whose layers hold so many experts, although its unit is one rank and its gate chooses among all."""
+class LoneEngine(Engine):
+    """An engine whose weights nobody loads."""
 
-    class WithSlots(model):
-        def _feed_forward(self, layer, expert_map, rank):
-            self.load.rows = self.load.rows[:, :slots]
-            self.load.local_experts = self.load.local_experts[:, :slots]
-            self.load._rows_of_layer = list(self.load.rows)
-            return super()._feed_forward(layer, expert_map, rank)
+    def __init__(self, config, launch, ops):
+        self.checkpoint, self.config = resolve("bundled:demo"), config
+        self.backend = Backend(E4M3, ops, Batched())
+        self._only_decodes, self._captured = launch.phase == "decode", None
+        maps = launch.expert_map.physical_to_logical[: config.num_moe_layers]
+        group = PlayedGroup(launch.rank_nodes())
+        max_step_tokens = launch.limits.max_requests if self._only_decodes else None
+        overlap = OVERLAPS[launch.overlap]
+        self.model = LoneModel(config, maps, group, self.backend, overlap, launch.nodes_to_stay_on, max_step_tokens)
 
-    return WithSlots
+
+class LoneModel(DeepseekV3):
+    """A model that exchanges its rows by DeepEP, or what stands for it, on a CPU too."""
+
+    def _dispatcher(self, group, max_step_tokens):
+        config, backend = self.config, self.backend
+        capacity = None if max_step_tokens is None else max(self.overlap.shares(max_step_tokens))
+        rows = Fp8Rows(config.hidden_size, config.power_of_two_scales, backend.ops)
+        x_1D = torch.zeros(1, config.hidden_size, dtype=torch.bfloat16, device=backend.device)
+        slots = self.load.rows.shape[1]
+        form = deep_ep_form(group, slots, config.num_experts_per_tok, rows, x_1D, backend.ops, capacity)
+        assert form is not None
+        return form
+
+
+class HostKernels(GpuOps):
+    """The path to a GPU's kernels on a CPU, where none of them runs."""
+
+    def __init__(self):
+        super().__init__(torch.device("cpu"), Packages(HOPPER))
+        self.link = HostLink()
+
+    def _added_in_fp32(self, x_TD, w_ED):
+        return x_TD.float() @ w_ED.float().mT
+
+    def _has_cudnn(self, q, k, v):
+        return False
+
+
+class HostRecorder:
+    """Computes anew at each replay."""
+
+    def record(self, compute):
+        result = compute()
+
+        class Recording:
+            def replay(self):
+                result.copy_(compute())
+
+        return Recording(), result
+
+
+def recorder_of(device):
+    """Return what records steps on this device."""
+    return CudaRecorder(device) if device.type == "cuda" else HostRecorder()
+
+
+class _Watched:
+    """Keeps the spans of what is recorded, and not of what is computed before."""
+
+    def __init__(self, recorder, clock):
+        self._recorder, self._clock = recorder, clock
+
+    def record(self, compute):
+        with self._clock.watching():
+            return self._recorder.record(compute)
+
+
+def _within(clock, name, function):
+    def timed(*arguments):
+        with clock.span(name):
+            return function(*arguments)
+
+    return timed
+
+
+def _is_attention(name):
+    return name.startswith(("attention", "KV"))
 
 
 def fill(model):
@@ -165,5 +213,7 @@ def fill(model):
             values.data.view(torch.uint8).random_(0, ONE)
         elif "scale" in name:
             values.data.fill_(2**-10)
+        elif name == "model.norm.weight":
+            values.data.fill_(1)
         else:
-            values.data.normal_(0, 0.02)
+            values.data.normal_(0, LOGITS if name == "lm_head.weight" else 0.02)

@@ -23,12 +23,15 @@ class Part:
 
 PARTS = (
     Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
+    Part("decode", 110, "one rank of the EP144 decode unit: its turn and stages beside the least that they take"),
+    Part("prefill", 90, "one rank of the EP32 prefill unit, the same, with prompts of each length in a row"),
+    Part("mixed", 45, "one rank of an EP8 mixed unit, 13 layers: requests beside a chunk of a prompt"),
+    Part("queues", 50, "tiles for a full unit, latents beside steps, waits that sleep, pinning, memory of recordings"),
+    Part("kernels", 120, "kernels and draws against the reference: test_kernels.py, test_draws.py"),
+    Part("deep_ep", 120, "DeepEP's normal kernels between two ranks, against one rank that has all slots"),
     Part("nccl_smoke", 60, "2 and 4 ranks on one GPU: their rows over NCCL arrive to the bit, issued and replayed"),
-    Part("deep_ep", 90, "DeepEP's normal kernels between two ranks, against one rank that has all slots"),
     Part("demo_units", 120, "the demo by two units of two ranks on one GPU: KV between processes, texts of the CPU"),
     Part("ranks", 120, "two ranks against one, recorded steps against computed ones: test_ranks.py"),
     Part("killed_rank", 60, "how a rank ends when its peer is killed: between steps, in an exchange, in a replay"),
     Part("wide_layers", 260, "2 and 4 ranks on one GPU against one rank: layers of V3's width, computed and replayed"),
-    Part("kernels", 120, "kernels and draws against the reference: test_kernels.py, test_draws.py"),
-    Part("queues", 50, "tiles for a full unit, latents beside steps, waits that sleep, pinning, memory of recordings"),
 )

@@ -7,9 +7,16 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from runtime.model import deepseek, moe
-from tests.gpu.lone_rank import LoneRank
+from tests.gpu.lone_rank import LoneRank, launched
+from tests.gpu.planned_stages import planned_stages
+from tests.gpu.played_peers import arriving
+from tests.gpu.roofline import Rates, work_of_step
 from tests.runtime.fake_device.deployments import deployed
 from tests.runtime.fake_device.ranks import KernelPath
+
+SPECS = {"decode": "deepseek-h800.yaml", "prefill": "deepseek-h800.yaml", "mixed": "h200-single-node.yaml"}
+H100 = Rates(2.9e12, 7.8e14, 1.4e15, "a test", 5e10, 5e10)
+STAGES = {"attention 1", "attention core", "attention 2", "gate", "shared expert", "experts", "mlp", "head", "sum"}
 
 
 class NoClock:
@@ -23,19 +30,84 @@ class NoClock:
         return nullcontext()
 
 
-@pytest.mark.parametrize(("phase", "requests"), [("decode", 128), ("prefill", 1)])
-def test_a_step_of_the_benchmark_runs(phase, requests, monkeypatch):
-    """With the stages that its table has, and the slots of one rank of the unit."""
+@pytest.fixture
+def made(monkeypatch):
+    """Make a rank of a phase on fake tensors: (deployment, rank, its cache, the names of its stages)."""
     for module in (deepseek, moe):
         monkeypatch.setattr(module, "span", module.span)  # put back afterwards
-    clock, deployment = NoClock(), deployed("deepseek-h800.yaml", phase)
+
+    def make(phase):
+        deployment, clock = deployed(SPECS[phase], phase), NoClock()
+        rank = LoneRank(deployment.config, launched(deployment), KernelPath(), clock, layers=5)
+        return deployment, rank, rank.engine.new_cache(rank.launch.limits.kv_tokens), clock.stages
+
     with FakeTensorMode(), torch.no_grad():
-        rank = LoneRank(deployment, deployment.largest_step(), KernelPath(), clock, layers=5)
-        logits = rank.step()
-        slots = {module.experts.gate_up.shape[0] for module in rank.model.modules() if hasattr(module, "experts")}
-        least_s = rank.least_seconds(bytes_per_s=3e12, flop_per_s=1e15)
+        yield make
+
+
+@pytest.mark.parametrize(("phase", "requests", "slots"), [("decode", 128, 2), ("prefill", 1, 9), ("mixed", 65, 32)])
+def test_a_step_of_the_benchmark_runs(made, phase, requests, slots):
+    """With the stages that its table has, through the unit's own dispatcher, and the slots of one rank of the unit."""
+    deployment, rank, cache, stages = made(phase)
+    logits = rank.model.next_logits(*deployment.largest_step(), cache)
+    found = {module.experts.gate_up.shape[0] for module in rank.model.modules() if hasattr(module, "experts")}
 
     assert logits.shape == (requests, 129_280)
-    assert slots == {{"decode": 2, "prefill": 9}[phase]}
-    assert {"attention 1", "attention 2", "gate", "shared expert", "experts", "mlp", "head"} <= clock.stages
-    assert 0.005 < least_s < 2
+    assert found == {rank.slots} == {slots}
+    assert stages >= STAGES
+    assert type(rank.model.dispatcher).__name__ == ("LowLatencyDispatcher" if phase == "decode" else "NormalDispatcher")
+
+
+def test_the_gates_choices_take_replicas_in_turn(made):
+    """The rank has the map of the plan, in which 32 slots of a layer hold an expert's second or third copy."""
+    _, rank, _, _ = made("decode")
+    tables = [module.replicas._slots_EX.shape[1] for module in rank.model.modules() if hasattr(module, "replicas")]
+
+    assert all(most > 1 for most in tables)
+
+
+def least_s(phase, slots, ranks):
+    """The least seconds of each stage of a phase's largest step, and what bounds it."""
+    deployment = deployed(SPECS[phase], phase)
+    works = work_of_step(deployment.config, ranks, slots, *deployment.largest_step())
+    bounds = {name: work.bounds(H100) for name, work in works.items()}
+    return deployment, {name: max((seconds, by) for by, seconds in found.items()) for name, found in bounds.items()}
+
+
+def test_decode_takes_at_least_what_its_weights_and_kv_take_to_be_read():
+    """All weights but the embedding's, and all latents; the rows between the stages add less than a fifth."""
+    deployment, least = least_s("decode", 2, 144)
+    config, (_, decoding) = deployment.config, deployment.largest_step()
+    kv = sum(chunk.end for chunk in decoding) * deployment.ledger.kv_bytes_per_token
+    read = deployment.ledger.weight_bytes - 2 * config.vocab_size * config.hidden_size + kv
+
+    assert 1 <= sum(seconds for seconds, _ in least.values()) * H100.copy_bytes_per_s / read < 1.2
+
+
+def test_the_end_of_a_long_prompt_takes_at_least_what_its_attention_multiplies():
+    """16,384 queries see 24,576 keys on average, with 192 channels of a key and 128 of a value, in 128 heads."""
+    _, least = least_s("prefill", 9, 32)
+    seconds, by = least["attention core"]
+
+    assert by == "matmul"
+    assert seconds == pytest.approx(60 * 2 * 128 * 320 * 16384 * 24576.5 / H100.bf16_flop_per_s, rel=1e-3)
+    assert 0.5 < seconds / sum(each for each, _ in least.values()) < 0.9
+
+
+def test_the_planner_predicts_no_stage_of_decode_below_its_least():
+    """Its machine is the same kind of GPU, with rates that are no higher."""
+    deployment, least = least_s("decode", 2, 144)
+    planned = planned_stages(deployment, *deployment.largest_step())
+
+    assert planned["experts"] > least["experts"][0]
+    assert planned["attention 2"] > least["attention core"][0]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_ranks", "slots"), [(8192, 32, 9), (2048, 8, 32), (100, 2, 144)])
+def test_played_peers_send_what_an_even_unit_sends(num_tokens, num_ranks, slots):
+    """As many pairs as this rank's own tokens have, spread over its slots; a token comes once."""
+    num_came, num_twice, pairs_M = arriving(num_tokens, 8, num_ranks, slots)
+
+    assert sum(pairs_M) == num_came + num_twice <= num_tokens * 8
+    assert max(pairs_M) - min(pairs_M) <= 2
+    assert num_came <= num_tokens * num_ranks

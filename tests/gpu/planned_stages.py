@@ -1,0 +1,40 @@
+"""What the planner predicts for the stages of one rank's step, without links and of ranks that are equally full."""
+
+from planner.estimate.case import case_of
+from planner.estimate.throughput.point import OperatingPoint
+from planner.estimate.throughput.stages import Exchange, decode_spans, mlp_spans, prompt_spans
+from runtime.expert_parallel.overlap import OVERLAPS
+
+__all__ = ["planned_stages"]
+
+LINK = ("dispatch", "combine")
+
+
+def planned_stages(deployment, prefilling, decoding):
+    """Return the seconds of each stage in a whole step, of all layers, of prompts or of requests that decode."""
+    case = case_of(deployment.spec, deployment.layout, OperatingPoint(), Exchange(0, 0))
+    moe_layer = next(layer for layer in case.model.layers if layer.expert is not None)
+    dense_layer = next(layer for layer in case.model.layers if layer.dense is not None)
+    shared, engine = (case.machine, case.model), case.engine.overheads
+    shares = OVERLAPS[deployment.unit.overlap].shares(sum(len(chunk.token_ids) for chunk in (*prefilling, *decoding)))
+    tokens = max(shares)
+    if decoding:
+        kv = decoding[0].end
+        moe = decode_spans(*shared, moe_layer, case.unit, case.imbalance, engine, tokens, kv)
+        dense = mlp_spans(*shared, dense_layer, case.unit, engine, "decode", tokens, kv, 1)
+    else:
+        size = len(prefilling[0].token_ids)
+        context = prefilling[0].end - size / 2
+        moe = prompt_spans(
+            *(*shared, moe_layer, case.unit, case.imbalance, engine, case.exchange, tokens, context, size), "none"
+        )
+        dense = mlp_spans(*shared, dense_layer, case.unit, engine, "prefill", tokens, context, size)
+    config = deployment.config
+    layers = ((moe, config.num_moe_layers), (dense, config.first_k_dense_replace))
+    found = {}
+    for spans, number in layers:
+        for name, seconds in spans.items():
+            if name.startswith(LINK):
+                continue
+            found[name] = found.get(name, 0.0) + float(seconds) * number * len(shares)
+    return found
