@@ -77,11 +77,6 @@ class Engine:
             check_machine(self.model.row_wise())
 
     @property
-    def replays_steps(self) -> bool:
-        """Whether its steps are recorded: then none of them compiles, and nobody sees an exchange that hangs."""
-        return self._captured is not None
-
-    @property
     def token_shape(self) -> tuple[int, int]:
         """The shape of one token's latent KV: (num_layers, latent_dim)."""
         return self.config.num_hidden_layers, self.config.latent_dim

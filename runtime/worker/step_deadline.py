@@ -1,10 +1,11 @@
 """The end of a rank whose step does not end, so that its unit can be started again.
 
 Ranks that wait for it end by themselves: their collectives have a deadline (`expert_parallel/group.py`). This one is
-for the rank at fault, and for a unit of one rank, which waits for nobody. It is also for a rank that replays recorded
-steps: torch's watchdog sees no exchange of a replay, so one that waits for a dead peer would wait for ever. Other ranks
-on GPUs may take longer in a step that needs new kernels, and the pod's liveness probe asks their pulse instead: see
-`kubernetes.stall_timeout`.
+for the rank at fault, and for a unit of one rank, which waits for nobody. On GPUs it is also for ranks that wait in
+NCCL: torch's watchdog sees no exchange of a replay, and of one that was issued it had not ended the process 35 s after
+it had found it too slow (H100, torch 2.11, `tests/gpu/quarter_hour/killed_rank.py`).
+
+A rank is watched from its first step on. What compiles kernels has been computed by then.
 
 Looks are counted, not seconds: a process that was stopped has one look for that time.
 """

@@ -112,8 +112,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         times = StepTimes(engine.model.dispatcher.traffic.waits)
         metrics.watch_steps(times)
         pulse.tell_now_and_then(partial(times.tell, network.say_step_time), STEP_TIME_S)
-        if device.type == "cpu" or engine.replays_steps:
-            end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
+        end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
         step_until_left(phase, group, inbox, leaving, pulse, times)
 
 

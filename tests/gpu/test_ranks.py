@@ -17,7 +17,7 @@ from runtime.kernels.device import use_device
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
-from tests.gpu.quarter_hour.one_gpu import FIRST_NCCL, SHARED
+from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
 from tests.runtime.closeness import median_off_by, off_by
 
 ADDRESS = "127.0.0.1"
@@ -106,8 +106,8 @@ def rank_logits(rank, size, port, found):
 def exchanged(device, free_port):
     """The logits of both ranks of a unit, which share a GPU where there is one."""
     shares = torch.cuda.device_count() < 2
-    if shares and torch.cuda.nccl.version() < FIRST_NCCL:
-        pytest.skip(f"needs two GPUs, or NCCL {FIRST_NCCL} for two ranks on one; this is {torch.cuda.nccl.version()}")
+    if shares and (why_not := why_missing("cuda")) is not None:
+        pytest.skip(why_not)
     with (
         patch.dict(os.environ, SHARED | os.environ if shares else {}),
         processes.get_context("spawn").Manager() as manager,

@@ -4,9 +4,9 @@ Two ranks share one GPU over NCCL and turn the product's own loop (`step_until_l
 exchanges. One kills itself at a chosen place. Measured is how long the other goes on, and what ends it:
 
     vote            gloo notices that the peer is gone: PeerLost, at once
-    watchdog        torch's, when an exchange that was issued takes longer than STEP_TIMEOUT: it aborts the process
-    step deadline   `worker/step_deadline.py`, when the loop has not turned for DEADLINE_S: for a rank that replays,
-                    since torch's watchdog sees nothing of what a graph holds
+    watchdog        torch's, when an exchange that was issued takes longer than STEP_TIMEOUT: it aborts the process, but
+                    first writes down what it knows, for over half a minute
+    step deadline   `worker/step_deadline.py`, when the loop has not turned for DEADLINE_S
     nothing         the rank was still there after the part's patience: a hang
 
 STEP_TIMEOUT is 10 s here instead of 120, DEADLINE_S 14 instead of 150. The cases run side by side, without MPS: a
@@ -48,7 +48,7 @@ from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.step_times import StepTimes
 from runtime.worker.worker import step_until_left
-from tests.gpu.quarter_hour.machine import nccl_loaded
+from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
 from tests.gpu.quarter_hour.pair import ADDRESS, end, free_port
 from tests.gpu.quarter_hour.parts import MISSING
 
@@ -62,13 +62,6 @@ CASES = {
     "replay": "before it replays a recorded step that its peer replays",
 }
 ENDS = {PEER_LOST: "PeerLost", 1: "the step deadline", -signal.SIGABRT: "torch's watchdog (SIGABRT)"}
-SHARED = {  # NVIDIA/nccl docs/userguide/source/env.rst: several ranks on one GPU since 2.30; few CTAs, that all fit
-    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-    "NCCL_MAX_CTAS": "4",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-}
 TOKENS, HIDDEN, TOP_K, SLOTS, CAPACITY = 8, 1024, 4, 8, 8
 
 
@@ -87,17 +80,6 @@ def main() -> int:
         print(reason)
         return MISSING
     return run_cases(arguments)
-
-
-def why_missing(device: str) -> str | None:
-    """Return what two ranks on this machine's GPU lack, or None."""
-    if device == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        return "no GPU"
-    loaded = nccl_loaded() or ""
-    is_new = loaded[:1].isdigit() and tuple(map(int, loaded.split(".")[:2])) >= (2, 30)
-    return None if is_new else f"two ranks on one GPU need NCCL 2.30 (LD_PRELOAD), and this is {loaded}"
 
 
 def run_cases(arguments: argparse.Namespace) -> int:
@@ -204,8 +186,7 @@ def step_as_a_rank(arguments: argparse.Namespace) -> None:
     die = (lambda: die_now(arguments.output)) if arguments.rank == VICTIM else (lambda: None)
     phase = Phase(arguments.case, group, device, die)
     pulse = Pulse()
-    if device.type == "cpu" or arguments.case == "replay":
-        step_deadline.end_rank_after(pulse, f"rank {arguments.rank}")
+    step_deadline.end_rank_after(pulse, f"rank {arguments.rank}")
     step_until_left(phase, group, Inbox(), Leaving(NoGateway()), pulse, StepTimes(ExchangeTime()))
 
 

@@ -64,12 +64,13 @@ def why_not(module: str) -> str:
 
 
 def nccl_loaded() -> str | None:
-    """Return the version of the NCCL that a process finds, preloaded or torch's own."""
+    """Return the version of the NCCL that this process calls: the preloaded one, else torch's own."""
+    number, library = ctypes.c_int(), ctypes.CDLL(None)
     try:
-        library = ctypes.CDLL("libnccl.so.2")
+        if not hasattr(library, "ncclGetVersion"):
+            library = ctypes.CDLL("libnccl.so.2")
     except OSError as error:
         return str(error)
-    number = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(number))
     return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 

@@ -32,8 +32,8 @@ from tests.gpu.quarter_hour.mps import shared_gpu
 from tests.gpu.quarter_hour.parts import MISSING
 
 __all__ = [
-    *("FIRST_NCCL", "SHARED", "Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version"),
-    *("options", "part", "reserved_gb", "run_ranks"),
+    *("SHARED", "Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version", "options"),
+    *("part", "reserved_gb", "run_ranks", "why_missing"),
 ]
 
 ADDRESS = "127.0.0.1"
@@ -92,7 +92,7 @@ def part(main: Callable[..., int], rank: Callable[..., None], description: str |
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # as a worker ends: NCCL would wait for graphs that hold its exchanges
-    if (reason := _why_missing(arguments.device)) is not None:
+    if (reason := why_missing(arguments.device)) is not None:
         print(reason)
         return MISSING
     return main(arguments)
@@ -144,8 +144,20 @@ def reserved_gb(device: torch.device) -> float:
 
 
 def nccl_version(device: torch.device) -> str:
-    """Return the version that this process loaded."""
-    return ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else "gloo"
+    """Return the version that this process calls; torch's own function says with which one it was built."""
+    return nccl_loaded() or "none" if device.type == "cuda" else "gloo"
+
+
+def why_missing(device: str) -> str | None:
+    """Return what several ranks on this machine's GPU lack, or None."""
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "no GPU"
+    loaded = nccl_loaded() or ""
+    if not loaded[:1].isdigit() or tuple(map(int, loaded.split(".")[:2])) < FIRST_NCCL:
+        return f"several ranks on one GPU need NCCL {'.'.join(map(str, FIRST_NCCL))} (LD_PRELOAD), and this is {loaded}"
+    return None
 
 
 def _run(module: str, size: int, folder: Path, device: str, variables: dict[str, str], seconds: float) -> None:
@@ -173,18 +185,6 @@ def _free_port() -> int:
     """Find a TCP port on loopback that nobody listens on."""
     with socket.create_server((ADDRESS, 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def _why_missing(device: str) -> str | None:
-    """Return what several ranks on this machine's GPU lack, or None."""
-    if device == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        return "no GPU"
-    loaded = nccl_loaded() or ""
-    if not loaded[:1].isdigit() or tuple(map(int, loaded.split(".")[:2])) < FIRST_NCCL:
-        return f"several ranks on one GPU need NCCL {'.'.join(map(str, FIRST_NCCL))} (LD_PRELOAD), and this is {loaded}"
-    return None
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
