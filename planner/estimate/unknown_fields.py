@@ -24,7 +24,6 @@ WORDS = {
     ("PodSpec", "preemptionPolicy"): ("Never", "PreemptLowerPriority"),
     ("ServiceSpec", "sessionAffinity"): ("ClientIP", "None"),
 }
-CUTOFF = 0.75  # of likeness: below it, another field is no misspelling of this one (assumed)
 
 
 def unknown_fields_of(patches: Sequence[PatchSpec]) -> Iterator[Violation]:
@@ -57,7 +56,7 @@ def _unknown(path: str, value: Any, type_name: str) -> Iterator[Violation]:
 
 
 def _of(words: Sequence[str], written: str) -> str:
-    meant = close_to(written, words, cutoff=CUTOFF)
+    meant = close_to(written, words)
     return f"did you mean {meant}?" if meant else "write one of these"
 
 
@@ -66,5 +65,5 @@ def _instead(key: str, beside: Mapping[str, Any], fields: Sequence[str]) -> Fix 
 
     The first is no change, because that would print the value, which may be a secret.
     """
-    meant = close_to(key, [each for each in fields if each not in beside], cutoff=CUTOFF)
+    meant = close_to(key, [each for each in fields if each not in beside])
     return removal() if meant is None else f"did you mean {meant}?"

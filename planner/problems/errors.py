@@ -109,7 +109,8 @@ class Problem(Violation):
 
 def may_be_secret(path: str) -> bool:
     """Return whether what stands at `path`, in a spec or in a plan's copy of it, may be a secret: never print it."""
-    return f"{path.removeprefix('spec.')}.".startswith("kubernetes.env.")
+    place = f"{path.removeprefix('spec.')}."
+    return place.startswith("kubernetes.env.") or place == "kubernetes."
 
 
 class TidemillError(Exception):

@@ -58,16 +58,9 @@ _reads = declare_in(RULES)
 Exchanged = Callable[[int], bool]  # whether the engine can exchange rows between so many GPUs
 
 
-def broken_rules(
-    values: Mapping[str, Any], about: str | None = None, reading: str | None = None
-) -> Iterator[Violation]:
-    """Yield every broken rule whose arguments are all in `values`.
-
-    Where they are given, only rules `about` a field, or `reading` it.
-    """
+def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield every broken rule whose arguments are all in `values`."""
     for rule, paths in _all_readings():
-        if about not in (None, paths[0]) or (reading is not None and reading not in paths):
-            continue
         for broken in rule.verdicts(paths, values):
             yield _violation(broken, paths[0], values[paths[0]])
 
@@ -215,8 +208,8 @@ def kv_holds_a_request(max_kv_tokens: int | None, max_request_tokens: int) -> Br
 # Prefill and decode together
 
 
-@_reads("version", "spec.sections")
-def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
+@_reads("spec.sections")
+def phases_are_a_whole(sections: frozenset[str]) -> Broken | None:
     """Prompts are computed and tokens produced, somewhere, once."""
     given = [phase for phase in PHASES if phase in sections]
     if given in (["prefill", "decode"], ["mixed"]):
