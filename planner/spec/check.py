@@ -112,7 +112,7 @@ def check_spec(path: Path) -> ResolvedSpec:
 def check_document(document: Document) -> ResolvedSpec:
     """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it.
 
-    A change that a mistake offers has been tried: with it there is one mistake less, and no other one.
+    A change that a mistake offers has been tried: with it that mistake is gone, and no other one is there.
     """
     try:
         return _resolved(document)
@@ -178,7 +178,7 @@ def _with_tried_changes(problems: Sequence[Problem], document: Document) -> Iter
     tries, before = MAX_TRIED // len(document.values), _counted(problems)
     for problem in problems:
         rest = before - _counted([problem])
-        sound = [each for each in problem.changes[:tries] if _mistakes_with(each, document) == rest]
+        sound = [each for each in problem.changes[:tries] if _mistakes_with(each, document) <= rest]
         tries -= min(tries, len(problem.changes))
         yield replace(problem, fix=Fix(str(problem.fix), tuple(sound)))
 

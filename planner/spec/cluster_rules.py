@@ -237,12 +237,10 @@ def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | Non
 
 
 def _taint(written: str) -> Fix:
-    """`written` with the effect that is meant, or without what no key has; an example where no effect is."""
-    key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
-    if key in EFFECTS:
-        return for_example(f"dedicated:{key}")
-    meant, right = close_to(effect, EFFECTS), re.sub(r"[^A-Za-z0-9./_=-]", "-", key)
-    return nearest(f"{right}:{meant}") if meant and right else for_example(f"{right or 'key'}:{meant or EFFECTS[0]}")
+    """Return `written` with its effect as Kubernetes spells it; an example where no effect is."""
+    key, _, effect = written.rpartition(":")
+    meant = close_to(effect, EFFECTS)
+    return nearest(f"{key}:{meant}") if meant and key else for_example(f"dedicated=inference:{EFFECTS[0]}")
 
 
 def _known_names(nodes: Nodes) -> list[str]:

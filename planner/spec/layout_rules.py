@@ -105,7 +105,7 @@ def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
         return None
     rule = f"S402 must have at most {room} characters, it has {len(name)}"
     reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
-    return Broken(rule, reason, nearest(slug(name)[:room].rstrip("-")))
+    return Broken(rule, reason, "shorten it")
 
 
 @_reads("gateway.port")
@@ -217,9 +217,7 @@ def phases_are_a_whole(sections: frozenset[str]) -> Broken | None:
     if "mixed" in given:
         others = given[:-1]
         rule = f"S507 must not be combined with {' and '.join(others)}"
-        fix = removal(*others)
-        if len(others) == 2:  # without mixed they are a whole
-            fix = Fix(f"remove mixed, or {' and '.join(others)}", (*removal("mixed").changes, *fix.changes))
+        fix = f"remove mixed, or {' and '.join(others)}"
         return Broken(rule, "a mixed unit does the work of both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed replaces prefill and decode"

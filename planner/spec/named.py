@@ -15,7 +15,7 @@ from planner.facts.model import Model
 from planner.facts.terms import PHASES
 from planner.families import MODELS, read_model_config, spelled_otherwise
 from planner.problems.errors import Violation
-from planner.problems.fix import Fix, did_you_mean
+from planner.problems.fix import did_you_mean
 from planner.spec.cluster import GpuSpec
 
 __all__ = ["Named"]
@@ -112,7 +112,7 @@ class Named:
 def _without_demand(written: str) -> Violation:
     """Say of past days what S610 says of a profile: nothing can be planned for a day without demand."""
     rule, reason = "S610 must be above 0 in some hour", "the day's tokens must arrive at some hour"
-    fix = Fix("leave it out to spread tokens evenly over the day", ({"traffic.history": None},))
+    fix = "leave it out to spread tokens evenly over the day"
     return Violation("traffic.history", written, rule, reason, fix)
 
 
