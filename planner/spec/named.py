@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
-from planner.facts.gpu_names import instead_of_gpu, unplanned_gpu
+from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.terms import PHASES
@@ -129,13 +129,9 @@ def _catalog_model(path: str, name: str) -> Model | Violation:
 def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
     if name in GPUS:
         return GPUS[name]
-    known = ", ".join(GPUS)
-    if product := unplanned_gpu(name):
-        rule, reason = f"S306 is not planned yet: the catalog has {known}", f"the figures of {product} are not known"
-        return Violation(path, name, rule, reason, _described(path))
-    rule, reason = f"S305 must be in the catalog ({known})", "tidemill does not know its figures"
-    fix = instead_of_gpu(name, list(GPUS))
-    return Violation(path, name, rule, reason, fix if fix.changes else f"{fix}, or {_described(path)}")
+    meant = same_gpu(name)
+    fix = did_you_mean(meant, [meant]) if meant else _described(path)
+    return Violation(path, name, f"S305 must be in the catalog ({', '.join(GPUS)})", "its figures must be known", fix)
 
 
 def _described(path: str) -> str:

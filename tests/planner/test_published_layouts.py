@@ -15,7 +15,7 @@ from tests.planner.published_layouts.layouts import (
 )
 
 MAX_FIXES = 4  # one after the other, from a spec to one that plans
-ENDS = ("not planned yet", "at the nodes that have it")  # where no fix can lead on; other engines' flags have words
+ENDS = ("describe it", "at the nodes that have it")  # where no fix can lead on; other engines' flags have words
 
 COMPILED = (
     "two nodes of 8 H100 in FP8, TP16",

@@ -156,6 +156,15 @@ def test_no_change_is_an_example(written):
     assert {path: examples for path in FIELDS if (examples := examples_offered(path, written))} == {}
 
 
+@pytest.mark.parametrize("written", ["?!", {"?!": 1}, [{}], True, 0.5], ids=str)
+def test_a_wrong_value_is_one_finding(written):
+    """Also of a field that takes this or that: Pydantic would say of each what the value is not."""
+    for path in FIELDS:
+        found = [each for each in check_fields(applied(BASE, {path: written})).violations if each.path == path]
+
+        assert len(found) <= 1, path
+
+
 def test_a_change_is_made_in_a_copy():
     """Sections are created, list items found by index, null removes, keys may have dots."""
     data = {"a": {"b.c": 1, "d": 2}, "e": [{"f": 1}, {"f": 2}]}
