@@ -13,7 +13,7 @@ from planner.facts.model import Model
 from planner.families.read import model_of
 from planner.problems.fix import is_misspelling
 
-__all__ = ["ALIKE", "MODELS", "spelled_otherwise"]
+__all__ = ["ALIKE", "MODELS", "find_spelling"]
 
 FOLDER = Path(__file__).parent
 
@@ -52,7 +52,7 @@ MODELS: Mapping[str, Model] = _Published(json.loads((FOLDER / "published.json").
 ALIKE: Mapping[str, str] = {each["name"]: each["is"] for each in json.loads((FOLDER / "alike.json").read_text())}
 
 
-def spelled_otherwise(name: str) -> str | None:
+def find_spelling(name: str) -> str | None:
     """Return the catalog's model that `name` misspells, or calls as a hub does: `deepseek-ai/DeepSeek-R1`.
 
     Another size, version or format of weights is another model.

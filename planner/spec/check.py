@@ -115,12 +115,12 @@ def check_document(document: Document) -> ResolvedSpec:
     A change that a mistake offers has been tried: with it that mistake is gone, and no other one is there.
     """
     try:
-        return _resolved(document)
+        return _resolve(document)
     except SpecError as error:
-        raise SpecError(list(_with_tried_changes(error.problems, document))) from None
+        raise SpecError(list(_keep_sound_changes(error.problems, document))) from None
 
 
-def _resolved(document: Document) -> ResolvedSpec:
+def _resolve(document: Document) -> ResolvedSpec:
     fields = check_fields(document.data, document.unread)
     named = Named(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved | _given_keys(document.data, fields.renamed) | _units(fields.values)
@@ -167,31 +167,31 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
-    return _resolved(replace(spec.document, data=applied(in_full(spec.document.data, values), values)))
+    return _resolve(replace(spec.document, data=applied(in_full(spec.document.data, values), values)))
 
 
-def _with_tried_changes(problems: Sequence[Problem], document: Document) -> Iterator[Problem]:
+def _keep_sound_changes(problems: Sequence[Problem], document: Document) -> Iterator[Problem]:
     """Yield `problems` without the changes that do not mend them, or break something else.
 
     Each try checks the whole spec, so that of many mistakes in a large file the last ones have words alone.
     """
-    tries, before = MAX_TRIED // len(document.values), _counted(problems)
+    tries, before = MAX_TRIED // len(document.values), _count(problems)
     for problem in problems:
-        rest = before - _counted([problem])
-        sound = [each for each in problem.changes[:tries] if _mistakes_with(each, document) <= rest]
+        rest = before - _count([problem])
+        sound = [each for each in problem.changes[:tries] if _count_mistakes_with(each, document) <= rest]
         tries -= min(tries, len(problem.changes))
         yield replace(problem, fix=Fix(str(problem.fix), tuple(sound)))
 
 
-def _mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
+def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
     try:
-        _resolved(replace(document, data=applied(in_full(document.data, change), change)))
+        _resolve(replace(document, data=applied(in_full(document.data, change), change)))
     except SpecError as error:
-        return _counted(error.problems)
+        return _count(error.problems)
     return Counter()
 
 
-def _counted(problems: Sequence[Problem]) -> Counter[tuple[str, str]]:
+def _count(problems: Sequence[Problem]) -> Counter[tuple[str, str]]:
     """Return how often each rule is broken at each place: a change of a list moves its items."""
     return Counter((place_of(each.path), each.rule.split()[0]) for each in problems)
 

@@ -51,9 +51,9 @@ def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
     """Return `details` in our words, and the paths of fields that stand there under a misspelt key."""
     if not details:
         return [], frozenset()
-    from planner.spec.wrong_fields import in_our_words  # imported late: most specs are right
+    from planner.spec.wrong_fields import explain_errors  # imported late: most specs are right
 
-    return in_our_words(details, data)
+    return explain_errors(details, data)
 
 
 class _Wrong:

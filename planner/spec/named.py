@@ -13,7 +13,7 @@ from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.terms import PHASES
-from planner.families import MODELS, read_model_config, spelled_otherwise
+from planner.families import MODELS, find_spelling, read_model_config
 from planner.problems.errors import Violation
 from planner.problems.fix import did_you_mean
 from planner.spec.cluster import GpuSpec
@@ -120,7 +120,7 @@ def _catalog_model(path: str, name: str) -> Model | Violation:
     """The model that `name` says."""
     if name in MODELS:
         return MODELS[name]
-    meant = spelled_otherwise(name)
+    meant = find_spelling(name)
     fix = did_you_mean(meant, [meant]) if meant else "give its config.json, as model: {config: ...}"
     reason = "a model of a known family can be planned from its config.json"
     return Violation(path, name, f"S304 must be in the catalog ({', '.join(MODELS)})", reason, fix)

@@ -22,7 +22,7 @@ from planner.problems.fix import HERE, Fix, close_to, is_misspelling, plain, rem
 from planner.spec.declared import holds_list, path_of, place_of, section_at, section_of
 from planner.spec.schema import Spec
 
-__all__ = ["Row", "rows_elsewhere", "said_elsewhere", "unknown_key"]
+__all__ = ["Row", "explain_unknown_key", "find_row", "read_table"]
 
 TABLE = Path(__file__).with_name("elsewhere.yaml")
 
@@ -48,18 +48,18 @@ class Row:
 
 
 @cache
-def rows_elsewhere() -> Sequence[Row]:
+def read_table() -> Sequence[Row]:
     """Return the whole table."""
     return [Row(**row) for row in yaml.load(TABLE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)]
 
 
-def said_elsewhere(place: str, name: str) -> Row | None:
+def find_row(place: str, name: str) -> Row | None:
     """Return what the table says of a key in the section `place`, or of a value of the field `place`."""
-    rows = _by_name()
+    rows = _rows_by_name()
     return rows.get((place, plain(name))) or rows.get((None, plain(name)))
 
 
-def unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Violation:
+def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Violation:
     """Return the finding about the key of `spec` that Pydantic complains of in `detail`."""
     parent, name = path_of(detail["loc"][:-1]), str(detail["loc"][-1])
     reason, fix = _answer(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
@@ -71,23 +71,23 @@ def _answer(
     parent: str, name: str, fields: Sequence[str], value: Any, spec: Mapping[str, Any]
 ) -> tuple[str, Fix | str]:
     """Return why there is no such key, and what to do."""
-    row = said_elsewhere(place_of(parent), name)
+    row = find_row(place_of(parent), name)
     if row and not row.write:
         return row.reason, removal()
     ours = row.write if row else name
-    if meant := [_join(parent, ours)] if ours in fields else _homes(ours, spec):
+    if meant := [_join(parent, ours)] if ours in fields else _find_homes(ours, spec):
         sections = (path.rpartition(".")[0] or "the spec" for path in meant)
-        return row.reason if row else f"it is a key of {' and '.join(sections)}", _moved(parent, meant, value, spec)
+        return row.reason if row else f"it is a key of {' and '.join(sections)}", _move(parent, meant, value, spec)
     if row:
         return row.reason, f"write {row.write}"
     near = close_to(name, fields)
     if near is None:
         return f"known keys: {', '.join(fields)}", "write one of these, or remove it"
-    fix = _moved(parent, [_join(parent, near)], value, spec)
+    fix = _move(parent, [_join(parent, near)], value, spec)
     return f"{parent or 'the spec'} has {near}", fix if is_misspelling(name, near) else str(fix)
 
 
-def _moved(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
+def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
     """Return the fix that what stands at a key stands at the field that was `meant`, which must be one and free."""
     if len(meant) > 1:
         return f"write {' or '.join(meant)}"
@@ -97,17 +97,20 @@ def _moved(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any
 
 
 def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
-    """Return whether nothing stands at `path`, and what is above it can hold it."""
+    """Return whether nothing stands at `path`, and what stands above it can hold it."""
     here: Any = spec
     *above, last = path.split(".")
     for part in above:
-        here = here[int(part)] if isinstance(here, list) else here.get(part)
-        if not isinstance(here, dict | list):
-            return here is None
+        if isinstance(here, list) and part.isdecimal():
+            here = here[int(part)]
+        elif isinstance(here, dict):
+            here = here.get(part)
+        if here is None:
+            return True
     return isinstance(here, dict) and last not in here
 
 
-def _homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
+def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
     """Return where the spec has a field called `name`, which may be a path: in its phases, and in no list."""
     absent = [f"{phase}." for phase in PHASES if phase not in spec]
     found = [path for path in _fields() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
@@ -128,8 +131,8 @@ def _fields_of(section: type[BaseModel], parent: str) -> Iterator[str]:
 
 
 @cache
-def _by_name() -> Mapping[tuple[str | None, str], Row]:
-    return {(place, plain(name)): row for row in rows_elsewhere() for name in row.names for place in row.places}
+def _rows_by_name() -> Mapping[tuple[str | None, str], Row]:
+    return {(place, plain(name)): row for row in read_table() for name in row.names for place in row.places}
 
 
 def _join(parent: str, name: str) -> str:

@@ -27,10 +27,10 @@ from planner.spec.declared import (
 )
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
-from planner.spec.unknown_keys import said_elsewhere, unknown_key
-from planner.spec.yaml import MAX_DIGITS, plain_scalar
+from planner.spec.unknown_keys import explain_unknown_key, find_row
+from planner.spec.yaml import MAX_DIGITS, read_plain
 
-__all__ = ["in_our_words"]
+__all__ = ["explain_errors"]
 
 NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 WANTED = {
@@ -46,13 +46,13 @@ IN_FORM = {list: "put it in a list", dict: "write one mapping, without dashes"} 
 TRUTHS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}  # of YAML 1.1
 
 
-def in_our_words(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
+def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
     """Return what is wrong in `data`, and the paths of fields that stand there under a misspelt key.
 
     A misspelt key is one mistake: the field that was meant is not missing too.
     """
     told = details[:MAX_TOLD]
-    unknown = [unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
+    unknown = [explain_unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
     renamed = frozenset(path for each in unknown for change in each.changes for path in change if path != each.path)
     others = (each for each in told if each["type"] != "extra_forbidden")
     wrong = [_violation(each) for each in others if not _is_renamed(each, renamed)]
@@ -117,7 +117,7 @@ def _choice(path: str, value: Any) -> tuple[str, Fix | str]:
     choices, field = choices_at(path), field_at(path)
     if value == AUTO and not field.is_required():
         return "the planner does not choose it", f"write one of these, or leave it out for {as_yaml(field.default)}"
-    if row := said_elsewhere(place_of(path), str(value)):
+    if row := find_row(place_of(path), str(value)):
         return row.reason, _in_form(path, row.write) if row.write in choices else f"write {row.write}"
     return "there are no other choices", did_you_mean(value, choices)
 
@@ -156,7 +156,7 @@ def _read_as(*types: type) -> Callable[[Any], Any]:
         alone = value[0] if isinstance(value, list) and len(value) == 1 else value
         if isinstance(alone, float) and alone.is_integer():
             alone = int(alone)
-        read = plain_scalar(alone.strip().replace("_", "")) if isinstance(alone, str) else alone
+        read = read_plain(alone.strip().replace("_", "")) if isinstance(alone, str) else alone
         read = TRUTHS.get(str(alone).casefold(), read)
         return read if type(read) in types else None
 
@@ -203,7 +203,7 @@ def as_yaml(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(as_yaml, value))}]"
-    return value if isinstance(value, str) and plain_scalar(value) == value else json.dumps(value)
+    return value if isinstance(value, str) and read_plain(value) == value else json.dumps(value)
 
 
 def _first_example(field: FieldInfo) -> Any:

@@ -30,9 +30,9 @@ __all__ = [
     "Document",
     "decode_document",
     "parse_document",
-    "plain_scalar",
     "read_content",
     "read_document",
+    "read_plain",
 ]
 
 NO_MAPPING = "S105 must be a mapping of keys to values"
@@ -252,10 +252,10 @@ class _Reader:
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
     """A plain word by the core schema; anything quoted is text."""
-    return plain_scalar(event.value) if event.implicit[0] else event.value
+    return read_plain(event.value) if event.implicit[0] else event.value
 
 
-def plain_scalar(text: str) -> Any:
+def read_plain(text: str) -> Any:
     """What `text` means without quotes."""
     if text in LITERALS:
         return LITERALS[text]

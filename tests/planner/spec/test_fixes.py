@@ -5,6 +5,8 @@ import re
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.compiler import compile_plan
@@ -13,6 +15,7 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
 from planner.spec.check import check_spec
 from planner.spec.fields import check_fields
+from planner.spec.unknown_keys import read_table
 from tests.planner.conftest import SPEC
 from tests.planner.spec.any_spec import EVERYTHING, OWN_GPU
 from tests.planner.spec.spec_schema import SCHEMA, options, property_schemas
@@ -163,6 +166,27 @@ def test_a_wrong_value_is_one_finding(written):
         found = [each for each in check_fields(applied(BASE, {path: written})).violations if each.path == path]
 
         assert len(found) <= 1, path
+
+
+SECTIONS = ["", *(name for name, section in BASE.items() if isinstance(section, dict))]
+KEYS = sorted({name for row in read_table() for name in row.names} | {path.rpartition(".")[2] for path in FIELDS})
+WRITTEN = (1, 0, "1", 1.5, True, None, "auto", [], [1], ["a"], {}, {"a": 1}, [{"a": 1}], "80Gi", "yes", "bfloat16", "x")
+
+
+@given(
+    mistakes=st.lists(
+        st.tuples(st.sampled_from(SECTIONS), st.sampled_from(KEYS), st.sampled_from(WRITTEN)), min_size=1, max_size=3
+    )
+)
+def test_no_change_brings_another_mistake(mistakes, problems_of):
+    """Whatever is written under whichever name: a rule of another field may not take what is offered for this one."""
+    data = BASE
+    for section, key, written in mistakes:
+        held = data.get(section)
+        if isinstance(held, dict) or not section:
+            data = {**data, section: {**held, key: written}} if section else {**data, key: written}
+
+    assert_mended(json.dumps(data), problems_of)
 
 
 def test_a_change_is_made_in_a_copy():

@@ -12,10 +12,10 @@ from planner.problems.fix import applied, is_misspelling
 from planner.spec.declared import section_of
 from planner.spec.fields import check_fields
 from planner.spec.schema import Spec
-from planner.spec.unknown_keys import rows_elsewhere
+from planner.spec.unknown_keys import read_table
 from tests.planner.layout.test_memory import PAIR
 
-ROWS = [(row, place) for row in rows_elsewhere() for place in row.places]
+ROWS = [(row, place) for row in read_table() for place in row.places]
 WINDOW = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
 VOLUME = {"mount_path": "/models", "claim": "models"}
 
@@ -102,6 +102,15 @@ def test_one_mistake_never_hides_another(problems_of):
         ("kubernetes.volumes.0.mount_path", "S202"),
         ("decode.max_num_seqs", "S201"),
     }
+
+
+@pytest.mark.parametrize("section", [None, "x", 1, [], [{"a": 1}], {"controller": []}, {"controller": "x"}], ids=str)
+def test_a_field_of_another_section_is_offered_where_that_can_hold_it(section, problems_of):
+    """What stands in place of the section is a mistake of its own, if it is one."""
+    problems = problems_of(json.dumps(PAIR | {"heal": {}, "kubernetes": section}))
+    problem = next(each for each in problems if each.path == "heal")
+
+    assert str(problem.fix) == "did you mean kubernetes.controller.heal?"
 
 
 @pytest.mark.parametrize(
