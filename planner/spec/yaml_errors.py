@@ -27,10 +27,10 @@ class Mistake:
 # first that applies counts.
 HERE, BEFORE = "problem_mark", "context_mark"
 VERDICTS = (
-    ("at '\\t'", HERE, "the line is indented with a tab, whose width is not defined", "indent with spaces"),
+    ("at '\\t'", HERE, "a tab stands here, whose width is not defined", "indent with spaces"),
     ("cannot start any token", HERE, "a value that is not in quotes cannot begin with this", "put it in quotes"),
     ("alphabetic or numeric", BEFORE, "a value that is not in quotes cannot begin with * or &", "put it in quotes"),
-    ("quoted scalar", BEFORE, "the quotation mark is never closed", "close it"),
+    ("quoted scalar found unexpected", BEFORE, "the quotation mark is never closed", "close it"),
     ("parsing a flow", BEFORE, "after this bracket a comma, a colon or the closing bracket is missing", "write it"),
     ("expected ':'", BEFORE, "the line has no colon that is followed by a space", "write KEY: VALUE"),
     (
@@ -43,8 +43,8 @@ VERDICTS = (
     (
         "did not find expected",
         HERE,
-        "it continues neither the value above nor a list or mapping",
-        "correct its indentation",
+        "it continues neither the value before it nor a list or mapping",
+        "correct its indentation, or remove it",
     ),
 )
 
