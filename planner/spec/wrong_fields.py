@@ -33,7 +33,7 @@ from planner.spec.yaml import MAX_DIGITS, read_plain
 
 __all__ = ["explain_errors"]
 
-NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+NOUNS = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -43,7 +43,7 @@ WANTED = {
     "bool_type": "true or false",
     "list_type": "a list",
 }
-IN_FORM = {list: "put it in a list", dict: "write one mapping, without dashes"}  # which may hold secrets
+IN_FORM = {list: "write it as a list", dict: "write one mapping, without dashes"}  # which may hold secrets
 TRUTHS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}  # of YAML 1.1
 
 
