@@ -120,6 +120,8 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
     if live.unseen:
         say(f"the nodes could not be read: {live.unseen}")
+    if live.unasked:
+        say(f"not every gateway could be asked which units it refuses: {live.unasked}")
     if plan.switches_units and plan.kubernetes.controller is None:
         say(NOT_EXECUTED)
     if arguments.format == "json":
