@@ -6,7 +6,7 @@ status. What is certainly wrong is an error instead (`spec/layout_rules.py`).
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
@@ -24,7 +24,7 @@ from planner.facts.engines import ENGINES, OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.names import logical_node
 from planner.facts.terms import EngineName, Overlap, Phase
-from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
+from planner.layout.memory import USUAL_SHARE, MemoryOf, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
 from planner.spec.check import ResolvedSpec
@@ -40,7 +40,6 @@ IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidem
 UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
 ANOTHER_RATIO = 1.2  # times as many tokens of output: units then make 4 to 18 % more or fewer (0600)
 FEW_TOKENS = 5  # which round by more than a tenth
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
 
