@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
-from planner.estimate.from_others import from_others
+from planner.estimate.from_others import from_others, image_of_another
 from planner.estimate.loosened import loosened_by
 from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
@@ -23,10 +23,10 @@ from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.names import logical_node
-from planner.facts.terms import EngineName, Overlap, Phase
+from planner.facts.terms import Overlap, Phase
 from planner.layout.memory import USUAL_SHARE, MemoryOf, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.phase import PhaseSpec
@@ -36,7 +36,6 @@ from planner.spec.volume_rules import volume_of
 __all__ = ["warnings_of"]
 
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
-IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
 UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
 ANOTHER_RATIO = 1.2  # times as many tokens of output: units then make 4 to 18 % more or fewer (0600)
 FEW_TOKENS = 5  # which round by more than a tenth
@@ -67,7 +66,7 @@ def warnings_of(
         _unnamed_weights(spec) if is_runnable else (),
         _folder_of_any_node(spec.written) if is_runnable else (),
         _image_for_cpus(spec.written) if is_runnable else (),
-        _image_of_another(spec.written),
+        image_of_another(spec.written),
         from_others(spec) if is_runnable else (),
         _no_rdma(spec),
         _escaped_policies(spec.written),
@@ -313,22 +312,6 @@ def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
     if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == "tidemill" and image == DEFAULT_IMAGE:
         rule, reason = "W107 is the image for CPUs", "the image with GPU kernels is built from Containerfile.gpu"
         yield Violation("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
-
-
-def _image_of_another(spec: Spec) -> Iterator[Violation]:
-    """Yield an image that is called after another engine than the one that is to run in it."""
-    image, engine = spec.kubernetes.image, spec.engine_name
-    if image == DEFAULT_IMAGE:
-        return  # an engine that is not ours then has its own
-    name = image.rpartition("@")[0] or image
-    called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
-    if called and engine not in called:
-        rule = f"W110 has the name of an image of {called[0]}, and engine is {engine}"
-        reason = f"pods start with the command of {engine}"
-        published = ENGINES[engine].image
-        words = f"remove it, and pods run {published.format(version=spec.engine_version)}" if published else ""
-        fix = removal(words=words) if words else f"name an image of {engine}, or write engine: {called[0]}"
-        yield Violation("kubernetes.image", image, rule, reason, fix)
 
 
 def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
