@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.terms import EngineName
 from planner.problems.errors import Violation
-from planner.problems.fix import removal
+from planner.problems.fix import Change, Fix, removal
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
+from planner.spec.precision import kv_dtype
 from planner.spec.schema import Spec
 
 __all__ = ["from_others", "image_of_another"]
@@ -28,6 +29,7 @@ def from_others(spec: ResolvedSpec) -> Iterator[Violation]:
         return
     yield from _code_of_the_checkpoint(spec)
     yield from _guessed_images(spec)
+    yield from _kv_of_the_checkpoint(spec)
 
 
 def image_of_another(spec: Spec) -> Iterator[Violation]:
@@ -56,6 +58,21 @@ def _code_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Violation]:
         reason = "its tokenizer or model is a program, which no digest of the plan covers"
         fix = "read the checkpoint's .py files, and keep it where only you can write"
         yield Violation("model.checkpoint", spec.written.checkpoint, rule, reason, fix)
+
+
+def _kv_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield KV in BF16, unwritten, of a checkpoint whose makers say FP8, as the engine would keep it by itself."""
+    own = spec.model.quantisation
+    if own.kv != "fp8":
+        return
+    change: Change = {f"{phase}.kv_precision": "fp8" for phase in spec.phases}
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        if section.kv_precision is None and kv_dtype(section.precision) != own.kv:
+            rule = f"W113 is not given, and the checkpoint's {own.said_in} says FP8 for KV"
+            reason = "KV is planned in BF16, and the engine told so: it takes twice the memory"
+            fix = Fix("write kv_precision: fp8 in all phases, or bf16 to keep it", (change,))
+            yield Violation(f"{phase}.kv_precision", None, rule, reason, fix)
 
 
 def _tagged_version(image: str, published: str | None) -> str | None:
