@@ -28,7 +28,7 @@ NETWORKS = "k8s.v1.cni.cncf.io/networks"
 # A label: github.com/kubernetes-sigs/kueue 003ea96 pkg/controller/constants/constants.go
 QUEUE = "kueue.x-k8s.io/queue-name"
 
-CORRECT = "correct what kubernetes.patches or the other fields of kubernetes write there"
+CORRECT = "correct what kubernetes.overlay or the other fields of kubernetes write there"
 
 Template = dict[str, Any]  # of pods: their metadata and spec
 
@@ -241,7 +241,7 @@ def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
     if name := spec.get("priorityClassName"):
         yield Named("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
     if name := spec.get("runtimeClassName"):
-        yield Named("node.k8s.io", "RuntimeClass", "", name, "kubernetes.runtime_class")
+        yield Named("node.k8s.io", "RuntimeClass", "", name, "kubernetes.overlay.unit_pod.spec.runtimeClassName")
     metadata = pod_set.template.get("metadata") or {}
     if queue := (metadata.get("labels") or {}).get(QUEUE):
         yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
