@@ -171,9 +171,14 @@ class RefusedError(ProviderError):
         return self.status in UNDECIDED
 
     @property
+    def is_invalid(self) -> bool:
+        """True if the server itself takes no such object, in no namespace."""
+        return self.status in INVALID or SCHEMA.match(self.server_message) is not None
+
+    @property
     def is_about_the_manifest(self) -> bool:
-        """True if the manifest itself is wrong, whatever else is in the cluster."""
-        return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
+        """True if the manifest itself is wrong, by the server's word or by a webhook's."""
+        return self.is_invalid or DENIED.match(self.server_message) is not None
 
     @property
     def silent_webhook(self) -> str | None:
