@@ -1,4 +1,4 @@
-"""A table of the fields that earlier versions had: each is one error that says where it went."""
+"""A table of what is in the overlay now: fields of earlier versions, and Kubernetes' own names. Each is one error."""
 
 __all__ = ["MOVED"]
 
@@ -8,12 +8,17 @@ _HUGE_PAGES = (
 )
 _CONTROLLER = "for the controller's pod in overlay.objects"
 
-# Field -> what to write instead, below `kubernetes`.
+_SCHEDULER, _RUNTIME_CLASS = "overlay.unit_pod.spec.schedulerName", "overlay.unit_pod.spec.runtimeClassName"
+
+# Key -> what to write instead, below `kubernetes`.
 MOVED = {
     "kubernetes.annotations": "overlay.unit_pod.metadata.annotations",
-    "kubernetes.scheduler_name": "overlay.unit_pod.spec.schedulerName",
-    "kubernetes.runtime_class": "overlay.unit_pod.spec.runtimeClassName",
+    "kubernetes.scheduler_name": _SCHEDULER,
+    "kubernetes.schedulerName": _SCHEDULER,
+    "kubernetes.runtime_class": _RUNTIME_CLASS,
+    "kubernetes.runtimeClassName": _RUNTIME_CLASS,
     "kubernetes.shared_memory": f"overlay.unit_pod.{_SHARED_MEMORY}",
+    "kubernetes.shm_size": f"overlay.unit_pod.{_SHARED_MEMORY}",
     "kubernetes.hugepages": f"overlay.unit_pod.{_HUGE_PAGES}",
     "kubernetes.gateway.tolerations": f"overlay.gateway_pod.spec.tolerations, and {_CONTROLLER}",
     "kubernetes.gateway.node_selector": f"overlay.gateway_pod.spec.nodeSelector, and {_CONTROLLER}",

@@ -8,6 +8,7 @@ written, and nothing above it may be taken away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from planner.facts import names
@@ -20,6 +21,7 @@ from planner.spec.strategic_merge import DIRECTIVE, DIRECTIVES, JSON_MERGE, POD_
 __all__ = ["RULES"]
 
 PLANNED = "as planned"
+LAUNCH_FOLDER = names.MOUNTED[0]
 Picture = dict[str, Any]
 
 # What makes an object another one, or keeps it when it should go: an apply or a delete would wait for ever.
@@ -33,7 +35,7 @@ CONTAINER: Picture = {
     "env": [{"name": each, "value": PLANNED, "valueFrom": PLANNED} for each in names.CONTAINER_VARIABLES],
     "resources": {"limits": {}, "requests": {}},  # may be added to, and not be taken away
     "volumeMounts": [
-        {"mountPath": names.MOUNTED[0], **dict.fromkeys(("name", "subPath", "subPathExpr", "readOnly"), PLANNED)}
+        {"mountPath": LAUNCH_FOLDER, **dict.fromkeys(("name", "subPath", "subPathExpr", "readOnly"), PLANNED)}
     ],
 }
 POD_SPEC: Picture = {
@@ -149,6 +151,9 @@ def _of_patch(where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], 
                 "lists of this kind are replaced as a whole, and what the plan wrote would go; unit_pod merges them"
             )
         yield Broken(f"S460 must leave {field} alone", reason, removal(), ".".join((where, *place)))
+    for place in _hiding(patch):
+        rule, fix = f"S460 must leave {LAUNCH_FOLDER} alone", removal(words="remove the mount")
+        yield Broken(rule, "the launch file is mounted there", fix, ".".join((where, *place)))
     if keys is not JSON_MERGE:
         yield from _unmergeable(where, patch, "", keys)
 
@@ -169,6 +174,24 @@ def _touched(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iter
                     yield from ((str(index), *below) for below in _touched(rest, item, keys))
     else:
         yield ()
+
+
+def _hiding(value: Any, place: Place = ()) -> Iterator[Place]:
+    """Yield each mount of a planned container that stands in the way of its launch file, spelt otherwise than there."""
+    is_planned = isinstance(value, dict) and value.get("name") in names.POD_CONTAINERS
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if is_planned and key == "volumeMounts" and isinstance(inner, list):
+            yield from ((*place, key, str(index)) for index, each in enumerate(inner) if _hides_launch_file(each))
+        else:
+            yield from _hiding(inner, (*place, str(key)))
+
+
+def _hides_launch_file(mount: Any) -> bool:
+    path = mount.get("mountPath") if isinstance(mount, dict) else None
+    if not isinstance(path, str) or path == LAUNCH_FOLDER:
+        return False
+    parts, launch = PurePosixPath(path).parts, PurePosixPath(LAUNCH_FOLDER).parts
+    return all(one == other for one, other in zip(parts, launch, strict=False))
 
 
 def _unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str]) -> Iterator[Broken]:

@@ -69,7 +69,7 @@ NOT_YET = {
     "kubernetes.controller.replicas": "one controller runs at a time, and Kubernetes starts it again when it ends",
     "cluster.gpu.fp4_tflops": "a GPU of your own has rates for FP8 and BF16 only, and FP4 is planned at the FP8 rate",
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
-    **dict.fromkeys(MOVED, "it moved to kubernetes.overlay, where it is written as Kubernetes writes it"),
+    **dict.fromkeys(MOVED, "it is in kubernetes.overlay, where it is written as Kubernetes writes it"),
     "kubernetes.service": _OVERLAID,
     "kubernetes.labels": _OVERLAID,
     **dict.fromkeys(SERVICE_TYPES, _OVERLAID),

@@ -143,7 +143,7 @@ def test_what_an_overlay_got_wrong_is_named_in_it(server, overlaid):
     assert [each.object for each in pods] == ["pods of decode", "pods of gateway", "pods of prefill"]
     assert "spec.containers[1].image: Required value" in pods[0].reason
     assert pods[0].fix == pods[2].fix == "correct kubernetes.overlay.unit_pod.spec.containers.0"
-    assert pods[1].fix == "correct the manifest"
+    assert pods[1].fix == "correct kubernetes.overlay, or the field that writes it"
 
 
 def test_a_template_that_its_object_is_refused_for_is_said_once(server, overlaid):
