@@ -49,7 +49,7 @@ POD: Picture = {"metadata": METADATA, "spec": POD_SPEC}
 REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": PLANNED}
 UNIT_POD = POD | {"spec": POD_SPEC | {"affinity": {"nodeAffinity": REQUIRED, "podAntiAffinity": REQUIRED}}}
 OF_WORKLOADS = ("replicas", "selector", "startupPolicy", "podManagementPolicy", "updateStrategy", "serviceName")
-OF_OTHERS = ("minAvailable", "maxUnavailable", "numNodes", "channel", "secretName", "uris")
+OF_OTHERS = ("minAvailable", "maxUnavailable", "channel", "secretName", "uris")
 OF_SERVICES = ("externalName", "clusterIP", "clusterIPs", "publishNotReadyAddresses")
 OBJECT_SPEC = dict.fromkeys((*OF_WORKLOADS, *OF_OTHERS, *OF_SERVICES), PLANNED)
 OBJECT: Picture = {**dict.fromkeys(("apiVersion", "kind", "status"), PLANNED), "metadata": METADATA}
@@ -61,6 +61,8 @@ MORE_OF_KINDS: Mapping[str, Picture] = {
 }
 
 PODS = ("kubernetes.overlay.unit_pod", "kubernetes.overlay.gateway_pod")
+DECIDED = "the plan decides it, or finds the object by it"
+REPLACED = "lists of this kind are replaced as a whole, and what the plan wrote would go; unit_pod merges them"
 DICTIONARIES = ("labels", "annotations", "nodeSelector", "matchLabels")  # whose keys are no fields
 Objects = Sequence[Mapping[str, Any]]
 Place = tuple[str, ...]
@@ -77,7 +79,7 @@ def pods_stay_planned(where: str, patch: Mapping[str, Any]) -> Iterator[Broken]:
 
 @_reads("kubernetes.overlay.objects")
 def objects_stay_planned(objects: Objects) -> Iterator[Broken]:
-    """The same of whole objects."""
+    """Objects stay what they are, and the plan finds them."""
     for index, each in enumerate(objects):
         kind, patch = each.get("kind"), each.get("patch")
         if isinstance(kind, str) and isinstance(patch, dict):
@@ -105,7 +107,7 @@ def objects_are_rendered(
     issuer: str | None,
     pace: float | None,
 ) -> Iterator[Broken]:
-    """What is said of no object would be lost without a word."""
+    """An overlay of an object that is not rendered would be lost without a word."""
     units = [names.unit_name(plan, phase, index) for phase, count in num_units.items() for index in range(count)]
     gateway, runtime = names.gateway_name(plan), names.runtime_account(plan)
     controller = [names.controller_name(plan)] if pace is not None else []
@@ -133,23 +135,16 @@ def _unless_rendered(where: str, item: Mapping[str, Any], rendered: Mapping[str,
     of_kind = rendered.get(kind, ())
     field = "kind" if not of_kind else "name"
     if not of_kind or name not in (None, *of_kind):
-        rule, reason = (
-            "S462 must be of an object that is rendered",
-            f"this plan has no {' '.join(filter(None, (kind, name)))}",
-        )
+        reason = f"this plan has no {kind}{f' {name}' if name else ''}"
         fix = did_you_mean(name, of_kind) if field == "name" else removal(where, words="remove the item")
-        yield Broken(rule, reason, fix, f"{where}.{field}", item[field])
+        yield Broken("S462 must be of an object that is rendered", reason, fix, f"{where}.{field}", item[field])
 
 
 def _of_patch(where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], keys: MergeKeys) -> Iterator[Broken]:
     """Yield what is wrong in a patch: what it changes of the `picture`, and what nobody can merge."""
     for place in _touched(picture, patch, keys):
-        *_, field = *where.split("."), *(each for each in place if not each.isdecimal())
-        reason = "the plan decides it, or finds the object by it"
-        if keys is JSON_MERGE and field in POD_KEYS:
-            reason = (
-                "lists of this kind are replaced as a whole, and what the plan wrote would go; unit_pod merges them"
-            )
+        field = next((each for each in reversed(place) if not each.isdecimal()), where.rpartition(".")[2])
+        reason = REPLACED if keys is JSON_MERGE and field in POD_KEYS else DECIDED
         yield Broken(f"S460 must leave {field} alone", reason, removal(), ".".join((where, *place)))
     for place in _hiding(patch):
         rule, fix = f"S460 must leave {LAUNCH_FOLDER} alone", removal(words="remove the mount")
