@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
+from planner.estimate.exposed import exposed_by
 from planner.estimate.from_others import from_others, image_of_another
-from planner.estimate.loosened import loosened_by
 from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
-from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.slow_loading import slow_loading
-from planner.estimate.unknown_fields import unknown_fields_of
 from planner.estimate.without_effect import without_effect
 from planner.facts.counted import counted
 from planner.facts.engine_models import ENGINE_MODELS
@@ -36,7 +34,6 @@ from planner.spec.volume_rules import volume_of
 __all__ = ["warnings_of"]
 
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
-UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
 ANOTHER_RATIO = 1.2  # times as many tokens of output: units then make 4 to 18 % more or fewer (0600)
 FEW_TOKENS = 5  # which round by more than a tenth
 
@@ -76,9 +73,7 @@ def warnings_of(
         _two_ratios(spec.written),
         without_effect(spec),
         past_days(spec),
-        loosened_by(spec.written.kubernetes.patches),
-        unknown_fields_of(spec.written.kubernetes.patches),
-        refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),
+        exposed_by(spec.written.kubernetes.overlay),
     )
     return tuple(map(spec.problem, found))
 
@@ -284,12 +279,13 @@ def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
     if read is None:
         return
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
-    is_told = kubernetes.gateway.volumes is not None or kubernetes.gateway.node_selector
+    overlay = kubernetes.overlay
+    is_told = kubernetes.gateway.volumes is not None or (overlay is not None and overlay.gateway_pod)
     if index is not None and (folder := kubernetes.volumes[index].host_path) and not is_told:
         rule = "W133 is a folder on nodes, and the gateway mounts it too, on any node of the cluster"
         reason = "the gateway's pod does not start on a node without this folder"
         fix = (
-            "select nodes that have it with kubernetes.gateway.node_selector, "
+            "select nodes that have it with kubernetes.overlay.gateway_pod.spec.nodeSelector, "
             "or give the gateway other volumes in kubernetes.gateway.volumes"
         )
         yield Violation(f"kubernetes.volumes.{index}.host_path", folder, rule, reason, fix)
@@ -315,10 +311,11 @@ def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
 
 
 def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield units over several nodes whose pods get no RDMA devices; a patch of them may give them in another way."""
+    """Yield units over several nodes whose pods get no RDMA devices; the overlay may give them in another way."""
     kubernetes = spec.written.kubernetes
     is_given = kubernetes.rdma is not None or kubernetes.host_network
-    if is_given or any(patch.kind in UNIT_KINDS for patch in kubernetes.patches):
+    overlay = kubernetes.overlay
+    if is_given or (overlay is not None and overlay.unit_pod):
         return
     phase = next((each for each in spec.phases if _leaves_nvlink(spec, each)), None)
     if phase is not None:

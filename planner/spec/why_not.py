@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.spec.container_resources import GPU_COUNTS, GPU_RESOURCES
 from planner.spec.declared import place_of
+from planner.spec.moved import MOVED
 from planner.spec.other_names import plain_name
 
 __all__ = ["is_not_planned_yet", "what_instead_of", "why_we_have_no"]
@@ -49,14 +50,13 @@ _GPUS = "a unit has ep_size GPUs, one for each rank, and its pods ask for them b
 _OF_UNITS = "only pods of units have variables of the spec, those of kubernetes.env"
 _MOUNTED = "pods mount folders of their nodes, and claims"
 
-_PATCHED = "rendered objects are changed by patches"
+_OVERLAID = "kubernetes.overlay says of rendered objects what no field does"
 _LENGTHS = "traffic counts the tokens and the requests of a day, from which mean lengths follow"
 
 # Place of a key -> why there is none.
 NOT_YET = {
     "throughput": "the plan predicts it at operating_point",
     "kubernetes.hostPath": "a folder on the nodes is one of volumes, and mount_path says where pods find it",
-    "kubernetes.patches.path": "patches are written in the spec itself, and not read from files",
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _NICS),
     "PHASE.resources": _GPUS,
     **dict.fromkeys((f"PHASE.{key}" for key in GPU_COUNTS), _GPUS),
@@ -69,9 +69,10 @@ NOT_YET = {
     "kubernetes.controller.replicas": "one controller runs at a time, and Kubernetes starts it again when it ends",
     "cluster.gpu.fp4_tflops": "a GPU of your own has rates for FP8 and BF16 only, and FP4 is planned at the FP8 rate",
     **dict.fromkeys((f"traffic.{key}" for key in LENGTHS), _LENGTHS),
-    "kubernetes.service": _PATCHED,
-    "kubernetes.labels": _PATCHED,
-    **dict.fromkeys(SERVICE_TYPES, _PATCHED),
+    **dict.fromkeys(MOVED, "it is in kubernetes.overlay, where it is written as Kubernetes writes it"),
+    "kubernetes.service": _OVERLAID,
+    "kubernetes.labels": _OVERLAID,
+    **dict.fromkeys(SERVICE_TYPES, _OVERLAID),
     **dict.fromkeys(INGRESSES, "tidemill renders a Service for the gateway, and nothing in front of it"),
     "cluster.gpus": "gpus_per_node says how many GPUs each node has, and nodes how many nodes there are",
     "cluster.nodes.zone": "tidemill knows three places of a node: rack, leaf and power",
@@ -83,37 +84,37 @@ NOT_YET = {
 }
 
 
-def _patch_of_env(container: str) -> str:
-    """Say how a pod without a GPU gets variables of its own."""
-    env = f"{{containers: [{{name: {container}, env: [{{name: ..., value: ...}}]}}]}}"
-    patch = f"{{kind: Deployment, name: NAME-{container}, patch: {{spec: {{template: {{spec: {env}}}}}}}}}"
-    return f"write a patch, as kubernetes.patches: [{patch}], where NAME is the spec's name"
+_ENV = "{containers: [{name: gateway, env: [{name: ..., value: ...}]}]}"
+_CONTROLLERS = "{containers: [{name: controller, env: [{name: ..., value: ...}]}]}"
 
 
 _SHARED = "describe the GPU, as gpu: {name: ...}, and write gpus_per_nic below it: gpus_per_node / NICs per node"
 _MOUNT = "write the claim that has it, or the host_path of its mount"
 INSTEAD = {
-    "kubernetes.service": "write a patch, for example patches: [{kind: Service, patch: {spec: {type: NodePort}}}]",
+    **{field: f"write kubernetes.{instead}" for field, instead in MOVED.items()},
+    "kubernetes.service": "write for example"
+    " kubernetes.overlay.objects: [{kind: Service, name: NAME-gateway, patch: {spec: {type: NodePort}}}]",
     **dict.fromkeys(
         SERVICE_TYPES,
-        "write a patch, as kubernetes.patches: [{kind: Service, name: NAME-gateway, patch: {spec: {type:"
-        " LoadBalancer}}}], where NAME is the spec's name",
+        "write kubernetes.overlay.objects: [{kind: Service, name: NAME-gateway, patch: {spec: {type: LoadBalancer}}}],"
+        " where NAME is the spec's name",
     ),
     **dict.fromkeys(
         INGRESSES, "create an Ingress of your own for the Service NAME-gateway, where NAME is the spec's name"
     ),
     "cluster.gpus": "write the GPUs of one node as gpus_per_node",
-    "kubernetes.labels": "write a patch of each kind, "
-    "for example patches: [{kind: Deployment, patch: {metadata: {labels: {team: chat}}}}]",
+    "kubernetes.labels": "write them of each kind, "
+    "for example kubernetes.overlay.objects: [{kind: Deployment, patch: {metadata: {labels: {team: chat}}}}]",
     "cluster.nodes.zone": "write rack, leaf or power, if the nodes of a zone share one",
     "cost.usd_per_node_hour": "write usd_per_gpu_hour, which is usd_per_node_hour / gpus_per_node",
     "schedule.windows.units": "write how many units of each phase, as prefill_units: ... and decode_units: ...",
     "cluster.rdma": "write kubernetes.rdma, for example {resource: rdma/hca, count: 8}",
     **dict.fromkeys((f"{place}.{key}" for place in VOLUMES for key in ("nfs", "csi")), _MOUNT),
-    **dict.fromkeys(("gateway.env", "kubernetes.gateway.env"), _patch_of_env("gateway")),
-    "kubernetes.controller.env": _patch_of_env("controller"),
+    **dict.fromkeys(("gateway.env", "kubernetes.gateway.env"), f"write kubernetes.overlay.gateway_pod.spec: {_ENV}"),
+    "kubernetes.controller.env": "write kubernetes.overlay.objects:"
+    " [{kind: Deployment, name: NAME-controller, patch: {spec: {template: {spec: "
+    f"{_CONTROLLERS}}}}}}}}}], where NAME is the spec's name",
     **dict.fromkeys((f"{place}.{key}" for place in ("cluster", "cluster.gpu") for key in NIC_COUNTS), _SHARED),
-    "kubernetes.patches.path": "write what is in the file as a mapping below patch",
 }
 
 NOT_YET_VALUES = {

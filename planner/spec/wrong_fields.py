@@ -256,6 +256,8 @@ def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
 
 def _as_variables(path: str, value: Any) -> Fix | str:
     """Return the mapping that a list of variables is, where it names secrets; texts may be secrets, so none is told."""
+    if not path.startswith("kubernetes.env"):
+        return example_at(path)
     named = variables(value) or {}
     if not named or path != "kubernetes.env":
         return "write each as NAME: value"

@@ -125,14 +125,14 @@ ON_ONE_NODE = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precisi
     [
         {"kubernetes.host_network": True},
         {"kubernetes.rdma": {"resource": "rdma/ib"}},
-        {"kubernetes.patches": [{"kind": "LeaderWorkerSet", "patch": {"metadata": {"annotations": {"a": "b"}}}}]},
+        {"kubernetes.overlay": {"unit_pod": {"metadata": {"annotations": {"a": "b"}}}}},
         {"cluster": GB200, "decode.ep_size": 72},
         {"cluster.gpu": "h200"} | ON_ONE_NODE,
     ],
     ids=str,
 )
 def test_units_may_reach_their_gpus_without_an_rdma_device_of_ours(change, rules_of):
-    """By the node's network, a patch of their pods, NVLink from node to node, or on one node; W111 is for others."""
+    """By the node's network, an overlay of their pods, NVLink from node to node, or on one node; W111 is for others."""
     assert "W111" in rules_of({})
     assert "W111" not in rules_of(change)
 
@@ -160,11 +160,3 @@ def test_nvlink_between_nodes_is_no_way_for_all(change, is_said, rules_of):
 def test_a_shipped_spec_has_rdma_where_its_units_need_it(path):
     """Who copies one and renders it gets pods that reach each other."""
     assert [each for each in check_fit(check_spec(path)).warnings if each.rule.startswith("W111")] == []
-
-
-@pytest.mark.parametrize(("name", "is_said"), [("sglang", True), ("runtime", False)])
-def test_a_patched_container_is_the_plans_or_whole(name, is_said, rules_of):
-    """W114 where a patch says a name of its own, and so adds a container without an image."""
-    pod = {"spec": {"containers": [{"name": name, "securityContext": {"runAsUser": 1}}]}}
-    patch = {"kind": "LeaderWorkerSet", "patch": {"spec": {"leaderWorkerTemplate": {"workerTemplate": pod}}}}
-    assert ("W114" in rules_of({"kubernetes.patches": [patch]})) is is_said

@@ -160,7 +160,6 @@ WORDS = [
     ({"kubernetes.env": [{"name": "A", "value": "b"}, {"name": "C", **SECRET}]}, "kubernetes.env", "{A: ..., C: {sec"),
     ({"kubernetes.env": {"A": {"file": "b"}}}, "kubernetes.env.A", "for example"),
     ({"schedule": {"timezone": "CET+1", "windows": [{"at": "09:00"}]}}, "schedule.timezone", "for example"),
-    ({"kubernetes.patches": [{"kind": "Pod", "patch": {}}]}, "kubernetes.patches.0.kind", "leaderWorkerTemplate"),
     ({"model": "unsloth/DeepSeek-R1-GGUF"}, "model", "in another format"),
     ({"model": {"config": "org/DeepSeek-R1-AWQ"}}, "model.config", "in another format"),
     ({"model": "Qwen/Qwen3-235B-A22B-GPTQ-Int4"}, "model", "or give its config.json"),
