@@ -1,7 +1,7 @@
 """A plan to Kubernetes manifests: file name -> text, one object a file, the same bytes every time.
 
 All decisions are in the plan and all names in `facts/names.py`. Here and in `pods.py` they get the words that templates
-use, `templates/` puts them into YAML, and `patches.py` merges what the spec adds. `folder.py` writes the files.
+use, `templates/` puts them into YAML, and `overlay.py` merges what the spec adds. `folder.py` writes the files.
 """
 
 import json
@@ -22,7 +22,7 @@ from planner.manifests.container import engine_container, runtime_container
 from planner.manifests.controller import controller_variables
 from planner.manifests.launch_parts import LaunchPart, gateway_parts, map_parts, sources, unit_parts
 from planner.manifests.network import controller_edges, edges_of_all, gateway_edges, unit_edges
-from planner.manifests.patches import patched
+from planner.manifests.overlay import overlaid
 from planner.manifests.pods import (
     Variables,
     gateway_pod,
@@ -65,7 +65,7 @@ def render_files(plan: Deployable) -> dict[str, str]:
     """
     environment = _environment()
     files = {
-        manifest.file_name: patched(_text(environment, manifest), plan.kubernetes.patches)
+        manifest.file_name: overlaid(_text(environment, manifest), plan.kubernetes.overlay)
         for manifest in _manifests(plan)
     }
     resources = [{"name": name, "digest": digest_of_text(text)} for name, text in files.items()]

@@ -107,10 +107,13 @@ class Problem(Violation):
         return printable(f"{place}: {self.message} [{self.rule.split()[0]}]")
 
 
+MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))
+
+
 def may_be_secret(path: str) -> bool:
     """Return whether what stands at `path`, in a spec or in a plan's copy of it, may be a secret: never print it."""
     place = f"{path.removeprefix('spec.')}."
-    return place.startswith("kubernetes.env.") or place == "kubernetes."
+    return place.startswith(MAY_BE_SECRET) or place == "kubernetes."
 
 
 class TidemillError(Exception):

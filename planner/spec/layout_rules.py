@@ -30,9 +30,7 @@ from planner.spec import (
     engine_rules,
     kubernetes_rules,
     model_rules,
-    patch_rules,
-    patched_pods,
-    patched_values,
+    overlay_rules,
     performance_rules,
     pod_rules,
     schedule_rules,
@@ -50,7 +48,7 @@ __all__ = ["broken_rules"]
 # With rules about other sections.
 OTHERS = (
     *(model_rules, engine_rules, attention_rules, cluster_rules, schedule_rules, cost_rules),
-    *(kubernetes_rules, volume_rules, pod_rules, patch_rules, patched_pods, patched_values),
+    *(kubernetes_rules, volume_rules, pod_rules, overlay_rules),
     *(performance_rules, draft_rules),
 )
 RULES: list[Rule] = []

@@ -82,9 +82,9 @@ class Network:
         """Tell the gateways this rank's state. One that is refused is not ready."""
         self._soon(self._say_state, state)
 
-    def say_kv_digest(self, kv_digest: str) -> None:
-        """Tell the gateways with whom this rank can exchange KV, now that it has loaded."""
-        self._soon(self._links.say_kv_digest, kv_digest)
+    def say_hello_again(self, loaded: Hello) -> None:
+        """Tell the gateways what this rank has loaded."""
+        self._soon(self._links.say_hello_again, loaded)
 
     def say_still_here(self) -> None:
         """Tell the gateways that the steps of this rank go on."""

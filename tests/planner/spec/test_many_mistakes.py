@@ -46,7 +46,7 @@ def test_what_was_meant_is_asked_only_of_what_is_told(monkeypatch):
 def test_a_text_that_goes_on_is_cut_wherever_it_is_quoted(problems_of):
     """As a value, a key, a name in a rule or a fix; what programs apply has all of it."""
     long = "x" * 5_000
-    patch = f"  patches: [{{kind: Deployment, name: {long}, patch: {{}}}}]\n"
+    patch = f"  overlay: {{objects: [{{kind: Deployment, name: {long}, patch: {{}}}}]}}\n"
     for text in (
         SPEC.replace("name: river", f"name: {long}"),
         SPEC.replace("overlap: none", f"? {long}\n  : 1", 1),

@@ -162,7 +162,7 @@ def test_a_rank_that_gets_no_requests_says_so_and_is_ready_for_new_gateways_alon
     loaded = msgspec.structs.replace(HELLO, kv_digest="sha256:kv-with-weights")
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
-        network.say_kv_digest(loaded.kv_digest)
+        network.say_hello_again(loaded)
         network.open_links()
         rank, _ = gateway.accept()
         with rank:
