@@ -102,6 +102,8 @@ def _lines(record: Record) -> Iterator[str]:
     yield f"{record.name}: {where}, plan {record.plan_digest}"
     if record.day is not None:
         yield f"  {day_line(record.day)}"
+    if record.failure is not None:
+        yield f"  {record.failure}"
     if record.trouble is not None:
         yield f"  the supervisor goes on, but {record.trouble}"
     for gateway in record.gateways:

@@ -100,7 +100,8 @@ def record_json(record: Record) -> dict[str, Any]:
         for gateway in record.gateways
     ]
     head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units, "gateways": gateways}
-    return head | ({"trouble": record.trouble} if record.trouble else {}) | _day_json(record)
+    words = {"failure": record.failure, "trouble": record.trouble}
+    return head | {key: said for key, said in words.items() if said is not None} | _day_json(record)
 
 
 def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:

@@ -28,6 +28,7 @@ from stacks.local.processes import exit_status, log_opened, terminate
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
 
 __all__ = [
+    "current_folder",
     "find_running",
     "follow",
     "plan_day",
@@ -54,21 +55,22 @@ def run_folder(name: str) -> RunFolder:
     return RunFolder(state_root() / name)
 
 
-def find_running(name: str | None) -> RunFolder | None:
-    """Return the running deployment of that name, or the only one; None if there is none.
-
-    Raise LocalError for several.
-    """
-    running = running_deployments(name)
-    if len(running) > 1:
-        rule = f"R103 several deployments run here ({', '.join(folder.name for folder in running)})"
-        raise LocalError(rule, "which one is meant is not clear", "give its name, its spec or its plan")
-    return running[0] if running else None
+def find_running(name: str) -> RunFolder | None:
+    """Return the running deployment of that name; None if there is none."""
+    return next(iter(running_deployments(name)), None)
 
 
 def running_names() -> list[str]:
     """Return the names of all deployments that run here."""
     return [folder.name for folder in running_deployments()]
+
+
+def current_folder() -> str:
+    """Return the folder in which the command was called; an empty text where that was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def require_runtime() -> None:
@@ -210,7 +212,14 @@ def _supervisor_failure(status: int) -> str | None:
 
 
 def stop(folder: RunFolder) -> None:
-    """End the deployment and wait until it has ended: first its answers do. Raise LocalError when it does not end."""
+    """End the deployment and wait until it has ended: first its answers do. Raise LocalError when it does not end.
+
+    One whose supervisor was killed has ended; then the record is closed.
+    """
+    if folder.was_killed():
+        with suppress(OSError, LocalError):  # a full disk, or somebody starts it again: the record stays true
+            folder.close()
+        return
     record = folder.read()
     if record is None:  # another supervisor has come after ours
         return
@@ -246,6 +255,7 @@ def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayR
         day=day,
         drain_s=layout.drain_s,
         keys=None if keys is None else str(keys.absolute()),
+        started_in=current_folder(),
     )
 
 

@@ -34,7 +34,7 @@ from planner.facts.files import read_file
 from stacks.local.errors import LocalError
 from stacks.local.layout import SERVED_WEIGHTS
 from stacks.local.played_day import DayRecord
-from stacks.local.processes import STOPPED, began_at, has_ended, state_of
+from stacks.local.processes import GONE, STOPPED, began_at, has_ended, state_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -46,6 +46,8 @@ __all__ = [
     "Record",
     "RunFolder",
     "UnitRecord",
+    "killed_deployments",
+    "recorded_deployments",
     "running_deployments",
     "state_root",
     "unusable",
@@ -58,6 +60,7 @@ PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else
 ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
 FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk, or a full share of it, answers
 NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # what reading says of what is no record's file
+CUT_OFF = "was killed, or this machine was restarted: nothing of it runs"
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
@@ -115,6 +118,7 @@ class Record:
     switches_units: bool = False  # as the plan's schedule says, though no day of it is played
     day: DayRecord | None = None  # that is played
     keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
+    started_in: str = ""  # the folder in which `up` was called
     weights_before: str | None = None  # with which this plan served here last; None where that is not known
 
     @property
@@ -141,8 +145,13 @@ class Record:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a gateway, or a unit that nobody told to end, is down, or may be."""
-        return any(part.state in ("failed", "unknown") for part in self.parts)
+        """Whether a gateway, or a unit that nobody told to end, is down, or may be; or the whole deployment."""
+        return self.failure is not None or any(part.state in ("failed", "unknown") for part in self.parts)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether these are the supervisor's last words: it was ending everything, and nothing is left that runs."""
+        return self.is_stopping and all(part.state in ("ended", "failed", "off") for part in self.parts)
 
     def with_gateway(self, gateway: GatewayRecord) -> "Record":
         """Return the record with one gateway replaced."""
@@ -203,8 +212,45 @@ class RunFolder:
     def read(self) -> Record | None:
         """Return the record, as far as it is still true; None where there is none of ours.
 
-        Raise LocalError where something else stands there.
+        Of a supervisor that was killed, everything has ended: the kernel ends its processes with it. Raise LocalError
+        where something else stands there.
         """
+        record = self._recorded()
+        if record is None:
+            return None
+        if _was_cut_off(record):
+            failure = f"its supervisor, process {record.supervisor}, {CUT_OFF}"
+            return replace(record.with_all("ended"), failure=failure)
+        why = _why_unknown(record)
+        return record if why is None else record.with_all("unknown", why)
+
+    def was_killed(self) -> bool:
+        """Return whether the supervisor is gone, and had no time to record its end; False where that cannot be read."""
+        try:
+            if _strangers(self.path.parent) or _strangers(self.path):
+                return False
+            record = self._recorded()
+        except (LocalError, OSError):
+            return False
+        return record is not None and _was_cut_off(record)
+
+    def close(self) -> None:
+        """Record that a killed deployment was taken down. Raise OSError and LocalError."""
+        with self.locked():
+            record = self.read()
+            if record is not None:
+                self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
+
+    def _recorded(self) -> Record | None:
+        """Return what the record says; None where there is none of ours. Raise LocalError.
+
+        The supervisor may end between our reading and our look at it, so the last words of one that is gone are read
+        again.
+        """
+        record = self._parsed()
+        return self._parsed() if record is not None and _was_cut_off(record) else record
+
+    def _parsed(self) -> Record | None:
         path = self.path / "deployment.json"
         try:
             record = _reader().validate_json(read_file(path))
@@ -216,10 +262,7 @@ class RunFolder:
             if isinstance(error, OSError) and error.errno not in NO_FILE:
                 raise unusable(self.path, error) from None
             raise _damaged(path, error) from None
-        if self.supervisor not in (None, record.supervisor):
-            return None
-        why = _why_unknown(record)
-        return record if why is None else record.with_all("unknown", why)
+        return record if self.supervisor in (None, record.supervisor) else None
 
     def has_record(self) -> bool:
         """Return whether there is a record, in the folder that we hold if we hold one."""
@@ -304,15 +347,17 @@ def running_deployments(name: str | None = None) -> list[RunFolder]:
 
     One whose record is damaged is among them: it keeps nobody from the others. Raise LocalError if there is no folder.
     """
-    root = state_root()
-    try:
-        paths = sorted(root.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise unusable(root, error) from None
-    folders = [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name) and name in (None, path.name)]
-    return [folder for folder in folders if _runs_or_is_damaged(folder)]
+    return [folder for folder in _folders(name) if _runs_or_is_damaged(folder)]
+
+
+def killed_deployments(name: str | None = None) -> list[RunFolder]:
+    """Return those whose supervisor was killed, and that nobody took down or started since. Raise LocalError."""
+    return [folder for folder in _folders(name) if folder.was_killed()]
+
+
+def recorded_deployments(name: str) -> list[RunFolder]:
+    """Return the deployment of that name that ran here once, whatever became of it. Raise LocalError."""
+    return [folder for folder in _folders(name) if folder.has_record()]
 
 
 def unusable(path: Path, error: OSError) -> LocalError:
@@ -322,6 +367,18 @@ def unusable(path: Path, error: OSError) -> LocalError:
     if error.errno in FULL:
         fix = "free some space, or set XDG_STATE_HOME to a folder on another disk"
     return LocalError(rule, error.strerror or str(error), fix)
+
+
+def _folders(name: str | None) -> list[RunFolder]:
+    """Return every folder in which a deployment may be recorded, or that of `name`. Raise LocalError."""
+    root = state_root()
+    try:
+        paths = sorted(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unusable(root, error) from None
+    return [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name) and name in (None, path.name)]
 
 
 @cache
@@ -371,10 +428,21 @@ def _damaged(path: Path, error: OSError | ValueError) -> LocalError:
     return LocalError(rule, reason, f"end the processes of that deployment, and remove {path.parent}")
 
 
+def _was_cut_off(record: Record) -> bool:
+    """Return whether the supervisor is gone and these are not its last words."""
+    return record.supervisor != 0 and not record.is_closed and not _lives(record)
+
+
+def _lives(record: Record) -> bool:
+    """Return whether the supervisor lives; one that nobody has reaped yet does not."""
+    number = record.supervisor
+    return state_of(number) != GONE and began_at(number) == record.supervisor_began
+
+
 def _why_unknown(record: Record) -> str | None:
     """Return why a supervisor that lives cannot have kept its record true; None if it has."""
     number = record.supervisor
-    if began_at(number) != record.supervisor_began:
+    if not _lives(record):
         return None  # these are its last words
     if state_of(number) == STOPPED:
         return f"the supervisor, process {number}, is stopped; kill -CONT {number} lets it go on"

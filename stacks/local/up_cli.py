@@ -32,7 +32,7 @@ from stacks.local.deployment import (
     stop,
 )
 from stacks.local.errors import LocalError
-from stacks.local.given import DEMO, find_given, nothing_runs
+from stacks.local.given import DEMO, find_given, find_started_here, nothing_runs
 from stacks.local.played_day import read_length
 from stacks.local.record import Record, RunFolder
 
@@ -75,7 +75,7 @@ def add_down(commands: Any) -> None:
     down = add_command(
         commands, "down", "stop what `up` started", "Stop every process of a deployment on this machine."
     )
-    add_given(down, default="whatever runs", metavar="SPEC|PLAN.json|NAME")
+    add_given(down, default="the one started in this folder", metavar="SPEC|PLAN.json|NAME")
     add_format(down)
     down.set_defaults(command=_down)
 
@@ -217,7 +217,7 @@ def _end(folder: RunFolder, *, has_json: bool) -> int:
 
 
 def _down(arguments: argparse.Namespace) -> None:
-    folder = find_given(arguments.given)
+    folder = find_given(arguments.given) if arguments.given else find_started_here()
     if folder is not None:
         stop(folder)
     if arguments.format == "json":

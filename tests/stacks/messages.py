@@ -23,7 +23,7 @@ from stacks.doctor import needs
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
-from stacks.local import deployment, layout, record, runtime_cli, up_cli
+from stacks.local import deployment, given, layout, record, runtime_cli, up_cli
 from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import GatewayRecord, Record, RunFolder
@@ -57,6 +57,9 @@ class Folder(SimpleNamespace):
     def is_running(self):
         return self.lives
 
+    def was_killed(self):
+        return False
+
     def read(self):
         return self.record
 
@@ -69,8 +72,13 @@ def _two_supervisors(folder):
 
 
 def _which_one(_):
-    with patch.object(deployment, "running_deployments", lambda _: [Folder(name="chat"), Folder(name="demo")]):
-        deployment.find_running(None)
+    with patch.object(given, "find_all", lambda _: [Folder(name="chat"), Folder(name="demo")]):
+        given.find_given(None)
+
+
+def _started_elsewhere(_):
+    with patch.object(given, "find_all", lambda _: [Folder(record=replace(DEMO, started_in="/srv/chat"))]):
+        given.find_started_here()
 
 
 def _will_not_stop(_):
@@ -215,6 +223,7 @@ BROUGHT_ABOUT = {
     "R124": lambda _: deployment.require_keys(None, Path("/nowhere/keys.json")),
     "R125": lambda _: deployment.require_as_asked(DEMO, None, Path("keys.json"), None),
     "R126": lambda _: deployment.require_as_asked(DEMO, "127.0.1.1", None, None),
+    "R127": _started_elsewhere,
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),

@@ -228,16 +228,15 @@ def creek_runs(river_runs):
 
 @pytest.mark.usefixtures("creek_runs")
 def test_status_without_a_name_shows_all_that_runs(capsys):
-    """The exit status is 1 where a unit of any has failed; the document of JSON, and `down`, are of one (R103)."""
+    """The exit status is 1 where a unit of any has failed; the document of JSON is of one (R103)."""
     assert cli.main(["status"]) == 1
     text = capsys.readouterr().out
     assert cli.main(["status", "creek"]) == 0
     assert capsys.readouterr().out in text
 
     assert [line.split(":")[0] for line in text.splitlines() if not line.startswith(" ")] == ["creek", "river"]
-    for words in (["status", "--format", "json"], ["down", "--format", "json"]):
-        assert cli.main(words) == 1
-        assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("R103")
+    assert cli.main(["status", "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("R103")
 
 
 def test_a_record_writes_nothing_to_a_terminal_but_text(river_runs, capsys):
@@ -261,6 +260,57 @@ def test_down_stops_what_is_named(river_runs, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out == "river is stopped\n"
     assert "its logs are in " in printed.err
+
+
+@pytest.mark.usefixtures("creek_runs")
+def test_down_without_a_name_stops_what_was_started_in_this_folder(river_runs, tmp_path, monkeypatch, capsys):
+    """Nothing that was started elsewhere, though it be all that runs: R127 names it."""
+    stopped = []
+    monkeypatch.setattr(up_cli, "stop", lambda folder: stopped.append(folder.name))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["down"]) == 2
+    refusal = capsys.readouterr().err
+    river_runs.write(replace(river_runs.read(), started_in=str(tmp_path)))
+    assert cli.main(["down"]) == 0
+
+    assert stopped == ["river"]
+    assert "creek was started in an unknown folder, river was started in an unknown folder" in refusal
+    assert "name it: tidemill down creek [R127]" in refusal
+
+
+@pytest.fixture
+def killed(river_runs):
+    """The supervisor of river is gone, and its last record says that all was ready."""
+    began = began_at(os.getpid()) - 1
+    gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
+    unit = UnitRecord("creek-decode-0", "decode", "ready", 4)
+    folder = RunFolder(river_runs.path.with_name("creek"))
+    folder.make()
+    folder.write(Record("creek", "sha256:1", (gateway,), "creek", (unit,), os.getpid(), supervisor_began=began))
+    return folder
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_killed_deployment_is_told_until_it_is_taken_down(plan, capsys):
+    """By its name and among all; `down` by name closes its record, and its name goes on to be known."""
+    for words in (["status", "creek"], ["status"], ["status", "creek", "--format", "json"]):
+        assert cli.main(words) == 1
+        assert "was killed, or this machine was restarted: nothing of it runs" in capsys.readouterr().out
+    assert cli.main(["down", "creek"]) == 0
+    assert capsys.readouterr().out == "creek is stopped\n"
+    for words in (["status", "creek"], ["down", "creek"]):
+        assert cli.main(words) == 0
+        assert capsys.readouterr().out == "it is not running here; running: river\n"
+
+
+def test_the_last_words_of_a_supervisor_are_believed(killed, capsys):
+    """One that ended by itself was not killed, also where its record was read just before."""
+    read, last = killed._parsed, replace(killed.read(), is_stopping=True, failure=None)
+    killed._parsed = lambda: (read(), killed.write(last))[0]
+
+    assert killed.read().failure is None
+    assert cli.main(["status", "creek"]) == 0
+    assert capsys.readouterr().out.startswith("it is not running here")
 
 
 @pytest.mark.parametrize(("words", "fix"), [(["up", "--detatch"], "--detach"), (["status", "--contxt=x"], "--context")])

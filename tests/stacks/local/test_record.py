@@ -58,7 +58,8 @@ def test_nobody_ends_a_process_that_has_a_dead_supervisors_number(folder, innoce
     with folder.locked():
         is_running = folder.is_running()
         stop(folder)
-        folder.is_running = iter([True, False]).__next__  # it died, and its number was given away, after `stop` asked
+        folder.was_killed = lambda: False  # it died, and its number was given away, after `stop` asked
+        folder.is_running = iter([True, False]).__next__
         stop(folder)
 
     assert not is_running
