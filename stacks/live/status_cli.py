@@ -15,7 +15,7 @@ from planner.compiler import deployable_from
 from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
-from stacks.local.cli import day_line, record_json, starts_in_s
+from stacks.local.cli import day_line, is_coming_up, record_json, starts_in_s
 from stacks.local.errors import LocalError
 from stacks.local.given import DEMO, find_all, find_given, nothing_runs
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
@@ -117,7 +117,7 @@ def _down(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
     """Return why a part is down, and by this machine's clock when it is started again."""
     seconds = starts_in_s(record, part)
     if seconds is None:
-        return part.reason
+        return f"again, after: {part.reason}" if part.reason and is_coming_up(part) else part.reason
     start = f"starts again at {time.strftime('%H:%M:%S', time.localtime(round(time.time() + seconds)))}"
     return f"{part.reason}; {start}" if part.reason else start
 

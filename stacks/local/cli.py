@@ -12,9 +12,9 @@ from planner.problems.printable import printable
 from planner.schedule.runs import Kind
 from stacks.local.deployment import follow
 from stacks.local.played_day import DayRecord, DueAct
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
 
-__all__ = ["day_line", "play_day", "record_json", "say_day", "starts_in_s", "stay"]
+__all__ = ["day_line", "is_coming_up", "play_day", "record_json", "say_day", "starts_in_s", "stay"]
 
 REFRESH_S = 0.5
 DONE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains", "stop": "has stopped"}
@@ -30,6 +30,7 @@ class Failures:
     def say(self, record: Record) -> None:
         """Say on stderr what has failed since the last record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
+        down |= {part.name: self._said.get(part.name) for part in record.parts if is_coming_up(part)}
         down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
         for name, why in down.items():
             if why is not None and self._said.get(name) != why:
@@ -102,6 +103,11 @@ def record_json(record: Record) -> dict[str, Any]:
     head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units, "gateways": gateways}
     words = {"failure": record.failure, "trouble": record.trouble}
     return head | {key: said for key, said in words.items() if said is not None} | _day_json(record)
+
+
+def is_coming_up(part: UnitRecord | GatewayRecord) -> bool:
+    """Return whether a part starts and is not ready yet; its reason, if any, is that of its last end."""
+    return part.state in ORDER and part.state != "ready"
 
 
 def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:

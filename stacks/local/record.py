@@ -68,8 +68,8 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 class UnitRecord:
     """One unit as its supervisor last saw it. A unit is off while the day that is played does not want it.
 
-    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed, and
-    `starts_at` when it is started again, by time.monotonic.
+    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed,
+    also while it starts again, and `starts_at` when it is started again, by time.monotonic.
     """
 
     name: str

@@ -83,8 +83,8 @@ def ranks_of_all(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]
 def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     """Return the unit at its slowest rank's stage. When a rank is lost, ends or is refused, so is the whole unit.
 
-    How a unit that drains has ended, its nodes tell. One that is down, or starts again, stays so until all ranks of its
-    next start call.
+    How a unit that drains has ended, its nodes tell. One that starts again keeps the reason of its last end until it is
+    ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:
@@ -96,13 +96,14 @@ def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     refusal = next((rank.refusal for rank in ranks if rank.state == "refused"), None)
     if refusal is not None:
         return replace(unit, state="failed", reason=f"{unit.name} gets no requests: {refusal}")
-    unit = replace(unit, reason=None)
     if "draining" in states:
-        return replace(unit, state="draining")
+        return replace(unit, state="draining", reason=None)
+    last_end = None if unit.state == "ready" else unit.reason
     if len(states) < unit.ranks:
-        return replace(unit, state="starting")
+        return replace(unit, state="starting", reason=last_end)
+    state, loaded = min(states, key=ORDER.index), min(rank.loaded for rank in ranks)
     slow = next((rank.slow for rank in ranks if rank.slow), None)
-    return replace(unit, state=min(states, key=ORDER.index), loaded=min(rank.loaded for rank in ranks), reason=slow)
+    return replace(unit, state=state, loaded=loaded, reason=slow if state == "ready" else last_end)
 
 
 def has_living_lost(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:

@@ -151,9 +151,13 @@ class _Watched:
         self.backoff = self.backoff.ended(now)
         self.due = now + self.backoff.wait_s
 
+    def is_due(self) -> bool:
+        """Return whether it is down and the time of its next start has come."""
+        return self.due is not None and time.monotonic() >= self.due
+
     def start_if_due(self) -> str | None:
         """Start the group again when its time has come. Return why that failed, if it did."""
-        if self.due is None or time.monotonic() < self.due:
+        if not self.is_due():
             return None
         self.due = None
         why = self.start()
@@ -326,9 +330,12 @@ class _Supervisor:
     def _with_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
         """Record whether a gateway is down. Before everything was ready, that ends the deployment."""
         watched, now = self._gateways[gateway.name], time.monotonic()
+        starts = watched.is_due()
         why = watched.start_if_due()
         if why is not None:
             return record.with_gateway(replace(gateway, state="failed", reason=why))
+        if starts:
+            gateway = replace(gateway, state="starting")  # with the reason of its last end
         if watched.due is not None:
             return record
         watched.answered_at = now if report is not None else watched.answered_at
@@ -349,9 +356,12 @@ class _Supervisor:
         watched, (unit,) = self._units[name], [unit for unit in record.units if unit.name == name]
         if not watched.is_wanted:
             return self._with_departure(record, unit)
+        starts = watched.is_due()
         why = watched.start_if_due()
         if why is not None:
             return record.with_unit(replace(unit, state="failed", reason=why))
+        if starts:
+            unit = replace(unit, state="starting")
         if watched.due is not None:
             return record
         ended = watched.why_ended(hangs=has_living_lost(report, name))

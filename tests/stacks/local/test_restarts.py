@@ -154,12 +154,13 @@ def test_a_rank_that_was_lost_and_lives_is_told_from_one_that_is_gone():
 
 
 def test_a_unit_that_is_down_stays_so_until_every_rank_of_its_next_start_has_called():
-    """Its reason as well: the gateway shows the lost ranks of the start before until then."""
+    """The gateway shows the lost ranks of the start before until then. The reason stays until it is ready."""
     down = UnitRecord("demo-decode-0", "decode", "failed", 2, "rank 1 was killed")
     lost, loading = RankReport("lost", 1.0, 1), RankReport("loading", 0.5, 2)
 
     assert as_reported(down, [lost, lost]) == as_reported(down, [loading, lost]) == down
-    assert as_reported(down, [loading, loading]) == UnitRecord(down.name, down.phase, "loading", 2, None, 0.5)
+    assert as_reported(down, [loading, loading]) == UnitRecord(down.name, down.phase, "loading", 2, down.reason, 0.5)
+    assert as_reported(down, [RankReport("ready", 1.0, 2)] * 2).reason is None
 
 
 def test_a_unit_with_a_slow_rank_is_ready_and_says_which():

@@ -117,7 +117,7 @@ def watched(monkeypatch, tmp_path):
         record = watching._record
         return record, [gateway.state for gateway in record.gateways], record.units[0].state
 
-    return look, watching._gateways
+    return look, watching._gateways | watching._units
 
 
 def test_a_deployment_is_ready_when_every_gateway_has_ranks(watched):
@@ -149,20 +149,36 @@ def test_a_unit_that_is_refused_ends_the_start_and_nothing_that_serves(watched, 
 
 
 def test_a_gateway_that_dies_is_started_again_and_its_unit_stays_ready(watched):
-    """It has failed until it answers, and starts until ranks have called it; the other one goes on all the while."""
+    """It has failed until it is started again, with that reason until it answers; the other one goes on meanwhile."""
     look, groups = watched
     look(SERVES, SERVES)
     groups["gateway-1"].group.end = DIES
     seen = [look(SERVES, None), look(SERVES, None, after_s=0.5), look(SERVES, None), look(SERVES, KNOWS_NOBODY)]
     last, *_ = look(SERVES, SERVES)
 
-    assert [states for _, states, _ in seen] == [["ready", "failed"]] * 3 + [["ready", "starting"]]
+    assert [states for _, states, _ in seen] == [["ready", "failed"]] * 2 + [["ready", "starting"]] * 2
     assert {unit for _, _, unit in seen} == {"ready"}
-    assert [record.has_failed for record, _, _ in seen] == [True, True, True, False]
+    assert [record.has_failed for record, _, _ in seen] == [True, True, False, False]
+    assert [record.gateways[1].reason for record, _, _ in seen] == [DIES[1]] * 3 + [None]
     assert [record.gateways[1].starts_at for record, _, _ in seen] == [3.0, 3.0, None, None]
-    assert seen[0][0].gateways[1].reason == DIES[1]
     assert last.gateways == (READY[0], replace(READY[1], restarts=1))
-    assert [groups[name].group.num_starts for name in groups] == [0, 1]
+    assert [groups[name].group.num_starts for name in groups] == [0, 1, 0]
+
+
+def test_a_unit_that_is_killed_starts_as_soon_as_it_is_started_again(watched):
+    """It is down while it waits; then it comes up, with the reason of its last end and how often it was started."""
+    look, groups = watched
+    look(SERVES, SERVES)
+    groups["demo-mixed-0"].group.end = DIES
+    lost = GatewayReport(True, {"demo-mixed-0": {0: RankReport("lost", 1.0, 4711)}})
+    seen = [look(lost, lost)[0].units[0] for _ in range(2)]
+    last, *_ = look(SERVES, SERVES)
+
+    assert [(each.state, each.reason, each.restarts) for each in seen] == [
+        ("failed", DIES[1], 0),
+        ("starting", DIES[1], 1),
+    ]
+    assert (last.units[0].state, last.units[0].reason) == ("ready", None)
 
 
 def test_status_says_when_what_is_down_is_started_again(tmp_path, monkeypatch, capsys):
