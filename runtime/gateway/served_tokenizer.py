@@ -19,7 +19,7 @@ from pathlib import Path
 from runtime.checkpoint import digest_of_file
 from runtime.errors import RuntimeFailure
 from runtime.gateway.rank_connection import Rank
-from runtime.gateway.served_weights import SHOWN, keep_first, read_first
+from runtime.gateway.served_weights import SHOWN, how_to_restart, keep_first, read_first
 from runtime.gateway.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 __all__ = ["ServedTokenizer", "load_served_tokenizer"]
@@ -50,8 +50,8 @@ class ServedTokenizer:
         assert rank.tokenizer_digest is not None
         reason = (
             f"its {RANKS_FILE} ({rank.tokenizer_digest[:SHOWN]}) is another than this gateway's"
-            f" ({self._digest[:SHOWN]}), so answers in JSON would be wrong; give both the same file and start again"
-            " the one that was wrong"
+            f" ({self._digest[:SHOWN]}), so answers in JSON would be wrong; give both the same file, and start"
+            f" {how_to_restart(rank)}{'' if self._is_shared else ', or this gateway if its file was the wrong one'}"
         )
         if self._is_shared:
             rank.refuse(reason)

@@ -23,7 +23,7 @@ from pathlib import Path
 from runtime.errors import RuntimeFailure
 from runtime.gateway.rank_connection import Rank
 
-__all__ = ["SHOWN", "ServedWeights", "keep_first", "read_first"]
+__all__ = ["SHOWN", "ServedWeights", "how_to_restart", "keep_first", "read_first"]
 
 SHOWN = 19  # characters of a digest: `sha256:` and twelve
 
@@ -56,7 +56,8 @@ class ServedWeights:
         assert self._digest is not None
         rank.refuse(
             f"it loaded other weights ({rank.loaded_digest[:SHOWN]}) than this deployment serves with: its checkpoint"
-            " was changed; put it back and start the unit again, or start all units and gateways again"
+            f" was changed; put it back and start {how_to_restart(rank)}, or serve with it as it is:"
+            " start all units and gateways again (here: tidemill down, tidemill up)"
         )
         log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:SHOWN])
 
@@ -68,6 +69,15 @@ class ServedWeights:
                 self._digest = keep_first(self._file, digest)
             except OSError as error:  # a full disk: this gateway remembers until it ends
                 log.warning("cannot remember the weights in %s: %s", self._file, error.strerror)
+
+
+def how_to_restart(rank: Rank) -> str:
+    """Return the rank's unit and the commands that start it again: it comes back as a whole when one process ends.
+
+    The first pod of a unit is called after it, whether a LeaderWorkerSet or a StatefulSet makes it.
+    """
+    unit = rank.hello.unit
+    return f"{unit} again (here: kill {rank.hello.pid}; in a cluster: kubectl delete pod {unit}-0)"
 
 
 def read_first(file: Path) -> str | None:

@@ -123,6 +123,7 @@ def test_a_unit_that_loaded_other_weights_gets_no_requests_and_says_why(first, s
     assert is_ready == (first == "mixed")
     assert heard == [Wait(reason)]
     assert reason.startswith("it loaded other weights (sha256:kv-with-new-) than this deployment serves with")
+    assert "start new again (here: kill 4711; in a cluster: kubectl delete pod new-0), or serve with it as " in reason
     assert [(sample.labels["unit"], sample.value) for sample in metric.samples] == [("new", 1)]
     assert f"rank 0 of unit new is refused: {reason}" in caplog.text
 
@@ -142,6 +143,7 @@ def test_a_unit_that_read_another_tokenizer_gets_no_requests_and_says_why(units,
 
     assert states == {"ours": ["ready"], "theirs": ["refused"]}
     assert reason.startswith(f"its tokenizer.json ({THEIRS}) is another than this gateway's ({OURS}), so answers in ")
+    assert reason.endswith("start theirs again (here: kill 4711; in a cluster: kubectl delete pod theirs-0)")
     assert heard == {"ours": [], "theirs": [Wait(reason)]}
 
 
@@ -151,9 +153,13 @@ def test_a_gateway_that_no_rank_agrees_with_leaves_the_ranks_to_others():
     async def use(gateway):
         ranks = [await started(gateway, "mixed", OLD, unit, THEIRS) for unit in ("a", "b")]
         await started(gateway, "mixed", OLD, "reads none")
-        return gateway.states(), [rank.heard for rank in ranks]
+        return gateway.states(), [rank.heard for rank in ranks], gateway.refusals()["a"]
 
-    assert run(use) == ({"a": ["refused"], "b": ["refused"], "reads none": ["ready"]}, [[], []])
+    states, heard, reason = run(use)
+
+    assert states == {"a": ["refused"], "b": ["refused"], "reads none": ["ready"]}
+    assert heard == [[], []]
+    assert reason.endswith("kubectl delete pod a-0), or this gateway if its file was the wrong one")
 
 
 def test_requests_go_to_the_units_that_have_the_first_weights():
@@ -213,7 +219,10 @@ def test_a_gateway_that_starts_again_remembers_by_its_file(tmp_path):
 
 def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
     """The second finds the file that was not there when it began."""
-    ranks = [SimpleNamespace(loaded_digest=each, refusal=None, refuse=lambda why: None) for each in (OLD, NEW)]
+    hello = SimpleNamespace(unit="a", pid=4711)
+    ranks = [
+        SimpleNamespace(hello=hello, loaded_digest=each, refusal=None, refuse=lambda why: None) for each in (OLD, NEW)
+    ]
     gateways = [ServedWeights(tmp_path / "weights") for _ in ranks]
     for gateway, rank in zip(gateways, ranks, strict=True):
         gateway.heed(rank, [rank], unit_is_ready=True)
