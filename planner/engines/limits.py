@@ -79,6 +79,23 @@ def _fp32(spec: ResolvedSpec) -> Found:
             yield Violation(f"{phase}.precision", "fp32", rule, reason, fix)
 
 
+def _other_precision(spec: ResolvedSpec) -> Found:
+    """Refuse weights in what the engine cannot make of the checkpoint's: it quantises BF16 to FP8, and undoes nothing.
+
+    A model of the catalog is published in several precisions, of which a deployment loads one.
+    """
+    own, name = spec.model.quantisation, spec.written.engine_name
+    written = {phase: spec.phase(phase).precision for phase in spec.phases}
+    has_config = not isinstance(spec.written.model, str) and spec.written.model.config is not None
+    if own.precision == "bf16" or not (has_config or len(set(written.values())) > 1):
+        return
+    for phase, precision in written.items():
+        if precision != own.precision:
+            rule = f"S773 must be {own.precision} to run on {name}"
+            reason = f"all phases load one checkpoint, in {own.words}, and the engine follows its {own.said_in}"
+            yield Violation(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
+
+
 def _deterministic(spec: ResolvedSpec) -> Found:
     if spec.written.deterministic:
         name = spec.written.engine_name
@@ -250,6 +267,7 @@ _OUR_TLS = "runtime/protocol/tls.py: it is between our gateway and our ranks"
 LIMITS: tuple[Limit | SizeLimit, ...] = (
     Limit("sglang", _SGLANG, f"{_DEEPEP}; what stands in for it on AMD's GPUs (mori) is not rendered", _not_nvidia),
     Limit("sglang", _SGLANG, f"{_DISPATCHER}, set_deepep_dispatcher_dtype", _fp32),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 configs/model_config.py, _verify_quantization", _other_precision),
     Limit("sglang", _SGLANG, "sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic", _deterministic),
     Limit("sglang", _SGLANG, _LWS, _covered_racks),
     Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
@@ -279,6 +297,7 @@ LIMITS: tuple[Limit | SizeLimit, ...] = (
     Limit("sglang", _SGLANG, _OUR_TLS, _tls),
     Limit("vllm", _VLLM, _DEEPEP, _not_nvidia),
     Limit("vllm", _VLLM, _DEEPEP, _fp32),
+    Limit("vllm", _VLLM, "vllm 0.33.0 config/model.py, _verify_quantization", _other_precision),
     Limit(
         "vllm",
         _VLLM,
