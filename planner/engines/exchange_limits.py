@@ -6,6 +6,7 @@ and that memory holds.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from planner.engines.replicas import why_no_replicas
@@ -14,9 +15,9 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.memory import MemoryOf, MemoryPlan
 from planner.layout.working_memory import low_latency_bytes
-from planner.problems.errors import Violation
+from planner.problems.errors import SpecError, Violation
 from planner.problems.fix import HERE, Change, Fix, nearest
-from planner.spec.check import ResolvedSpec
+from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 
 __all__ = ["exchange_sizes", "has_room", "is_held", "room_for_requests", "takes_unit", "units_beside"]
@@ -147,7 +148,32 @@ def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int], memory_
     ]
     if changes:
         return Fix(f"nearest: {', or '.join(map(_said, changes))}", tuple(changes))
-    return "use more nodes, or GPUs with more memory" if sizes else f"plan units on nodes of {NVLINK_PEERS} GPUs"
+    if spec.cluster.gpus_per_node % NVLINK_PEERS:
+        return _on_whole_eights(spec, phase, memory_of)
+    return "use more nodes, or GPUs with more memory"
+
+
+def _on_whole_eights(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> str:
+    """Say which units run on nodes of eight GPUs. What nodes have is the user's to say, so these are words alone."""
+    per_node: Change = {"cluster.gpus_per_node": NVLINK_PEERS}
+    section, has_eights = spec.phase(phase), spec.gpu_of(phase).node_gpus in (None, NVLINK_PEERS)
+    cluster = spec.cluster.model_copy(update={"gpus_per_node": NVLINK_PEERS})
+    on_eights = replace(spec, written=spec.written.model_copy(update={"cluster": cluster}))
+    units = sorted(units_beside(on_eights, phase, memory_of), key=lambda unit: abs(unit[0] - section.ep_size))
+    for size, redundant in [(section.ep_size, section.redundant_experts), *units]:
+        change = {**per_node, f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
+        if has_eights and _can_be(spec, phase, change, memory_of):
+            sizes = "" if size == section.ep_size else f", with ep_size {size} and redundant_experts {redundant}"
+            return f"write cluster.gpus_per_node: {NVLINK_PEERS} where each node has {NVLINK_PEERS} GPUs{sizes}"
+    return f"plan units on nodes of {NVLINK_PEERS} GPUs"
+
+
+def _can_be(spec: ResolvedSpec, phase: Phase, change: Change, memory_of: MemoryOf) -> bool:
+    try:
+        tried = with_values(spec, change)
+    except SpecError:
+        return False
+    return takes_unit(tried, phase) and has_room(tried, phase) and is_held(memory_of(tried, phase))
 
 
 def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:

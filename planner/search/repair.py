@@ -73,14 +73,14 @@ def with_changes(
 
     def holding(share: float) -> Works:
         def works(change: Change) -> bool:
-            tried = _changed(spec, change)
+            tried = _changed(spec, change, short)
             return tried is not None and is_feasible(tried) and _holds(tried, short, share, memory_of)
 
         return works
 
     def fitting(phase: Phase, share: float) -> Works:
         def works(change: Change) -> bool:
-            tried = _changed(spec, change)
+            tried = _changed(spec, change, (phase,))
             plan = memory_of(tried, phase) if tried else None
             return bool(tried and plan and plan.short <= 0 and _holds(tried, (phase,), share, memory_of))
 
@@ -96,14 +96,17 @@ def with_changes(
     return error
 
 
-def _changed(spec: ResolvedSpec, change: Change) -> ResolvedSpec | None:
-    """Return the spec with `change`; None where that breaks rules, or has sizes that its engine cannot run."""
+def _changed(spec: ResolvedSpec, change: Change, mended: Sequence[Phase]) -> ResolvedSpec | None:
+    """Return the spec with `change`; None where that breaks rules, or has sizes that its engine cannot run.
+
+    A phase that the engine cannot run as it is written may stay so, unless it is among the `mended`.
+    """
     try:
         tried = with_values(spec, change)
     except SpecError:
         return None
-    is_run = all(runs_layout(tried, phase) or not runs_layout(spec, phase) for phase in tried.phases)
-    return tried if is_run else None
+    may_stay = [phase for phase in spec.phases if phase not in mended and not runs_layout(spec, phase)]
+    return tried if all(phase in may_stay or runs_layout(tried, phase) for phase in tried.phases) else None
 
 
 def _needs_nodes(error: InfeasibleError) -> bool:

@@ -4,6 +4,8 @@ A group has equal parts of the heads and of a node, or whole nodes. Each rule of
 far as the fields that they read are known.
 """
 
+from collections.abc import Callable
+
 from planner.facts.model import Model
 from planner.facts.terms import PHASES, KvPrecision, Precision
 from planner.problems.fix import Fix, nearest_of
@@ -18,10 +20,16 @@ _reads = declare_in(RULES)
 
 
 @_reads(
-    *("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node"), *("model.shapes?", "engine.largest_group?")
+    *("{phase}.attention_tp", "{phase}.ep_size", "cluster.gpus_per_node"),
+    *("model.shapes?", "engine.largest_group?", "{phase}.exchanged?"),
 )
 def attention_groups_are_alike(
-    attention_tp: int, ep_size: int, gpus_per_node: int, model: Model | None, largest: int | None
+    attention_tp: int,
+    ep_size: int,
+    gpus_per_node: int,
+    model: Model | None,
+    largest: int | None,
+    exchanged: Callable[[int], bool] | None,
 ) -> Broken | None:
     """Each group has an equal part of a node, or whole nodes.
 
@@ -32,7 +40,11 @@ def attention_groups_are_alike(
         return None
     rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
     reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
-    return Broken(rule, reason, nearest_of(attention_tp, attention_sizes(ep_size, gpus_per_node, model, largest)))
+    sizes = attention_sizes(ep_size, gpus_per_node, model, largest)
+    if exchanged and not exchanged(ep_size):  # only a unit that is one group runs, as it exchanges nothing
+        sizes = [size for size in sizes if size == ep_size]
+    another = f"write another ep_size first: the engine exchanges no rows between {ep_size} GPUs"
+    return Broken(rule, reason, nearest_of(attention_tp, sizes) if sizes else another)
 
 
 @_reads(

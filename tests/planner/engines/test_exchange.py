@@ -143,6 +143,28 @@ def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_reque
             assert not path.endswith("ep_size") or memory_of(mended, path.split(".")[0]).short <= 0
 
 
+@pytest.mark.parametrize(
+    ("ep_size", "redundant", "then"), [(12, 8, ", with ep_size 16 and redundant_experts 16"), (16, 0, "")]
+)
+def test_units_on_small_nodes_are_told_the_nodes_they_need(ep_size, redundant, then):
+    """More nodes of four GPUs help no unit of DeepEP's normal kernels; nodes of eight GPUs do."""
+    unit = {"ep_size": ep_size, "redundant_experts": redundant}
+    spec = spec_of("vllm", {"gpu": "h800", "nodes": 24, "gpus_per_node": 4}, unit, {"ep_size": 32})
+    fix = refused(spec)["prefill.ep_size"].fix
+
+    assert fix == f"write cluster.gpus_per_node: 8 where each node has 8 GPUs{then}"
+
+
+def test_a_group_of_attention_is_offered_only_to_a_unit_that_runs():
+    """S508: with any group EP12 on nodes of four GPUs would be refused afterwards (S770)."""
+    unit = {"ep_size": 12, "redundant_experts": 8, "attention_tp": 5}
+    with pytest.raises(SpecError) as error:
+        spec_of("vllm", {"gpu": "h800", "nodes": 24, "gpus_per_node": 4}, unit, {"ep_size": 32})
+
+    (fix,) = (problem.fix for problem in error.value.problems if problem.rule.startswith("S508"))
+    assert str(fix) == "write another ep_size first: the engine exchanges no rows between 12 GPUs"
+
+
 def test_no_size_is_offered_that_memory_does_not_hold():
     """8 H200 hold no Kimi-K2 with 80 slots each, and 16 do: the nearest size that DeepEP takes is no fix by itself."""
     unit = {"ep_size": 320, "redundant_experts": 256}

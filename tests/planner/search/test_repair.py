@@ -63,6 +63,18 @@ def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(plan
     assert plan_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
 
 
+def test_what_memory_is_made_for_runs(plan_of):
+    """vLLM runs no prefill unit of 12 GPUs on nodes of four, whatever steps it has: a smaller step is no way out."""
+    model, cluster = {"catalog": "deepseek-r1", "checkpoint": "/models/r"}, {"gpu": "h800", "nodes": 24}
+    unit = {"ep_size": 12, "redundant_experts": 8, "max_request_tokens": 50_000, "precision": "fp8"}
+    decode = {"ep_size": 64, "redundant_experts": 0, "max_request_tokens": 50_000, "precision": "fp8"}
+    spec = {"version": 1, "name": "r", "model": model, "engine": "vllm", "cluster": {**cluster, "gpus_per_node": 4}}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec | {"prefill": unit, "decode": decode}, indent=1))
+
+    assert [(problem.rule[:4], problem.changes) for problem in error.value.problems] == [("S707", ())]
+
+
 def test_gpus_of_listed_nodes_are_no_wish(plan_of):
     """Nodes that say their GPU are what there is: four H800 are not planned as H200 because two others are."""
     nodes = [{"name": f"a{number}"} for number in range(4)] + [
