@@ -76,13 +76,14 @@ class _Loads:
         if loads and _is_kept(self.at(path, loads[0])):
             number = bisect_left(loads, True, lo=1, key=lambda load: not _is_kept(self.at(path, load)))
             return _Lighter(path, loads[number - 1])
-        steps = next((each for each in self._steps if _is_kept(self.at(STEP_TOKENS, each))), None)
-        return None if steps is None else _Lighter(STEP_TOKENS, steps)
+        path, shorter = self._steps
+        steps = next((each for each in shorter if _is_kept(self.at(path, each))), None)
+        return None if steps is None else _Lighter(path, steps)
 
     def nearest(self, field: str) -> _Lighter | None:
         """Return the load with which some layout comes nearest to what `field` promises; None where none is lighter."""
-        path, loads = self._ascending
-        tried = [(path, load) for load in loads[:1]] + [(STEP_TOKENS, each) for each in self._steps]
+        (path, loads), (of_steps, steps) = self._ascending, self._steps
+        tried = [(path, load) for load in loads[:1]] + [(of_steps, each) for each in steps]
         reached = {(at, load): broken for at, load in tried if (broken := _broken(self.at(at, load)))}
         if not reached:
             return None
@@ -101,12 +102,15 @@ class _Loads:
         return UTILISATION, [share / 100 for share in range(round(100 * LEAST_OFFERED), ceil(100 * used))]
 
     @property
-    def _steps(self) -> Sequence[int]:
-        """Return shorter steps of prefill than the spec writes; none where it leaves them to the planner."""
-        point = self.spec.written.operating_point.prefill
-        if self.phase != "prefill" or point is None or is_undecided(point.step_tokens):
-            return ()
-        return shorter_steps(point.step_tokens)
+    def _steps(self) -> tuple[str, Sequence[int]]:
+        """Return the field that says how long prefill's steps are, and shorter ones; none where it is auto."""
+        point, path = self.spec.written.operating_point.prefill, f"{self.phase}.max_batch_tokens"
+        if self.phase != "prefill":
+            return path, ()
+        if point is not None and not is_undecided(point.step_tokens):
+            return STEP_TOKENS, shorter_steps(point.step_tokens)
+        section = self.spec.phase(self.phase)
+        return path, () if is_auto(section, "max_batch_tokens") else shorter_steps(section.max_batch_tokens)
 
 
 def _is_kept(found: Tried) -> bool:
@@ -148,10 +152,14 @@ def _violation(
     best, promised, least = _best(broken, field), f"slo.{field}", _least_promise(broken, field)
     if lighter is not None and lighter.promise is not None and lighter.promise >= least:
         lighter = None
-    beside = " under that load" if lighter else ""
-    rule = f"S727 must be at least {least} for any layout of {phase} to keep it{beside}"
+    is_of_steps = lighter is not None and lighter.path.endswith("_tokens")
+    beside = " in steps as long as these" if is_of_steps else " under that load" if lighter else ""
+    fastest, any_layout = f"EP{best.numbers['ep_size']}", str(phase)
+    if is_auto(spec.phase(phase), "ep_size"):
+        fastest, any_layout = f"the fastest layout, {fastest},", f"any layout of {phase}"
+    rule = f"S727 must be at least {least} for {any_layout} to keep it{beside}"
     takes = f"{best.reached[field]:,.1f} ms{_load(spec, phase, field, best)}"
-    reason = f"the fastest layout, EP{best.numbers['ep_size']}, takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
+    reason = f"{fastest} takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     fix = fix_of((lighter.change(promised), {promised: least}), spec) if lighter else nearest(least)
     return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
