@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from planner.cluster.inventory import Node, nodes_for
 from planner.facts.counted import counted
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError, Violation
 from planner.spec.check import ResolvedSpec
@@ -77,14 +78,32 @@ def _why_so_large(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
 
 
 def _why_so_many(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Say which demand counts the units of windows that are auto; empty where they are as many as are written."""
+    """Say what counts the units of windows that are auto; empty where they are as many as are written."""
     if not spec.has_windows_of_traffic or (traffic := spec.written.traffic) is None:
         return ""
+    if kept_on := _kept_on(spec, layouts):
+        units = " and ".join(f"{number} of {phase}" for phase, number in kept_on.items())
+        others = [each for each in layouts if each.phase not in kept_on]
+        return f", and schedule.min_units keeps {units} on at all times" + _why_so_many_of_demand(spec, traffic, others)
+    return _why_so_many_of_demand(spec, traffic, layouts)
+
+
+def _kept_on(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> dict[Phase, int]:
+    """Return the units of each phase that has no more than are always on."""
+    schedule = spec.written.schedule
+    floors = {} if schedule is None else {each.phase: schedule.min_units.of(each.phase) for each in layouts}
+    return {each.phase: floors[each.phase] for each in layouts if each.num_units == floors.get(each.phase, 0) > 1}
+
+
+def _why_so_many_of_demand(spec: ResolvedSpec, traffic: TrafficSpec, layouts: Sequence[PhaseLayout]) -> str:
+    """Say which demand the units of these phases are for; empty where there are none."""
     busiest = f"the busiest hour of {_busiest(traffic)}"
     if any(f"{each.phase}.units" in spec.document.autos for each in layouts):
         assuming = assuming_lengths(spec.written)
-        return f", and {busiest} needs all of these{f', where auto {assuming}' if assuming else ''}"
-    if traffic.capacity is None or traffic.capacity >= traffic.busiest:
+        names = " and ".join(str(each.phase) for each in layouts)
+        needed = "all of these" if len(layouts) == len(spec.phases) else f"those of {names}"
+        return f", and {busiest} needs {needed}{f', where auto {assuming}' if assuming else ''}"
+    if not layouts or traffic.capacity is None or traffic.capacity >= traffic.busiest:
         return ""
     carried = f"the units that are written carry a demand of {traffic.capacity:,.6g} (traffic.capacity)"
     return f", and {carried}, while {busiest} asks for {traffic.busiest:,.6g}"
