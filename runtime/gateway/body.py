@@ -6,9 +6,9 @@ A parameter has one of four fates, so that nothing that would change an answer i
     neutral             not done here; accepted only at the values that ask for nothing (`store: false`)
     anything else       refused by name, unless it is empty: `{}`, `[]` and "" ask for nothing
 
-`null` always means absent, and so does a `max_tokens` of -1. The ranges of sampling are the ranks' own
-(`protocol/bounds.py`). It does not know limits or tokens (`calls.py` does), and `conversation.py` has the messages and
-tools of a chat.
+`null` always means absent, and so does a `max_tokens` of -1, or the same by its other names. The ranges of sampling are
+the ranks' own (`protocol/bounds.py`). It does not know limits or tokens (`calls.py` does), and `conversation.py` has
+the messages and tools of a chat.
 Source: OpenAI API reference, "Create completion" and "Create chat completion"; DeepSeek API reference for 16 `stop`
 strings and `thinking`; vLLM's "OpenAI-compatible server" for `ignore_eos`, `min_tokens`, `stop_token_ids`, `top_k` (0
 or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs` and `continuous_usage_stats`. Completions'
@@ -98,11 +98,23 @@ NEUTRAL: Neutral = {
     "typ_p": (1,),
     "typical_p": (1,),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
     "xtc_probability": (0,),
 }
+# Fields of other servers and routes -> those that do the same, of which a route has one or none
+_LENGTH, _REPETITION = ("max_tokens", "max_output_tokens"), ("repetition_penalty",)
+OUR_NAMES = {
+    "max_completion_tokens": _LENGTH,
+    "max_length": _LENGTH,
+    "max_new_tokens": _LENGTH,  # text-generation-inference, SGLang
+    "max_output_tokens": _LENGTH,
+    "max_tokens": _LENGTH,
+    "n_predict": _LENGTH,  # llama.cpp
+    "num_predict": _LENGTH,  # Ollama
+    "repeat_penalty": _REPETITION,  # llama.cpp, Ollama
+}
 EMPTY: tuple[Any, ...] = (None, {}, [], "")  # in a field that a route does not have
-LIMITS, NO_LIMIT = {"max_tokens", "max_completion_tokens"}, -1  # llama.cpp's and LM Studio's for all there is room for
+LIMITS = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
+NO_LIMIT = -1  # llama.cpp's and LM Studio's for all there is room for
 BAD_FIELD = re.compile(r" - at (?:`key` in )?`\$\.(\w+)")
 MISSING_FIELD = re.compile(r"field `(\w+)`$")
 MAX_CHOICES = 128  # OpenAI's
@@ -210,6 +222,7 @@ class CompletionBody(GenerationBody, kw_only=True):
         "parallel_tool_calls": (True, False),
         "response_format": ({"type": "text"},),
         "tool_choice": ("none", "auto"),
+        "verbosity": ("medium",),
     }
 
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -225,7 +238,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 class ChatBody(GenerationBody, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`; `top_logprobs` counts the likeliest tokens.
 
-    `thinking`, `chat_template_kwargs` and the effort of reasoning are for templates that read them.
+    `thinking`, `chat_template_kwargs`, `verbosity` and the effort of reasoning are for templates that read them.
     """
 
     neutral: ClassVar[Neutral] = NEUTRAL | {
@@ -246,6 +259,7 @@ class ChatBody(GenerationBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
+    verbosity: str | None = None
 
     def json_schema(self) -> str | None:
         """Return the schema that the answer is held to, as a text that may be as long as the body."""
@@ -255,9 +269,10 @@ class ChatBody(GenerationBody, kw_only=True):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """The variables that are for the template; `chat_template_kwargs` overrule the effort of reasoning."""
+        """The variables that are for the template; `chat_template_kwargs` overrule the others."""
         effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
-        return ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
+        named = {"reasoning_effort": effort, "verbosity": self.verbosity}
+        return {name: value for name, value in named.items() if value} | (self.chat_template_kwargs or {})
 
     @property
     def num_logprobs(self) -> int | None:
@@ -342,9 +357,15 @@ def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
     for name, value in wishes.items():
         if name in kind.neutral:
             if not _is_neutral(value, kind.neutral[name]):
-                raise unsupported(f"{name} is not supported by this server; leave it out", name)
+                raise unsupported(f"{name} is not supported by this server; {_instead_of(name, kind)}", name)
         elif name not in kind.__struct_fields__:
-            raise invalid(f"{name} is unknown to this route; leave it out", name, "unknown_parameter")
+            raise invalid(f"{name} is unknown to this route; {_instead_of(name, kind)}", name, "unknown_parameter")
+
+
+def _instead_of(name: str, kind: type[Body]) -> str:
+    """Say which field of the route does what a field of another server or route does."""
+    ours = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
+    return f"write {ours}" if ours else "leave it out"
 
 
 def _is_absent(name: str, value: Any, kind: type[Body]) -> bool:

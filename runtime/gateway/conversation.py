@@ -62,8 +62,15 @@ class OpenPart(Part, frozen=True, forbid_unknown_fields=False):
 class TextPart(OpenPart):
     """A piece of a message; other kinds (images, audio) are refused."""
 
-    type: Literal["text"]
-    text: str
+    type: str
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse other kinds, and a text without one. Raise ValueError."""
+        if self.type != "text":
+            raise ValueError(f"a part of type {self.type} is not supported: this server reads text only")
+        if self.text is None:
+            raise ValueError("a part of type text needs text")
 
 
 class CalledFunction(OpenPart):
@@ -104,7 +111,7 @@ class Message(OpenPart):
         """The content as one text; None where there is none."""
         if self.content is None or isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text or "" for part in self.content)
 
 
 class Function(OpenPart, omit_defaults=True):

@@ -41,7 +41,7 @@ from runtime.protocol.bounds import Temperature
 
 __all__ = ["ResponsesBody", "read_response", "rename_params"]
 
-OWN_NAMES = {"messages": "input", "response_format": "text.format", "verbosity": "text.verbosity"}  # by a chat's
+OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # by a chat's
 CHATS_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text")
 Include = Literal[  # what else an answer may hold, of things that are not here; logprobs would be, so they are refused
