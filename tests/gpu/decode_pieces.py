@@ -1,9 +1,9 @@
 """The pieces of `one_rank` for a decode unit: each measures something, prints it, and returns its figures by name."""
 
 import statistics
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
