@@ -143,6 +143,15 @@ def test_decode_attention(ops, reference, drawn, device):
     assert off_by(ops.attend_pages(q, pages, tables, lengths, 512, 192**-0.5).float(), expected.float()) < CLOSE
 
 
+def test_queries_and_values_in_the_space_of_latents(ops, reference, drawn):
+    """They are written where attention and the output projection read them, and nothing is copied after."""
+    q, context, up = drawn(64, 128, 192), drawn(64, 128, 512, seed=1), drawn(128 * 256, 512, seed=2) / 512**0.5
+    found = ops.absorb_query(q, up, 64, 128), ops.values(context, up, 128)
+    expected = reference.absorb_query(q, up, 64, 128), reference.values(context, up, 128)
+
+    assert all(off_by(one.float(), other.float()) < CLOSE for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(300, 300), (77, 1000), (1024, 3072), (1, 1)])
 def test_prompt_attention(ops, reference, drawn, queries, keys):
     """A chunk at the end of its request sees what came before, and each other causally."""

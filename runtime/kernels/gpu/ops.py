@@ -138,6 +138,23 @@ class GpuOps(Ops):
         )
         return context_BSHL[:, 0]
 
+    def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
+        """Multiply into the rows that have the rotary part at their end: cuBLAS writes rows that lie apart."""
+        q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
+        w_k_HNL, lora_rank = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size], up_XL.shape[1]
+        absorbed_BHC = q_BHQ.new_empty(*q_BHQ.shape[:2], lora_rank + rope)
+        torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL, out=absorbed_BHC[..., :lora_rank].transpose(0, 1))
+        absorbed_BHC[..., lora_rank:] = q_rope_BHP
+        return absorbed_BHC
+
+    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+        """Multiply into rows that have a request's heads side by side."""
+        num_requests, num_heads, _ = context_BHL.shape
+        w_v_HUL = up_XL.unflatten(0, (num_heads, -1))[:, -value_size:]
+        value_BHU = context_BHL.new_empty(num_requests, num_heads, value_size)
+        torch.bmm(context_BHL.transpose(0, 1), w_v_HUL.mT, out=value_BHU.transpose(0, 1))
+        return value_BHU.flatten(1)
+
     # the gate
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
