@@ -116,6 +116,23 @@ def defined_in(path):
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
+def test_every_design_page_is_listed_once():
+    """The front page of the design pages has a row for each of the others."""
+    front = ROOT / "docs" / "design" / "README.md"
+    pages = [path.name for path in front.parent.glob("*.md") if path != front]
+    rows = "\n".join(line for line in front.read_text().splitlines() if line.startswith(("| [", "For all packages")))
+
+    assert [page for page in pages if rows.count(f"]({page})") != 1] == []
+
+
+def test_every_user_page_is_listed():
+    """The index of `docs` leads to each page that stands beside it."""
+    index = ROOT / "docs" / "README.md"
+    links = set(LINK.findall(index.read_text()))
+
+    assert {path.name for path in index.parent.glob("*.md")} - {index.name} - links == set()
+
+
 def test_every_decision_is_listed_once():
     """The index has a line for each decision, with its title, and no two share a number."""
     index = (ROOT / "docs" / "decisions" / "README.md").read_text()
