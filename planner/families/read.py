@@ -8,7 +8,7 @@ import errno
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, t
 from planner.families.shapes import File
 from planner.problems.errors import Violation
 
-__all__ = ["Misnamed", "ModelConfig", "model_of", "read_model_config"]
+__all__ = ["ModelConfig", "model_of", "read_model_config"]
 
 PATH = "model.config"
 MAX_CONFIG_BYTES = 2**24  # assumed: a quantised file may name each matrix of 61 layers of 384 experts in 200 bytes
@@ -40,13 +40,6 @@ class ModelConfig:
     digest: str
     other_quantization: str | None  # what the checkpoint's files say that no precision of a spec does
     beside: Mapping[str, str]  # sha256 of what was read beside it, by the spec's name for each file
-
-
-@dataclass(frozen=True)
-class Misnamed(Violation):
-    """A file of a known family under a model_type that is not."""
-
-    model: Model = field(kw_only=True)  # as the family reads the file
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
@@ -288,7 +281,7 @@ def _under_another_name(config: Mapping[str, Any], written: str, model_type: str
         return found
     rule = "S302 must have the model_type of a known family"
     reason = f"its model_type is {model_type[:40]}, and its architecture and keys are those of {family}"
-    return Misnamed(PATH, written, rule, reason, f"write model_type: {family} in it", model=found[0])
+    return _wrong(written, rule, reason, f"write model_type: {family} in it")
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:

@@ -56,16 +56,9 @@ _reads = declare_in(RULES)
 Exchanged = Callable[[int], bool]  # whether the engine can exchange rows between so many GPUs
 
 
-def broken_rules(
-    values: Mapping[str, Any], about: str | None = None, reading: str | None = None
-) -> Iterator[Violation]:
-    """Yield every broken rule whose arguments are all in `values`.
-
-    Where they are given, only rules `about` a field, or `reading` it.
-    """
+def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield every broken rule whose arguments are all in `values`."""
     for rule, paths in _all_readings():
-        if about not in (None, paths[0]) or (reading is not None and reading not in paths):
-            continue
         for broken in rule.verdicts(paths, values):
             yield _violation(broken, paths[0], values[paths[0]])
 
@@ -110,7 +103,7 @@ def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
         return None
     rule = f"S402 must have at most {room} characters, it has {len(name)}"
     reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
-    return Broken(rule, reason, nearest(slug(name)[:room].rstrip("-")))
+    return Broken(rule, reason, "shorten it")
 
 
 @_reads("gateway.port")
@@ -213,8 +206,8 @@ def kv_holds_a_request(max_kv_tokens: int | None, max_request_tokens: int) -> Br
 # Prefill and decode together
 
 
-@_reads("version", "spec.sections")
-def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
+@_reads("spec.sections")
+def phases_are_a_whole(sections: frozenset[str]) -> Broken | None:
     """Prompts are computed and tokens produced, somewhere, once."""
     given = [phase for phase in PHASES if phase in sections]
     if given in (["prefill", "decode"], ["mixed"]):
@@ -222,9 +215,7 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
     if "mixed" in given:
         others = given[:-1]
         rule = f"S507 must not be combined with {' and '.join(others)}"
-        fix = removal(*others)
-        if len(others) == 2:  # without mixed they are a whole
-            fix = Fix(f"remove mixed, or {' and '.join(others)}", (*removal("mixed").changes, *fix.changes))
+        fix = f"remove mixed, or {' and '.join(others)}"
         return Broken(rule, "a mixed unit does the work of both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed replaces prefill and decode"

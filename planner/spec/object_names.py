@@ -1,8 +1,7 @@
-"""Names of Kubernetes' objects, for the rules about them: what the API server takes, and what comes near it."""
+"""Names of Kubernetes' objects, for the rules about them: what the API server takes."""
 
 import re
 
-from planner.problems.fix import nearest
 from planner.spec.rule import Broken
 
 __all__ = [
@@ -49,7 +48,7 @@ def is_label_value(text: str) -> bool:
 def no_object_name(path: str, name: str) -> Broken:
     """Return the verdict on `name`, at `path`, which the API server would not take."""
     rule = f"S415 must be at most {MAX_DNS_NAME} lower-case letters, digits, hyphens and dots (DNS-1123)"
-    return Broken(rule, "Kubernetes accepts no other object name", nearest(slug(name)), path, name)
+    return Broken(rule, "Kubernetes accepts no other object name", "write the name of an object", path, name)
 
 
 def qualified_part(text: str) -> str:

@@ -19,7 +19,6 @@ from planner.spec.object_names import (
     is_qualified_name,
     no_object_name,
     qualified_part,
-    slug,
 )
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
@@ -307,7 +306,7 @@ def queue_is_a_label(name: str | None) -> Broken | None:
     if name is None or (DNS_1123.fullmatch(name) and len(name) <= MAX_DNS_LABEL):
         return None
     rule = f"S456 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kueue accepts no other queue name", nearest(slug(name)))
+    return Broken(rule, "Kueue accepts no other queue name", "write the name of a LocalQueue")
 
 
 def _object_name(path: str, name: str | None) -> Broken | None:

@@ -1,4 +1,4 @@
-"""Values of `kubernetes.env` and of an overlay may be secrets: no message and no JSON has them."""
+"""Values of `kubernetes.env`, of an overlay and of unknown keys may be secrets: no message and no JSON has them."""
 
 import json
 
@@ -20,6 +20,15 @@ SECRET = "hunter2"
         {"kubernetes.env": [f"TOKEN={SECRET}"]},
         {"kubernetes.env": f"TOKEN={SECRET}"},
         {"kubernetes.evn": {"TOKEN": SECRET}},
+        {"kubernetess": {"env": {"TOKEN": SECRET}}},
+        {"kubernetes": [{"env": {"TOKEN": SECRET}}]},
+        {"kubernetes": [{"namespace": "a"}, {"env": {"TOKEN": SECRET}}]},
+        {"decode.kubernetes": {"env": {"TOKEN": SECRET}}},
+        {"env": {"TOKEN": SECRET}},
+        {"hf_token": SECRET},
+        {"gateway.api_key": SECRET},
+        {"slo": [{"token": SECRET}]},
+        {"kubernetes.image_pull_secrets": {"password": SECRET}},
         {"kubernetes.gateway": {"env": {"TOKEN": SECRET}}},
         {"kubernetes.controller": {"env": {"TOKEN": SECRET}}},
         {"kubernetes.patches": [{"kind": "Deployment", "patch": {"spec": {"env": [{"value": SECRET}]}}}]},
