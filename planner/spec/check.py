@@ -125,7 +125,7 @@ def _resolve(document: Document) -> ResolvedSpec:
     named = Named(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved | _given_keys(document.data, fields.renamed) | _units(fields.values)
     values |= _exchanged(values) | _largest_group(values)
-    as_written = {f"{phase}.as_written": phase for phase in PHASES}
+    as_written = {f"{phase}.as_written": phase for phase in PHASES} | {"spec.autos": document.autos}
     violations = [*fields.violations, *named.violations, *broken_rules(values | as_written)]
     refused = [problem for _, problem in document.refused]
     if violations or refused:

@@ -26,7 +26,9 @@ from planner.spec import (
     cluster_rules,
     cost_rules,
     draft_rules,
+    effect_rules,
     engine_rules,
+    history_rules,
     kubernetes_rules,
     model_rules,
     overlay_rules,
@@ -48,7 +50,7 @@ __all__ = ["broken_rules"]
 OTHERS = (
     *(model_rules, engine_rules, attention_rules, cluster_rules, schedule_rules, cost_rules),
     *(kubernetes_rules, volume_rules, pod_rules, overlay_rules),
-    *(performance_rules, draft_rules),
+    *(performance_rules, draft_rules, effect_rules, history_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -292,8 +294,8 @@ def precision_is_the_checkpoints(
 ) -> Broken | None:
     """FP8 in blocks and BF16 are made of each other while weights are loaded. Nothing makes others of other forms."""
     own = model.quantisation
-    may_differ = own.precision == "bf16" or (own.precision == "fp8" and own.other_method is None)
-    if config is None or "precision" not in given or may_differ or own.precision == precision:
+    is_widened = own.precision == "fp8" and own.other_method is None and precision in ("fp8", "bf16", "fp32")
+    if config is None or "precision" not in given or own.precision in ("bf16", precision) or is_widened:
         return None
     rule = f"S315 must be {own.precision}: the checkpoint is in {own.words}"
     return Broken(rule, "no engine makes weights of another format from these", nearest(own.precision))
