@@ -134,7 +134,7 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
 
 
 def _warnings(plan: Plan) -> str:
-    """What is probably a mistake, though it plans."""
+    """Return what a deployment loses, though it plans."""
     return "\n".join(["Warnings:", *_listed(plan.warnings)]) if plan.warnings else ""
 
 

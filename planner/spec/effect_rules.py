@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from planner.facts.terms import PHASES
 from planner.problems.fix import Fix, applied, nearest, removal
 from planner.spec.declared import field_at
-from planner.spec.rule import Broken, Rule, declare_in
+from planner.spec.rule import Broken, Rule, declare_in, without_effect
 
 if TYPE_CHECKING:
     from planner.facts.forecast import Forecast
 
-__all__ = ["RULES", "without_effect", "without_spent"]
+__all__ = ["RULES", "without_spent"]
 
 Entries = Sequence[Mapping[str, Any]]
 Keys = frozenset[str]
@@ -37,11 +37,6 @@ OF_AUTO = {  # what the planner may decide -> what it heeds for that, and nothin
 WINDOWS_ARE_WRITTEN = "the planner leaves windows that are written as they are"
 EACH_HOLDS = "each entry of hours holds until the next one's time"
 ONLY_A_DRAIN = "nothing but a drain that is auto follows from it"
-
-
-def without_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Broken:
-    """Return the verdict about what stands at `path`; it may be removed unless there is another `fix`."""
-    return Broken(f"S560 has no effect {where}", reason, fix or removal(path, words="remove it"), path, value)
 
 
 def without_spent(data: Mapping[str, Any], autos: Keys) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec import (
     attention_rules,
     cluster_rules,
@@ -40,7 +40,7 @@ from planner.spec import (
 from planner.spec.object_names import DNS_1035, slug
 from planner.spec.phase import MAX_EP_SIZE
 from planner.spec.precision import kv_dtype
-from planner.spec.rule import Broken, Rule, declare_in
+from planner.spec.rule import Broken, Rule, declare_in, without_effect
 from planner.spec.undecided import AUTO
 
 __all__ = ["broken_rules"]
@@ -305,14 +305,11 @@ def precision_is_the_checkpoints(
 
 
 @_reads("expert_load.file", "expert_load.given")
-def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Broken | None:
+def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Iterator[Broken]:
     """Measured or drawn, not both."""
-    drawn = sorted(given - {"file"})
-    if file is None or not drawn:
-        return None
-    others = " and ".join(drawn)
-    fix = removal(*(f"expert_load.{key}" for key in drawn), words=f"remove {others}")
-    return Broken(f"S601 must not be combined with {others}", "with measured loads, nothing is drawn at random", fix)
+    for key in sorted(given & {"alpha", "seed"}) if file is not None else ():
+        reason = "with measured loads, nothing is drawn at random"
+        yield without_effect("with expert_load.file", reason, f"expert_load.{key}")
 
 
 @_reads("expert_load.file", "expert_load.loads", "model.shapes")
