@@ -166,6 +166,17 @@ def test_each_field_is_decided_once(tmp_path):
     assert all(told[f"{phase}.units"] == plan.spec.num_units(phase) for phase in ("prefill", "decode"))
 
 
+def test_the_spec_of_a_plan_with_a_day_of_auto_plans_to_the_same_plan(tmp_path):
+    """Its windows are written, so that what only auto heeded has no effect there: it stands at its default."""
+    heeded = "{windows: auto, headroom: 0.1, min_units: {decode: 1}}"
+    (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC.replace('}', ', capacity: 2}')}schedule: {heeded}\n")
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml")).as_json()
+    (tmp_path / "again.json").write_text(json.dumps(plan["spec"]))
+    again = compile_plan(check_spec(tmp_path / "again.json")).as_json()
+
+    assert (again["digest"], again["spec"]) == (plan["digest"], plan["spec"])
+
+
 def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):
     """S762: a floor above the cluster is infeasible, and the most that fits is offered."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC}schedule: {{windows: auto, min_units: {{decode: 3}}}}\n")
