@@ -6,17 +6,18 @@ can show is a row of the plan (`plan/relied_on.py`).
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from planner.estimate.exposed import exposed_by
+from planner.estimate.from_others import from_others, image_of_another
 from planner.estimate.plausible import implausible_figures
 from planner.estimate.slow_loading import slow_loading
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
-from planner.facts.terms import EngineName, Phase
-from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
+from planner.facts.terms import Phase
+from planner.layout.memory import USUAL_SHARE, MemoryOf, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
 from planner.problems.fix import HERE, Fix
 from planner.spec.check import ResolvedSpec
@@ -26,9 +27,6 @@ from planner.spec.schema import Spec
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["warnings_of"]
-
-IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 
 
 def warnings_of(
@@ -43,7 +41,7 @@ def warnings_of(
         _in_another_precision(spec),
         implausible_figures(spec),
         _deployed(spec, memory) if is_runnable else (),
-        _image_of_another(spec.written),
+        image_of_another(spec.written),
         _no_rdma(spec),
         _short_drain(spec.written),
         _late_jobs(spec.written.kubernetes),
@@ -57,7 +55,7 @@ def _deployed(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Viol
     yield from _unseen_checkpoint(spec.written)
     yield from _unseen_tokenizer(spec.written)
     yield from _image_for_cpus(spec.written)
-    yield from _code_of_others(spec)
+    yield from from_others(spec)
     yield from slow_loading(spec, memory)
 
 
@@ -145,29 +143,6 @@ def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
     if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == OURS and image == DEFAULT_IMAGE:
         rule, reason = "W107 is the image for CPUs", "the image with GPU kernels is built from Containerfile.gpu"
         yield Violation("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
-
-
-def _image_of_another(spec: Spec) -> Iterator[Violation]:
-    """Yield an image that is called after another engine than the one that is to run in it."""
-    image, engine = spec.kubernetes.image, spec.engine_name
-    if image == DEFAULT_IMAGE:
-        return  # an engine that is not ours then has its own
-    name = image.rpartition("@")[0] or image
-    called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
-    if called and engine not in called:
-        rule = f"W107 has the name of an image of {called[0]}, and engine is {engine}"
-        reason = f"pods start with the command of {engine}"
-        fix = f"name an image of {engine}, or write engine: {called[0]}"
-        yield Violation("kubernetes.image", image, rule, reason, fix)
-
-
-def _code_of_others(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield a checkpoint whose own code another engine runs: no digest of a plan covers a program beside tensors."""
-    if spec.model.brings_code and spec.written.engine_name != OURS:
-        rule = f"W160 brings code that {spec.written.engine_name} is told to run (--trust-remote-code)"
-        reason = "its tokenizer or model is a program, which no digest of the plan covers"
-        fix = "read the checkpoint's .py files, and keep it where only you can write"
-        yield Violation("model.checkpoint", spec.written.checkpoint, rule, reason, fix)
 
 
 def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:

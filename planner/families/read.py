@@ -18,7 +18,7 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.model import Model
 from planner.families.module_names import Unreadable
-from planner.families.quantised import BESIDE, Unplanned, form_of, quantised
+from planner.families.quantised import BESIDE, Unplanned, form_of, kv_of, quantised
 from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
 from planner.problems.errors import Violation
@@ -126,8 +126,10 @@ def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple
         return found
     said_in = beside.name if beside else "quantization_config"
     try:
-        text = _text(config)
-        form = form_of(beside.said if beside else _quantization(config), text.get("expert_dtype"))
+        said = beside.said if beside else _quantization(config)
+        form = form_of(said, _text(config).get("expert_dtype"))
+        if (kv := kv_of(said)) is not None:
+            found = replace(found, quantisation=replace(found.quantisation, kv=kv, said_in=said_in))
         if form is None:
             return found, None
         of_files = form if isinstance(form, Unplanned) else quantised(found, form, said_in)

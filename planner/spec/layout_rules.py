@@ -9,6 +9,7 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
@@ -37,7 +38,7 @@ from planner.spec import (
     schedule_rules,
     volume_rules,
 )
-from planner.spec.object_names import DNS_1035, slug
+from planner.spec.object_names import DNS_1035
 from planner.spec.phase import MAX_EP_SIZE
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in, without_effect
@@ -93,7 +94,9 @@ def name_is_a_dns_label(name: str) -> Broken | None:
     if DNS_1035.fullmatch(name):
         return None
     rule = "S401 must be lower-case letters, digits and hyphens, from a letter to a letter or digit (DNS-1035)"
-    return Broken(rule, "Kubernetes objects are named after it", nearest(slug(name)))
+    meant = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    fix = nearest(meant) if DNS_1035.fullmatch(meant) else for_example("name: chat")
+    return Broken(rule, "Kubernetes objects are named after it", fix)
 
 
 @_reads("name", "spec.units")

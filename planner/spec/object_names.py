@@ -14,7 +14,6 @@ __all__ = [
     "is_qualified_name",
     "no_object_name",
     "qualified_part",
-    "slug",
 ]
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -54,9 +53,3 @@ def no_object_name(path: str, name: str) -> Broken:
 def qualified_part(text: str) -> str:
     """Return `text` as the value of a label, for a fix; nothing where no letter or digit is in it."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")[:MAX_NAME_PART].rstrip("-._")
-
-
-def slug(text: str) -> str:
-    """Return `text` as a DNS label, for a fix."""
-    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:MAX_DNS_LABEL].rstrip("-")
-    return label or "tidemill"

@@ -18,6 +18,7 @@ from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.declared import (
     choices_at,
     field_at,
+    holds_list,
     may_be_auto,
     path_of,
     place_of,
@@ -32,7 +33,7 @@ from planner.spec.yaml import MAX_DIGITS, read_plain
 
 __all__ = ["explain_errors"]
 
-NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+NOUNS = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -42,7 +43,7 @@ WANTED = {
     "bool_type": "true or false",
     "list_type": "a list",
 }
-IN_FORM = {list: "put it in a list", dict: "write one mapping, without dashes"}  # which may hold secrets
+IN_FORM = {list: "write it as a list", dict: "write one mapping, without dashes"}  # which may hold secrets
 TRUTHS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}  # of YAML 1.1
 
 
@@ -86,9 +87,7 @@ def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tup
     """Return the rule that `value` breaks, why, and what to write."""
     field = field_at(path)
     if kind in WANTED:
-        is_item = path.rpartition(".")[2].isdecimal()  # of a list, in whose place the word may stand
-        rule = f"S203 must be {WANTED[kind]}{' or auto' if may_be_auto(field) and not is_item else ''}"
-        return rule, f"it is {_noun(value)}", _in_form(path, FORMS[kind](value))
+        return f"S203 must be {_wanted(path, kind)}", f"it is {_noun(value)}", _in_form(path, FORMS[kind](value))
     if kind == "string_pattern_mismatch":
         return "S209 must have the form that the field requires", sentence_of(field), example_at(path)
     if kind == "quantity":
@@ -96,6 +95,15 @@ def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tup
     if kind == "literal_error":
         return f"S204 must be {' or '.join(map(str, choices_at(path)))}", *_choice(path, value)
     return f"S205 must {_bound(kind, limits)}", *_out_of_bounds(path, value, limits)
+
+
+def _wanted(path: str, kind: str) -> str:
+    """Say what the field at `path` takes: Pydantic names one of several forms, or what the items of a list are."""
+    field, wanted = field_at(path), [WANTED[kind]]
+    if not path.rpartition(".")[2].isdecimal():
+        wanted += ["a list"] if holds_list(field) else [WANTED["model_type"]] if section_of(field) else []
+        wanted += [AUTO] if may_be_auto(field) else []
+    return " or ".join(dict.fromkeys(wanted))
 
 
 def _in_form(path: str, meant: Any) -> Fix | str:

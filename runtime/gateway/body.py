@@ -175,7 +175,7 @@ class Body(Part, frozen=True):
 class GenerationBody(Body):
     """The fields that both routes share which generate text."""
 
-    model: str
+    model: str | None = None
     max_tokens: PositiveInt | None = None
     min_tokens: Count | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -265,10 +265,10 @@ class ChatBody(GenerationBody, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class EmbeddingsBody(Body):
+class EmbeddingsBody(Body, kw_only=True):
     """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them."""
 
-    model: str
+    model: str | None = None
     input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
 

@@ -188,6 +188,42 @@ class Ops:
         counts_M = slots.new_zeros(num_slots).scatter_add_(0, slots, torch.ones_like(slots))
         return counts_M, pair_of_row, inverse(pair_of_row)
 
+    def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Give (token, choice) pairs their rows, slot after slot, each slot's in their order.
+
+        A slot's first row is a multiple of `row_alignment`. Return the row of each pair [T, K], and how many pairs each
+        slot has [M]. A slot of -1 is not here, and the row is -1 too.
+        """
+        slots = slots_TK.flatten()
+        slots = torch.where(slots < 0, num_slots, slots)  # one slot more, for what is not here
+        counts, _, order = self.sort_by_slot(slots[:, None], num_slots + 1)
+        aligned = -(-counts // self.row_alignment) * self.row_alignment
+        moved = (aligned.cumsum(0) - aligned) - (counts.cumsum(0) - counts)
+        place = (order.flatten() + moved[slots]).masked_fill(slots == num_slots, -1)
+        return place.view(slots_TK.shape), counts[:num_slots]
+
+    def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
+        """Copy tokens to their rows, of which there are `num_rows`. Rows that fill a tile may hold anything."""
+        tokens_TK = torch.arange(len(place_TK), device=place_TK.device)[:, None].expand(place_TK.shape)
+        places = torch.where(place_TK < 0, num_rows, place_TK).flatten()
+        token_of_row = place_TK.new_zeros(num_rows + 1).scatter_(0, places, tokens_TK.flatten())[:num_rows]
+        if not isinstance(x, Quantised):
+            return x.index_select(0, token_of_row)
+        codes = x.codes.view(torch.uint8).index_select(0, token_of_row)  # bytes are quick to copy
+        return Quantised(codes.view(x.codes.dtype), x.scales.index_select(0, token_of_row))
+
+    def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Add up each token's rows with their weights, [T, D]; a place of -1 means no row.
+
+        For such a place the token's first row is read with a weight of 0, so that another token's row cannot matter.
+        """
+        if not len(rows_RD):
+            return rows_RD.new_zeros(len(place_TK), rows_RD.shape[1])
+        is_here_TK = place_TK >= 0
+        first_T1 = place_TK.amax(1, keepdim=True).clamp_(min=0)
+        weights_TK = weights_TK.masked_fill(~is_here_TK, 0)
+        return self.weighted_sum(rows_RD, torch.where(is_here_TK, place_TK, first_T1), weights_TK)
+
     def expert(self, rows_RD: Tensor, gate_up_XD: Tensor, down_DI: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute one expert's gated MLP, [R, D]; gate and up are one matrix, `out` may be the rows themselves."""
         gate_RI, up_RI = self.matmul(rows_RD, gate_up_XD.mT).chunk(2, -1)

@@ -2,8 +2,8 @@
 
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
 again is simply called again: Hello, State and Load are said anew on every connection. Hello is said once more when the
-weights are loaded, with a `kv_digest` that is theirs as well. Tokens said while nobody listens
-are dropped: the gateway that asked for them is gone, and has failed their requests.
+rank has loaded, with the digests of what it read. Tokens said while nobody listens are dropped: the gateway that asked
+for them is gone, and has failed their requests.
 
 A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is. So is one
 that cannot prove who it is, or refuses our certificate: certificates are renewed. The rank moves to a new connection
@@ -68,7 +68,7 @@ class GatewayLink:
     """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread.
 
     `gateway` is whose requests come on this line, `is_dismissed` whether none of them needs this rank any more.
-    `is_refused` says whether none will come, because of the weights that it loaded.
+    `is_refused` says whether none will come, because of what it loaded.
     """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
@@ -108,9 +108,9 @@ class GatewayLink:
         self._state = state
         self.send(state)
 
-    def say_kv_digest(self, kv_digest: str) -> None:
-        """Tell with whom this rank can exchange KV, now and on every later connection."""
-        self._loaded_hello = msgspec.structs.replace(self._hello, kv_digest=kv_digest)
+    def say_hello_again(self, loaded: Hello) -> None:
+        """Tell what this rank has loaded, now and on every later connection."""
+        self._loaded_hello = loaded
         self._say_loaded_hello()
 
     def say_load(self, load: Load) -> None:

@@ -97,8 +97,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         engine, group, weights = _bring_up(launch, place, addresses, folder, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, weights)
-        network.say_kv_digest(launch.kv_digest)
         phase = PHASES[launch.phase](engine, launch, network, metrics)
+        network.say_hello_again(hello.once_loaded(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
         phase.prepare()

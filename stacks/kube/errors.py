@@ -253,7 +253,8 @@ def _explained(status: int, message: str) -> str:
 def _lacking(user: str, verb: str, resource: str, group: str, namespace: str | None) -> str:
     what = f"{resource}.{group}" if group else resource
     where, kind = (f"in namespace {namespace}", "Role") if namespace else ("in the whole cluster", "ClusterRole")
-    needed = "get, create, patch and delete" if verb in ("get", "create", "patch", "delete") else verb
+    is_whole = "/" not in resource and verb in ("get", "create", "patch", "delete")
+    needed = "get, create, patch and delete" if is_whole else verb
     return (
         f"the kubeconfig's user {user} may not {verb} {what} {where}; "
         f"bind a {kind} to it that allows {needed} of them, or choose another context"

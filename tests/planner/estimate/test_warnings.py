@@ -62,6 +62,13 @@ def test_an_image_may_be_called_after_no_engine(image, rules_of):
     assert "W107" not in rules_of({"engine": "vllm", "kubernetes.image": image})
 
 
+@pytest.mark.parametrize("image", ["vllm-openai:v0.33.0rc2", "a/vllm-openai:latest", "me/my-vllm:1.2.3", "a:5000/vllm"])
+def test_a_tag_that_may_hold_the_plans_version_is_no_other_one(image, rules_of):
+    """A name of one's own may have versions of its own, and a tag without a version may hold any."""
+    assert "W107" not in rules_of({"engine": "vllm", "kubernetes.image": image})
+    assert "W107" in rules_of({"engine": "vllm", "kubernetes.image": "a:5000/vllm-openai:v0.3.0.post1"})
+
+
 def test_no_image_is_offered_for_a_model_that_the_runtime_lacks(rules_of):
     """W107 offers the image with the kernels of GPUs, which has no other families than the one for CPUs."""
     on_h200 = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "cluster.gpu": "h200"}
