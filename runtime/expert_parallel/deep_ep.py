@@ -18,7 +18,8 @@ DeepEP has two low-latency buffers, and the third exchange would overwrite the f
 Worked example of the order in the normal form, 2 slots, tiles of 4: three tokens come, with slots (0), (0, 1) and (1).
 Their rows lie at 0, 1 | 4, 5; rows 2, 3, 6 and 7 fill the tiles. Combine adds rows 1 and 4 for the second token.
 
-We have not run it yet: it needs several GPUs.
+Of the normal form we have run exchanges between two ranks on one H100 (docs/performance.md), and none between GPUs. The
+low-latency form, which needs an InfiniBand NIC, we have not run.
 
 Source: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py, docs/legacy.md ("Interfaces and Examples") and
 tests/legacy.

@@ -127,7 +127,7 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
     if device.type == "cpu":
         keep_freed_memory()
     else:
-        untried = "; we have not run an exchange between GPUs yet" if len(launch.ranks) > 1 else ""
+        untried = "; we have run exchanges on one GPU, but none between GPUs yet" if len(launch.ranks) > 1 else ""
         line = f"tidemill: rank {place.rank} of {launch.unit} uses {describe(device)}{untried}"
         print(line, file=sys.stderr, flush=True)
     return device

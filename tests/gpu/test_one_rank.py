@@ -13,7 +13,8 @@ LIMITS = {"max_requests": 2, "max_request_tokens": 128, "max_batch_tokens": 64, 
 SIZES = {
     decode_pieces: {"REPLAYS": 1, "EAGER_STEPS": 1, "TURNS": 3, "OTHER_STEPS": ((1, 64),)},
     prompt_pieces: {
-        "LENGTHS": (32,),
+        "WHOLE": 32,
+        "SHORTER": (16,),
         "OTHER_LENGTH": 24,
         "SHORTEST": 10,
         "LONGER": 9,
