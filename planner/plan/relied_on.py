@@ -65,7 +65,7 @@ def _unnamed_weights(plan: Plan) -> Iterator[tuple[str, str]]:
     checkpoint = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]
     if plan.spec.engine_name == OURS and checkpoint["weights_digest"] is None:
         told = "no digest is known, so ranks only compare what they read with each other (tidemill checkpoint digest)"
-        yield f"weights in {plan.spec.checkpoint}", told
+        yield "weights", f"{plan.spec.checkpoint}: {told}"
 
 
 def _folder_of_any_node(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,7 @@ def _folder_of_any_node(plan: Plan) -> Iterator[tuple[str, str]]:
     read = stage.source if stage is not None else plan.spec.checkpoint
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
     if index is not None and (folder := kubernetes.volumes[index].host_path):
-        yield f"{folder} on nodes", "the gateway starts only on a node that has it (kubernetes.gateway.volumes)"
+        yield "folder on nodes", f"{folder}: the gateway starts only on a node that has it (kubernetes.gateway.volumes)"
 
 
 def _guessed_images(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -89,4 +89,4 @@ def _guessed_images(plan: Plan) -> Iterator[tuple[str, str]]:
     for field, image in images.items():
         if image is not None:
             name = image.format(version=plan.spec.engine_version)
-            yield name, f"named after earlier ones of its makers; {field} gives one that you have seen"
+            yield "image", f"{name}: named after earlier ones of its makers; {field} gives one that you have seen"
