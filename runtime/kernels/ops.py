@@ -12,7 +12,7 @@ Nothing here asks a device for a value, except `read`, for which the host waits.
 The package's docstring has the legend of the shape letters.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,22 @@ from runtime.kernels import fp8
 from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import ExpertCodes, Quantised
 
-__all__ = ["Ops", "inverse", "own"]
+__all__ = ["GateRule", "Ops", "inverse", "own"]
 
 # Queries of a prompt are scored in blocks, each against the keys up to its end, so half of a causal square is left out.
 QUERY_BLOCK = 128
+
+
+class GateRule(NamedTuple):
+    """How a gate turns logits into experts and weights: `num_best` of a group's scores are its worth."""
+
+    is_softmax: bool  # else each score is a sigmoid
+    num_groups: int
+    num_best: int
+    topk_group: int
+    top_k: int
+    is_normalised: bool
+    factor: float
 
 
 class Ops:
@@ -163,6 +175,24 @@ class Ops:
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
         """Return x w^T, [T, E] in FP32."""
         return F.linear(x_TD.float(), w_ED.float())
+
+    def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+        """Return each token's experts, best first, and their weights in FP32: both [T, K].
+
+        The bias takes part in choosing, never in weighing.
+        """
+        scores_TE = logits_TE.softmax(-1) if rule.is_softmax else logits_TE.sigmoid()
+        eligible_TE = scores_TE if bias_E is None else scores_TE + bias_E
+        experts_TK = self.choose_experts(eligible_TE, rule.num_groups, rule.num_best, rule.topk_group, rule.top_k)
+        weights_TK = scores_TE.gather(1, experts_TK)
+        if rule.is_normalised:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+        return experts_TK, weights_TK * rule.factor
+
+    def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+        """Return a slot of each choice, [T, K]: token t takes replica (t + turn) % the number that its expert has."""
+        turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + turn
+        return slots_EX[experts_TK, turns_T1 % num_replicas_E[experts_TK]]
 
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
         """Choose each token's best `top_k` experts in its best `topk_group` groups, [T, K], best first.

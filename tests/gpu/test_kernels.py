@@ -9,7 +9,7 @@ import torch
 
 from runtime.kernels import fp8
 from runtime.kernels.fp8 import ExpertCodes, Quantised, quantise_matrix
-from runtime.kernels.ops import Ops
+from runtime.kernels.ops import GateRule, Ops
 from tests.runtime.closeness import off_by
 
 CLOSE = 0.01
@@ -66,13 +66,28 @@ def test_the_gate_adds_in_fp32(ops, reference, drawn):
     assert off_by(ops.gate_logits(x, w), reference.gate_logits(x, w)) < 1e-5
 
 
-def test_experts_are_chosen_as_in_the_reference(ops, reference, drawn):
-    """Best first, of the groups whose two best are best; of equal scores either may come first."""
-    scores = drawn(300, 256).float().sigmoid() + drawn(256, seed=1).float() / 100
-    found, expected = (each.choose_experts(scores, 8, 2, 4, 8) for each in (ops, reference))
+def test_experts_are_chosen_and_weighed_as_in_the_reference(ops, reference, drawn):
+    """Best first, of the groups whose two best are best; of scores that differ by rounding either may come first."""
+    logits, bias = drawn(300, 256).float(), drawn(256, seed=1).float() / 100
+    rule = GateRule(False, 8, 2, 4, 8, is_normalised=True, factor=2.5)
+    (experts, weights), expected = (each.choose_and_weigh(logits, bias, rule) for each in (ops, reference))
+    found, wanted = ((logits.sigmoid() + bias).gather(1, chosen) for chosen in (experts, expected[0]))
 
-    assert scores.gather(1, found).equal(scores.gather(1, expected))
-    assert all(len(set(experts)) == 8 for experts in found.tolist())
+    assert (found - wanted).abs().max() < 1e-6
+    assert off_by(weights, expected[1]) < 1e-5
+    assert all(len(set(chosen)) == 8 for chosen in experts.tolist())
+
+
+def test_replicas_take_turns(ops, reference, device):
+    """To the number, whatever the turn."""
+    generator = torch.Generator(device).manual_seed(0)
+    experts = torch.randint(256, (300, 8), generator=generator, device=device)
+    slots = torch.arange(768, device=device).view(256, 3)
+    num_replicas = torch.randint(1, 4, (256,), generator=generator, device=device)
+    for turn in (0, 16, 2**31 - 5):
+        tables = experts, slots, num_replicas, turn
+
+        assert ops.replicas_in_turn(*tables).equal(reference.replicas_in_turn(*tables))
 
 
 @pytest.mark.parametrize("neighbours", [True, False])

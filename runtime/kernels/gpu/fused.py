@@ -2,7 +2,8 @@
 
     rotate           pairs of BF16 by FP32 angles, in place
     joined_keys      each head's own part and the shared rotary part, side by side
-    chosen_experts   the best experts of each token's best groups
+    chosen_experts   the best experts of each token's best groups, and their weights, from the gate's logits
+    replicas_in_turn the slots of such experts
     placed_rows      the row of each (token, choice) pair when pairs lie slot after slot: counted, not sorted
     spread_rows      tokens copied into those rows, each read once, as words of 32 bits, with its scales beside it
     added_rows       each token's rows weighted and added in FP32, rounded once; only rows that are there are read
@@ -20,8 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.ops import GateRule
+
 __all__ = [
-    *("added_rows", "are_powers_of_two", "chosen_experts", "joined_keys", "placed_rows", "rotate", "spread_rows"),
+    *("added_rows", "are_powers_of_two", "chosen_experts", "joined_keys", "placed_rows", "replicas_in_turn"),
+    *("rotate", "spread_rows"),
 ]
 
 PAIRS, CHANNELS, WORDS = 1024, 1024, 1024  # in one program: 8 pairs, 16 or 32 bytes for each thread of four warps
@@ -62,21 +66,41 @@ def joined_keys(k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
     return keys_SHQ
 
 
-def chosen_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-    """Return the experts [T, K], best first; the groups and the experts of one are powers of two."""
-    num_tokens, num_experts = scores_TE.shape
-    experts_TK = torch.empty(num_tokens, top_k, dtype=torch.long, device=scores_TE.device)
+def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+    """Return the experts [T, K], best first, and weights; the groups and the experts of one are powers of two."""
+    num_tokens, num_experts = logits_TE.shape
+    experts_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.long, device=logits_TE.device)
+    weights_TK = torch.empty(num_tokens, rule.top_k, device=logits_TE.device)
     if num_tokens:
         choose[(num_tokens,)](
-            *(scores_TE, experts_TK, scores_TE.stride(0)),
-            GROUPS=num_groups,
-            SIZE=num_experts // num_groups,
-            NUM_BEST=num_best,
-            TOPK_GROUP=topk_group,
-            TOP_K=top_k,
+            *(logits_TE, logits_TE if bias_E is None else bias_E, experts_TK, weights_TK),
+            *(logits_TE.stride(0), rule.factor),
+            GROUPS=rule.num_groups,
+            SIZE=num_experts // rule.num_groups,
+            NUM_BEST=rule.num_best,
+            TOPK_GROUP=rule.topk_group,
+            TOP_K=rule.top_k,
+            PLACES=triton.next_power_of_2(rule.top_k),
+            IS_SOFTMAX=rule.is_softmax,
+            IS_BIASED=bias_E is not None,
+            IS_NORMALISED=rule.is_normalised,
             num_warps=1,
         )
-    return experts_TK
+    return experts_TK, weights_TK
+
+
+def replicas_in_turn(experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+    """Return the slot of each choice, [T, K]."""
+    assert all(x.is_contiguous() for x in (experts_TK, slots_EX))
+    slots_TK = torch.empty_like(experts_TK)
+    if num_pairs := experts_TK.numel():
+        take_turns[(triton.cdiv(num_pairs, PAIRS),)](
+            *(experts_TK, slots_EX, num_replicas_E, slots_TK, num_pairs, turn),
+            TOP_K=experts_TK.shape[1],
+            REPLICAS=slots_EX.shape[1],
+            PAIRS=PAIRS,
+        )
+    return slots_TK
 
 
 def placed_rows(slots_TK: Tensor, num_slots: int, alignment: int) -> tuple[Tensor, Tensor]:
@@ -179,21 +203,34 @@ def join_keys(
 
 @triton.jit
 def choose(
-    scores,
+    logits,
+    bias,
     experts,
+    weights,
     stride,
+    factor,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_BEST: tl.constexpr,
     TOPK_GROUP: tl.constexpr,
     TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr,
+    IS_BIASED: tl.constexpr,
+    IS_NORMALISED: tl.constexpr,
 ):
     """Choose one token's experts: the best groups by the sum of their best, then the best experts of these."""
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     expert = group[:, None] * SIZE + member[None, :]
-    score = tl.load(scores + token * stride + expert)
-    left, worth = score, tl.zeros((GROUPS,), tl.float32)
+    logit = tl.load(logits + token * stride + expert)
+    if IS_SOFTMAX:
+        score = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = score / tl.sum(tl.sum(score, 1), 0)
+    else:
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    eligible = score + tl.load(bias + expert) if IS_BIASED else score
+    left, worth = eligible, tl.zeros((GROUPS,), tl.float32)
     for _ in tl.static_range(NUM_BEST):
         worth += tl.max(left, 1)
         left = tl.where(member[None, :] == tl.argmax(left, 1)[:, None], float("-inf"), left)
@@ -202,12 +239,39 @@ def choose(
         best = tl.argmax(worth, 0)
         is_eligible = tl.where(group == best, 1, is_eligible)
         worth = tl.where(group == best, float("-inf"), worth)
-    score = tl.where(is_eligible[:, None] == 1, score, float("-inf"))
-    flat, number = tl.reshape(score, (GROUPS * SIZE,)), tl.arange(0, GROUPS * SIZE)
-    for place in tl.static_range(TOP_K):
+    eligible = tl.where(is_eligible[:, None] == 1, eligible, float("-inf"))
+    flat, number = tl.reshape(eligible, (GROUPS * SIZE,)), tl.arange(0, GROUPS * SIZE)
+    scores, place = tl.reshape(score, (GROUPS * SIZE,)), tl.arange(0, PLACES)
+    chosen, weight = tl.zeros((PLACES,), tl.int64), tl.zeros((PLACES,), tl.float32)
+    for choice in tl.static_range(TOP_K):
         best = tl.argmax(flat, 0)
-        tl.store(experts + token * TOP_K + place, best.to(tl.int64))
+        chosen = tl.where(place == choice, best.to(tl.int64), chosen)
+        weight = tl.where(place == choice, tl.sum(tl.where(number == best, scores, 0.0), 0), weight)
         flat = tl.where(number == best, float("-inf"), flat)
+    if IS_NORMALISED:
+        weight = weight / (tl.sum(weight, 0) + 1e-20)
+    tl.store(experts + token * TOP_K + place, chosen, place < TOP_K)
+    tl.store(weights + token * TOP_K + place, weight * factor, place < TOP_K)
+
+
+@triton.jit(do_not_specialize=["turn"])  # a step is recorded with another turn than the one that compiles
+def take_turns(
+    experts,
+    slots,
+    num_replicas,
+    slots_of_pairs,
+    num_pairs,
+    turn,
+    TOP_K: tl.constexpr,
+    REPLICAS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Look up the slots of some pairs."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    is_inside = pair < num_pairs
+    expert = tl.load(experts + pair, is_inside, 0)
+    replica = ((pair // TOP_K).to(tl.int64) + turn) % tl.load(num_replicas + expert, is_inside, 1)
+    tl.store(slots_of_pairs + pair, tl.load(slots + expert * REPLICAS + replica, is_inside, 0), is_inside)
 
 
 @triton.jit

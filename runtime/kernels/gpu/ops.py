@@ -34,7 +34,7 @@ from runtime.kernels.device import PinnedLink
 from runtime.kernels.fp8 import BLOCK, ExpertCodes, Quantised
 from runtime.kernels.gpu import contracts, fused, quantise
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
-from runtime.kernels.ops import Ops
+from runtime.kernels.ops import GateRule, Ops
 
 __all__ = ["GpuOps", "merged"]
 
@@ -163,12 +163,18 @@ class GpuOps(Ops):
             return self._added_in_fp32(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
 
-    def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-        """Choose in one kernel. Among equal scores the first wins."""
-        sizes = num_groups, num_best, topk_group, top_k
-        if self._runs_triton(scores_TE) and fused.are_powers_of_two(num_groups, scores_TE.shape[1] // num_groups):
-            return fused.chosen_experts(scores_TE, *sizes)
-        return super().choose_experts(scores_TE, *sizes)
+    def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+        """Score, choose and weigh in one kernel. Among equal scores the first wins."""
+        group_size = logits_TE.shape[1] // rule.num_groups
+        if self._runs_triton(logits_TE) and fused.are_powers_of_two(rule.num_groups, group_size):
+            return fused.chosen_experts(logits_TE, bias_E, rule)
+        return super().choose_and_weigh(logits_TE, bias_E, rule)
+
+    def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+        """Look up in one kernel."""
+        if self._runs_triton(experts_TK):
+            return fused.replicas_in_turn(experts_TK, slots_EX, num_replicas_E, turn)
+        return super().replicas_in_turn(experts_TK, slots_EX, num_replicas_E, turn)
 
     # experts
 

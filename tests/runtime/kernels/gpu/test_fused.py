@@ -6,7 +6,7 @@ import torch
 from runtime.kernels.gpu.contracts import tma_aligned
 from runtime.kernels.ops import Ops
 from tests.runtime.kernels.gpu import interpreted_fused, triton_without_gpu
-from tests.runtime.kernels.gpu.interpreted_fused import CHOSEN, DTYPES, PLACED, ROTATED
+from tests.runtime.kernels.gpu.interpreted_fused import CHOSEN, DTYPES, PLACED, ROTATED, TURNS
 from tests.runtime.on_cpu import CPU, TORCH_OPS
 
 
@@ -37,12 +37,22 @@ def test_keys_are_joined_with_the_part_that_heads_share(found):
 
 
 @pytest.mark.parametrize("case", CHOSEN)
-def test_experts_are_chosen_as_in_the_reference(found, case):
-    """The same ones in the same order; of no token there are none."""
-    scores, experts = found[f"chosen {case}"]
+def test_experts_are_chosen_and_weighed_as_in_the_reference(found, case):
+    """The same ones in the same order, by sigmoid or softmax, with a bias or without; of no token there are none."""
+    logits, bias, experts, weights = found[f"chosen {case}"]
+    expected_experts, expected_weights = TORCH_OPS.choose_and_weigh(logits, bias, CHOSEN[case][2])
 
-    assert experts.equal(TORCH_OPS.choose_experts(scores, *CHOSEN[case][1:]))
-    assert found["none"][0].shape == (0, 3)
+    assert experts.equal(expected_experts)
+    torch.testing.assert_close(weights, expected_weights)
+    assert [each.shape for each in found["none"]] == [(0, 3), (0, 3)]
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_replicas_take_turns_as_in_the_reference(found, case):
+    """Also when a rank has computed two thousand million tokens."""
+    *arguments, slots = found[f"in turn {case}"]
+
+    assert slots.equal(TORCH_OPS.replicas_in_turn(*arguments, TURNS[case][2]))
 
 
 def tiled(alignment):
@@ -96,18 +106,21 @@ def test_only_a_tokens_own_rows_are_added(found, case):
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize(
     "kernel",
-    ["rotate_pairs", "join_keys", "choose", "count_pairs", "place_pairs", "copy_to_places", "add_placed"],
+    ["rotate_pairs", "join_keys", "choose", "take_turns", "count_pairs", "place_pairs", "copy_to_places", "add_placed"],
 )
 def test_it_compiles_for_the_gpus(capability, kernel):
     """To machine code, on a machine that has no GPU."""
     from runtime.kernels.gpu import fused
 
     rows, table, number, index = "*bf16", "*fp32", "i32", "*i64"
+    gate = {"GROUPS": 8, "SIZE": 32, "NUM_BEST": 2, "TOPK_GROUP": 4, "TOP_K": 8, "PLACES": 8}
+    gate |= {"IS_SOFTMAX": False, "IS_BIASED": True, "IS_NORMALISED": True}
     placed = {"GROUPS": 64, "TOP_K": 8, "WORDS": fused.WORDS}
     arguments = {
         "rotate_pairs": ((rows, table, table, *[number] * 5), {"HALF": 32, "NEIGHBOURS": True, "HEADS": 16}),
         "join_keys": ((rows, rows, rows, *[number] * 4), {"OWN": 128, "SHARED": 64, "HEADS": 16}),
-        "choose": ((table, index, number), {"GROUPS": 8, "SIZE": 32, "NUM_BEST": 2, "TOPK_GROUP": 4, "TOP_K": 8}),
+        "choose": ((table, table, index, table, number, "fp32"), gate),
+        "take_turns": ((index, index, index, index, number, number), {"TOP_K": 8, "REPLICAS": 3, "PAIRS": 1024}),
         "count_pairs": ((index, "*i32", number, number), {"PAIRS": fused.PAIRS}),
         "place_pairs": ((index, index, index, number, number), {"PAIRS": fused.PAIRS}),
         "copy_to_places": (("*i32", "*i32", table, table, index, *[number] * 6), placed),
