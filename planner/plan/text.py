@@ -374,7 +374,7 @@ def _runnable(plan: Plan) -> str:
 def _untried(is_ours: bool) -> str:
     """Say what nobody of us has seen on GPUs."""
     if is_ours:
-        return "We have run its ranks on one GPU, but no exchange between GPUs yet: try one unit first."
+        return "Its ranks have run on one GPU, none between GPUs yet: try one unit first."
     return "We have not run it on a GPU yet: try one unit first."
 
 
