@@ -26,7 +26,7 @@ def counts_of_ranks(slots, loads, nodes):
     share = np.array(loads) / sum(loads)
     got = torch.zeros(len(slots), dtype=torch.long)
     for rank in range(NUM_RANKS):
-        table = ReplicaTable(list(slots), len(loads), rank, CPU, nodes)
+        table = ReplicaTable(list(slots), len(loads), rank, Ops(CPU), nodes)
         experts = torch.from_numpy(np.random.default_rng(rank).choice(len(loads), (TOKENS, 1), p=share))
         for step in experts.split(50):
             got += table.choose(step).flatten().bincount(minlength=len(slots))
@@ -51,7 +51,7 @@ def test_tokens_stay_near_where_they_can(loads):
     expert_map = balance(loads, 40, NUM_RANKS, num_nodes=2, split="local_first")
     (slots,) = expert_map.physical_to_logical
     for rank in range(NUM_RANKS):
-        chosen = ReplicaTable(list(slots), 32, rank, CPU, NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
+        chosen = ReplicaTable(list(slots), 32, rank, Ops(CPU), NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
         held_here = {expert for slot, expert in enumerate(slots) if NODES[slot // 5] == NODES[rank]}
         own = set(slots[rank * 5 : rank * 5 + 5])
 
