@@ -85,7 +85,7 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
     schedule = plan_schedule(spec.written, placement.units, start_times(spec, layouts, memory))
     maps = {each.phase: _map_near(previous, spec, each, grounds) for each in layouts}
     require_covered(spec, maps)
-    refusals = runtime_refusals(spec)
+    refusals = runtime_refusals(spec, memory_of)
     decided = DecidedPlan(
         spec=spec.written,
         layouts=layouts,

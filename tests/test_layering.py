@@ -275,10 +275,7 @@ def test_only_commands_print(package):
 
 
 def test_only_the_compiler_knows_the_passes():
-    """A pass that calls another would hide the order. Estimates, on which no pass waits, and what fits have a file.
-
-    An engine's limits lay out the other sizes that they offer, to see that memory holds them.
-    """
+    """A pass that calls another would hide the order. Estimates, on which no pass waits, and what fits have a file."""
     importers = {
         path.name
         for path in modules("planner")
@@ -286,4 +283,4 @@ def test_only_the_compiler_knows_the_passes():
         if name in PASSES and not module.startswith(("planner.expert_map.", "planner.placement."))
     }
 
-    assert importers == {"compiler.py", "estimated.py", "fit.py", "exchange_limits.py"}
+    assert importers == {"compiler.py", "estimated.py", "fit.py"}

@@ -12,8 +12,7 @@ from planner.engines.replicas import why_no_replicas
 from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
 from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
-from planner.layout.layout import lay_out
-from planner.layout.memory import split_memory
+from planner.layout.memory import MemoryOf, MemoryPlan
 from planner.layout.working_memory import low_latency_bytes
 from planner.problems.errors import Violation
 from planner.problems.fix import HERE, Change, Fix, nearest
@@ -41,7 +40,7 @@ def has_room(spec: ResolvedSpec, phase: Phase) -> bool:
     return tokens <= MAX_DISPATCHED_TOKENS and _buffer_bytes(spec, phase) < BUFFER_LIMIT_BYTES
 
 
-def exchange_sizes(spec: ResolvedSpec) -> Iterator[Violation]:
+def exchange_sizes(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Violation]:
     """Refuse a unit whose GPUs are too many, too few or too far apart for its exchange."""
     for phase in spec.phases:
         section, exchange = spec.phase(phase), _exchange(spec, phase)
@@ -50,7 +49,7 @@ def exchange_sizes(spec: ResolvedSpec) -> Iterator[Violation]:
         per_node, gpu = spec.cluster.gpus_per_node, spec.gpu_of(phase)
         sizes = [size for size in range(2, _most_gpus(spec, phase) + 1) if exchange.takes(size, per_node, gpu)]
         rule = f"S770 must be {_in_words(exchange, sizes)} to run on {_named(spec)}"
-        fix = _other_sizes(spec, phase, sizes)
+        fix = _other_sizes(spec, phase, sizes, memory_of)
         yield Violation(f"{phase}.ep_size", section.ep_size, rule, _why_no_exchange(spec, exchange, section), fix)
 
 
@@ -72,13 +71,12 @@ def room_for_requests(spec: ResolvedSpec) -> Iterator[Violation]:
             yield _too_large_a_buffer(spec, phase, most)
 
 
-def is_held(spec: ResolvedSpec, phase: Phase) -> bool:
+def is_held(memory: MemoryPlan | None) -> bool:
     """Return whether a GPU's memory holds the model and a request; True where nobody knows how much there is."""
-    has_memory = spec.gpu_of(phase).usable_bytes
-    return not has_memory or split_memory(spec, lay_out(phase, spec.written, spec.model)).short <= 0
+    return memory is None or memory.short <= 0
 
 
-def units_beside(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
+def units_beside(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> list[tuple[int, int]]:
     """Return EP size and redundant experts of the nearest smaller and the nearest larger unit that can be.
 
     All of its GPUs hold as many slots, its engine exchanges their rows, and its memory holds the model and a request.
@@ -88,10 +86,15 @@ def units_beside(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
     sizes = [size for size in multiples if size <= per_node or size % per_node == 0]
     below = [size for size in reversed(sizes) if size < section.ep_size]
     above = [size for size in sizes if size > section.ep_size]
+
+    def is_possible(size: int, redundant: int) -> bool:
+        tried = spec.trying(phase, {"ep_size": size, "redundant_experts": redundant})
+        has_buffer = has_room(tried, phase) or not has_room(spec, phase)
+        return takes_unit(tried, phase) and has_buffer and is_held(memory_of(tried, phase))
+
     even = (((size, _even_redundant(spec, phase, size)) for size in side) for side in (below, above))
     possible = (
-        ((size, count) for size, count in side if count is not None and _is_possible(spec, phase, size, count))
-        for side in even
+        ((size, count) for size, count in side if count is not None and is_possible(size, count)) for side in even
     )
     return [unit for side in possible for unit in islice(side, 1)]
 
@@ -135,12 +138,12 @@ def _why_no_exchange(spec: ResolvedSpec, exchange: Exchange, section: PhaseSpec)
     )
 
 
-def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int]) -> Fix | str:
+def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int], memory_of: MemoryOf) -> Fix | str:
     """Offer the nearest sizes on both sides, with the redundant experts that fill their slots evenly."""
     now = spec.phase(phase).redundant_experts
     changes: list[Change] = [
         {HERE: size} if redundant == now else {HERE: size, f"{phase}.redundant_experts": redundant}
-        for size, redundant in units_beside(spec, phase)
+        for size, redundant in units_beside(spec, phase, memory_of)
     ]
     if changes:
         return Fix(f"nearest: {', or '.join(map(_said, changes))}", tuple(changes))
@@ -156,14 +159,6 @@ def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
     even = [each for each in (above - size, above) if each > 0 or each == redundant == 0]
     nearest_one = min(even or [above], key=lambda each: abs(each - redundant))
     return nearest_one if nearest_one <= num_logical * (size - 1) else None
-
-
-def _is_possible(spec: ResolvedSpec, phase: Phase, size: int, redundant: int) -> bool:
-    """Return whether the engine exchanges rows between so many GPUs, and their memory, where it is known, holds it."""
-    tried = spec.trying(phase, {"ep_size": size, "redundant_experts": redundant})
-    if not takes_unit(tried, phase) or (has_room(spec, phase) and not has_room(tried, phase)):
-        return False
-    return is_held(tried, phase)
 
 
 def _said(change: Change) -> str:

@@ -6,27 +6,25 @@ status. What is certainly wrong is an error instead (`spec/layout_rules.py`).
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from planner.cluster.inventory import Node, PlaceKind, nodes_for
-from planner.estimate.from_others import from_others
-from planner.estimate.loosened import loosened_by
+from planner.estimate.exposed import exposed_by
+from planner.estimate.from_others import from_others, image_of_another
 from planner.estimate.past_days import past_days
 from planner.estimate.plausible import implausible_rates
-from planner.estimate.refused_parts import refused_parts_of
 from planner.estimate.slow_loading import slow_loading
-from planner.estimate.unknown_fields import unknown_fields_of
 from planner.estimate.without_effect import without_effect
 from planner.facts.counted import counted
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.names import logical_node
-from planner.facts.terms import EngineName, Overlap, Phase
-from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages
+from planner.facts.terms import Overlap, Phase
+from planner.layout.memory import USUAL_SHARE, MemoryOf, MemoryPlan, in_pages
 from planner.problems.errors import Problem, Violation
-from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Change, Fix, nearest, nearest_of
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.phase import PhaseSpec
@@ -36,11 +34,8 @@ from planner.spec.volume_rules import volume_of
 __all__ = ["warnings_of"]
 
 OVERLAPS: dict[Phase, Overlap] = {"prefill": "dual_batch", "decode": "five_stage"}
-IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
-UNIT_KINDS = ("LeaderWorkerSet", "StatefulSet")
 ANOTHER_RATIO = 1.2  # times as many tokens of output: units then make 4 to 18 % more or fewer (0600)
 FEW_TOKENS = 5  # which round by more than a tenth
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 
 PLACES: dict[PlaceKind, str] = {"leaf": "leaf", "rack": "rack", "power": "power domain"}
 
@@ -68,7 +63,7 @@ def warnings_of(
         _unnamed_weights(spec) if is_runnable else (),
         _folder_of_any_node(spec.written) if is_runnable else (),
         _image_for_cpus(spec.written) if is_runnable else (),
-        _image_of_another(spec.written),
+        image_of_another(spec.written),
         from_others(spec) if is_runnable else (),
         _no_rdma(spec),
         _escaped_policies(spec.written),
@@ -78,9 +73,7 @@ def warnings_of(
         _two_ratios(spec.written),
         without_effect(spec),
         past_days(spec),
-        loosened_by(spec.written.kubernetes.patches),
-        unknown_fields_of(spec.written.kubernetes.patches),
-        refused_parts_of(spec.written.kubernetes.patches, spec.written.gateway.port),
+        exposed_by(spec.written.kubernetes.overlay),
     )
     return tuple(map(spec.problem, found))
 
@@ -286,12 +279,13 @@ def _folder_of_any_node(spec: Spec) -> Iterator[Violation]:
     if read is None:
         return
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
-    is_told = kubernetes.gateway.volumes is not None or kubernetes.gateway.node_selector
+    overlay = kubernetes.overlay
+    is_told = kubernetes.gateway.volumes is not None or (overlay is not None and overlay.gateway_pod)
     if index is not None and (folder := kubernetes.volumes[index].host_path) and not is_told:
         rule = "W133 is a folder on nodes, and the gateway mounts it too, on any node of the cluster"
         reason = "the gateway's pod does not start on a node without this folder"
         fix = (
-            "select nodes that have it with kubernetes.gateway.node_selector, "
+            "select nodes that have it with kubernetes.overlay.gateway_pod.spec.nodeSelector, "
             "or give the gateway other volumes in kubernetes.gateway.volumes"
         )
         yield Violation(f"kubernetes.volumes.{index}.host_path", folder, rule, reason, fix)
@@ -316,27 +310,12 @@ def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
         yield Violation("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
 
 
-def _image_of_another(spec: Spec) -> Iterator[Violation]:
-    """Yield an image that is called after another engine than the one that is to run in it."""
-    image, engine = spec.kubernetes.image, spec.engine_name
-    if image == DEFAULT_IMAGE:
-        return  # an engine that is not ours then has its own
-    name = image.rpartition("@")[0] or image
-    called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
-    if called and engine not in called:
-        rule = f"W110 has the name of an image of {called[0]}, and engine is {engine}"
-        reason = f"pods start with the command of {engine}"
-        published = ENGINES[engine].image
-        words = f"remove it, and pods run {published.format(version=spec.engine_version)}" if published else ""
-        fix = removal(words=words) if words else f"name an image of {engine}, or write engine: {called[0]}"
-        yield Violation("kubernetes.image", image, rule, reason, fix)
-
-
 def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield units over several nodes whose pods get no RDMA devices; a patch of them may give them in another way."""
+    """Yield units over several nodes whose pods get no RDMA devices; the overlay may give them in another way."""
     kubernetes = spec.written.kubernetes
     is_given = kubernetes.rdma is not None or kubernetes.host_network
-    if is_given or any(patch.kind in UNIT_KINDS for patch in kubernetes.patches):
+    overlay = kubernetes.overlay
+    if is_given or (overlay is not None and overlay.unit_pod):
         return
     phase = next((each for each in spec.phases if _leaves_nvlink(spec, each)), None)
     if phase is not None:

@@ -5,7 +5,7 @@ in several: the H100 NVL and the H20-3e have other figures than the H100 and the
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from planner.facts.catalog import GPUS
 from planner.problems.fix import Fix, close_to, did_you_mean
@@ -28,18 +28,17 @@ COUNTED = re.compile(r"[0-9]+x(?=[a-z])|(?<=[0-9])x[0-9]+$")  # 8xh100, h100x8
 
 
 def same_gpu(written: str) -> str | None:
-    """Return the entry of the catalog that `written` says, or misspells in one digit; None for any other GPU."""
+    """Return the entry of the catalog that `written` says; None for any other GPU."""
     words = [each for each in _words(written) if each not in SAME_CHIP]
     for name, gpu in GPUS.items():
         said_too = {f"{gpu.nominal_gb}gb", f"{gpu.nominal_gb}g", f"nvl{gpu.nvlink_domain}"} if gpu.nominal_gb else set()
         if "".join(each for each in words if each not in said_too) == name:
             return name
-    slips = [name for name in GPUS if len(words) == 1 and words[0] not in UNPLANNED and _is_slip(words[0], name)]
-    return slips[0] if len(slips) == 1 else None
+    return None
 
 
 def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
-    """Offer the one of `known` that says the same GPU, or is misspelt; another GPU is nobody's mistake."""
+    """Offer the one of `known` that says the same GPU; another GPU is nobody's mistake."""
     own = [each for each in known if each not in GPUS]
     meant = same_gpu(written) or close_to(written, own)
     return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
@@ -60,13 +59,3 @@ def unplanned_gpu(written: str) -> str | None:
 
 def _words(written: str) -> list[str]:
     return WORD.findall(COUNTED.sub("", written.casefold()))
-
-
-def _is_slip(word: str, name: str) -> bool:
-    """Whether `word` is `name` with one digit more or less."""
-    shorter, longer = sorted((word, name), key=len)
-    return shorter in _without_a_digit(longer)
-
-
-def _without_a_digit(word: str) -> Iterable[str]:
-    return (word[:index] + word[index + 1 :] for index, each in enumerate(word) if each.isdigit())

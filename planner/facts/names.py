@@ -16,7 +16,6 @@ __all__ = [
     "DOMAIN",
     "FAULTY_TAINT",
     "GATEWAY_LAUNCH_FILE",
-    "HUGE_PAGES",
     "KERNEL_CACHE",
     "KEYS_FILE",
     "MAX_UNIT_NAME",
@@ -25,6 +24,7 @@ __all__ = [
     "NODE_LABEL",
     "PLAN_LABEL",
     "POD_CONTAINERS",
+    "POD_TEMPLATES",
     "QUEUE_LABEL",
     "RECLAIMED_TAINT",
     "SECURITY_ANNOTATION",
@@ -81,10 +81,10 @@ GATEWAY_LAUNCH_FILE = "gateway.launch.json"
 KEYS_FILE = "keys.json"  # of the API keys, in their Secret and in the gateway's pod
 TLS_FILES = ("tls.crt", "tls.key", "ca.crt")  # of a certificate's Secret, as cert-manager and the runtime call them
 TLS_FOLDER = "tls"  # beside the launch file
-SHARED_MEMORY, HUGE_PAGES = "/dev/shm", "/dev/hugepages"  # noqa: S108
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # What every pod has: its launch file, and a folder to write in; and what those of units may have.
-MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, HUGE_PAGES, KERNEL_CACHE)  # noqa: S108
+MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, KERNEL_CACHE)  # noqa: S108
 POD_CONTAINERS = ("runtime", "gateway", "router", "stage", "controller")  # as templates/ call them, of whatever pod
 # What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
@@ -102,6 +102,11 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 UNIT_OBJECTS = {
     "leaderworkerset": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     "statefulset": ("apps/v1", "StatefulSet"),
+}
+# The kind of a unit's own object -> where its pods' template is.
+POD_TEMPLATES = {
+    "LeaderWorkerSet": ("spec", "leaderWorkerTemplate", "workerTemplate"),
+    "StatefulSet": ("spec", "template"),
 }
 DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeployment"
 

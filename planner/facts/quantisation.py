@@ -7,7 +7,7 @@ checkpoint: it has a format for each role, as the checkpoints are made that are 
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.facts.terms import Precision
+from planner.facts.terms import KvPrecision, Precision
 
 __all__ = ["FORMATS", "KNOWN", "METHODS", "UNQUANTISED", "W4A16", "Format", "Formats", "Quantisation"]
 
@@ -53,6 +53,7 @@ class Quantisation:
     head: Format | None = None  # of the matrix that makes logits, where it is quantised too
     said_in: str = "quantization_config"  # of config.json, or a file beside that
     other_method: str | None = None  # a quant_method that is not the usual one of the precision
+    kv: KvPrecision | None = None  # that its makers say for KV
 
 
 # The quant_method of checkpoints in a precision, and what engines are told for it, where they are told anything

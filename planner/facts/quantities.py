@@ -16,9 +16,7 @@ __all__ = [
     "QUANTITIES",
     "Kind",
     "as_we_spell",
-    "could_be",
     "gb",
-    "is_quantity_of",
     "quantity",
     "read_bytes",
     "read_link",
@@ -28,8 +26,6 @@ __all__ = [
 Kind = Literal["bytes", "link", "time"]
 
 AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
-COMPOUND = re.compile(r"(?:(?P<h>[0-9]{1,6}) ?h)? ?(?:(?P<min>[0-9]{1,9}) ?m(?:in)?)? ?(?:(?P<s>[0-9]{1,9}) ?s)?")
-HALF_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]?)")
 
 BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     unit: 2 ** (10 * power) for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), 1)
@@ -45,12 +41,6 @@ SPELLINGS: dict[Kind, dict[str, str]] = {
     | {f"{prefix}{unit}": f"{prefix}B/s" for prefix in "MGT" for unit in ("Bps", "BPS", "B")},
     "time": {"m": "min", "mins": "min", "minutes": "min", "sec": "s", "seconds": "s", "hr": "h", "hours": "h"},
 }
-
-BINARY_RATES = {"MiB/s": 2**20, "GiB/s": 2**30, "TiB/s": 2**40}  # in B/s
-
-# kind -> what a number alone may be a number of
-USUAL: dict[Kind, tuple[str, ...]] = {"bytes": ("GB", "GiB"), "link": ("Gbps", "GB/s"), "time": ("s", "min")}
-SURELY_BYTES = 2**20  # assumed: nobody counts a GPU's or a pod's memory in so many GB
 
 # kind -> what the message of a wrong one says
 QUANTITIES: dict[Kind, str] = {
@@ -97,49 +87,14 @@ def read_seconds(written: str) -> float | None:
     return _number("time", written) or None
 
 
-def is_quantity_of(kind: Kind, written: Any) -> bool:
-    """Return whether `written` is a number above 0 with one of our units of `kind`."""
-    return bool(_number(kind, written))
-
-
 def as_we_spell(kind: Kind, written: Any) -> str | None:
-    """`512GiB` for Kubernetes' `512Gi`, `90min` for `1h30m`; None where nobody can tell what was meant."""
-    if kind == "time" and (compound := _in_one_unit(written)):
-        return compound
+    """`512GiB` for Kubernetes' `512Gi` or for `512gib`; None for a unit that is none of these."""
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
     if match is None or not float(match[1]):
         return None
     amount, unit = match.groups()
-    folded = {each.casefold(): each for each in UNITS[kind]}
-    if kind == "link" and unit in BINARY_RATES:
-        return f"{round(float(amount) * BINARY_RATES[unit] / 1e9, 6)}GB/s"
-    meant = SPELLINGS[kind].get(unit) or folded.get(unit.casefold())
+    meant = SPELLINGS[kind].get(unit) or {each.casefold(): each for each in UNITS[kind]}.get(unit.casefold())
     return meant and f"{amount}{meant}"
-
-
-def _in_one_unit(written: Any) -> str | None:
-    """`90min` for `1h30m`, and `90s` for `1m30s`, in the largest unit that takes a whole number."""
-    match = COMPOUND.fullmatch(written) if isinstance(written, str) else None
-    parts = {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
-    seconds = sum(number * round(SECONDS[unit]) for unit, number in parts.items())
-    if len(parts) < 2 or not seconds:
-        return None
-    unit = next(each for each in ("h", "min", "s") if seconds % SECONDS[each] == 0)
-    return f"{seconds // round(SECONDS[unit])}{unit}"
-
-
-def could_be(kind: Kind, written: Any) -> tuple[str, ...]:
-    """Return what a number with half of a unit, or none, could mean: `200Gbps` and `200GB/s` for `200G`.
-
-    A large number of memory without a unit can only be in bytes, as Kubernetes takes it.
-    """
-    match = HALF_AMOUNT.fullmatch(str(written)) if isinstance(written, str | int | float) else None
-    if match is None or not float(match[1]):
-        return ()
-    amount, unit = match.groups()
-    if kind == "bytes" and not unit and float(amount) >= SURELY_BYTES:
-        return (f"{amount}B",)
-    return tuple(f"{amount}{each}" for each in USUAL[kind] if each.casefold().startswith(unit.casefold()))
 
 
 def gb(num_bytes: float) -> str:

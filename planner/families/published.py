@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.facts.model import Model
-from planner.facts.terms import Precision
 from planner.families.read import model_of
+from planner.problems.fix import is_misspelling
 
-__all__ = ["ALIKE", "ALIKE_IN", "MODELS"]
+__all__ = ["ALIKE", "MODELS", "find_spelling"]
 
 FOLDER = Path(__file__).parent
 
@@ -48,8 +48,14 @@ class _Published(Mapping[str, Model]):
 
 MODELS: Mapping[str, Model] = _Published(json.loads((FOLDER / "published.json").read_text()))
 
-_FURTHER = json.loads((FOLDER / "alike.json").read_text())
+# A further checkpoint -> the catalog's model that has its shapes.
+ALIKE: Mapping[str, str] = {each["name"]: each["is"] for each in json.loads((FOLDER / "alike.json").read_text())}
 
-# A further checkpoint -> the catalog's model that has its shapes, and its precision where that is another.
-ALIKE: Mapping[str, str] = {entry["name"]: entry["is"] for entry in _FURTHER}
-ALIKE_IN: Mapping[str, Precision] = {entry["name"]: entry["precision"] for entry in _FURTHER if "precision" in entry}
+
+def find_spelling(name: str) -> str | None:
+    """Return the catalog's model that `name` misspells, or calls as a hub does: `deepseek-ai/DeepSeek-R1`.
+
+    Another size, version or format of weights is another model.
+    """
+    last = name.rpartition("/")[2]
+    return next((ALIKE.get(each, each) for each in (*MODELS, *ALIKE) if is_misspelling(last, each)), None)

@@ -41,10 +41,10 @@ from planner.facts.quantisation import (
     Formats,
     Quantisation,
 )
-from planner.facts.terms import Precision
+from planner.facts.terms import KvPrecision, Precision
 from planner.families.module_names import HEAD, ModuleNames, Spelled, Unreadable, draft_names, spelled
 
-__all__ = ["BESIDE", "Form", "Unplanned", "form_of", "quantised"]
+__all__ = ["BESIDE", "Form", "Unplanned", "form_of", "kv_of", "quantised"]
 
 # A file beside config.json -> the quant_method of what it says
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -121,6 +121,22 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
     return Form(FORMATS[known.precision], ModuleNames(left_out), (), known.precision, known.words, method)
 
 
+def kv_of(said: Any) -> KvPrecision | None:
+    """Return the precision that a file of ModelOpt says for KV; of any but FP8 nothing is known here.
+
+    Engines take it where nobody tells them another: vLLM in get_kv_cache_quant_algo_string, SGLang in
+    configure_kv_cache_dtype.
+    """
+    if not isinstance(said, Mapping) or not isinstance(said.get("quantization", {}), Mapping):
+        return None
+    said = _flat(said)
+    if not str(said.get("quant_method")).lower().startswith("modelopt"):
+        return None
+    algorithm, scheme = said.get("kv_cache_quant_algo"), said.get("kv_cache_scheme")
+    in_eight_bits = isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+    return "fp8" if in_eight_bits or (isinstance(algorithm, str) and algorithm.upper() == "FP8") else None
+
+
 def _by(form: Form | Unplanned | None, method: str) -> Form | Unplanned | None:
     """Return `form` with the quant_method that it was written by."""
     return replace(form, method=method) if isinstance(form, Form) else form
@@ -148,7 +164,7 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
         return Unplanned(f"{form.words}, for {entry[:40]}, which no module is called")
     return replace(
         model,
-        quantisation=replace(found, head=head, said_in=said_in),
+        quantisation=replace(found, head=head, said_in=said_in, kv=model.quantisation.kv),
         layers=tuple(_if_unusual(layer, usual) for layer in layers),
         draft_layer=draft and _if_unusual(draft, usual),
     )

@@ -8,7 +8,7 @@ import errno
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.model import Model
 from planner.families.module_names import Unreadable
-from planner.families.quantised import BESIDE, Unplanned, form_of, quantised
+from planner.families.quantised import BESIDE, Unplanned, form_of, kv_of, quantised
 from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
 from planner.problems.errors import Violation
 
-__all__ = ["Misnamed", "ModelConfig", "model_of", "read_model_config"]
+__all__ = ["ModelConfig", "model_of", "read_model_config"]
 
 PATH = "model.config"
 MAX_CONFIG_BYTES = 2**24  # assumed: a quantised file may name each matrix of 61 layers of 384 experts in 200 bytes
@@ -40,13 +40,6 @@ class ModelConfig:
     digest: str
     other_quantization: str | None  # what the checkpoint's files say that no precision of a spec does
     beside: Mapping[str, str]  # sha256 of what was read beside it, by the spec's name for each file
-
-
-@dataclass(frozen=True)
-class Misnamed(Violation):
-    """A file of a known family under a model_type that is not."""
-
-    model: Model = field(kw_only=True)  # as the family reads the file
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
@@ -133,8 +126,10 @@ def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple
         return found
     said_in = beside.name if beside else "quantization_config"
     try:
-        text = _text(config)
-        form = form_of(beside.said if beside else _quantization(config), text.get("expert_dtype"))
+        said = beside.said if beside else _quantization(config)
+        form = form_of(said, _text(config).get("expert_dtype"))
+        if (kv := kv_of(said)) is not None:
+            found = replace(found, quantisation=replace(found.quantisation, kv=kv, said_in=said_in))
         if form is None:
             return found, None
         of_files = form if isinstance(form, Unplanned) else quantised(found, form, said_in)
@@ -288,7 +283,7 @@ def _under_another_name(config: Mapping[str, Any], written: str, model_type: str
         return found
     rule = "S302 must have the model_type of a known family"
     reason = f"its model_type is {model_type[:40]}, and its architecture and keys are those of {family}"
-    return Misnamed(PATH, written, rule, reason, f"write model_type: {family} in it", model=found[0])
+    return _wrong(written, rule, reason, f"write model_type: {family} in it")
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ constant size, whole pages, and what is left of one. A layout fits when at least
 On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -37,6 +38,7 @@ from planner.spec.precision import KV_BYTES, kv_dtype
 __all__ = [
     "KV_PAGE_TOKENS",
     "USUAL_SHARE",
+    "MemoryOf",
     "MemoryPlan",
     "fit_memory",
     "in_pages",
@@ -131,6 +133,9 @@ class MemoryPlan:
     def short(self) -> int:
         """Bytes that one request of full length lacks; 0 or less where it fits."""
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
+
+
+MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # fitting or not; None where nobody knows, as on cpu
 
 
 def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[MemoryPlan, ...]:

@@ -1,6 +1,6 @@
 """What becomes of the pods that run, when another plan takes the place of theirs: whoever reviews a spec reads it.
 
-A pod is replaced when anything in its template differs. So both plans are rendered, the spec's patches included, and
+A pod is replaced when anything in its template differs. So both plans are rendered, the spec's overlay included, and
 the templates of each workload are compared. What somebody changed in the cluster by hand is not seen, and nothing is
 asked there: the provider and `kubectl diff` do that.
 """

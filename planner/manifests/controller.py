@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.facts import names
-from planner.manifests.pod_parts import place_without_gpu, requests_of
+from planner.manifests.pod_parts import priority_of, requests_of
 from planner.manifests.pods import Variables
 from planner.plan.deployable import Deployable
 from planner.schedule.schedule import Step
@@ -43,7 +43,7 @@ def controller_variables(plan: Deployable) -> Variables | None:
         "units": _units(plan),
         "steps": _steps(day.steps),
     }
-    more = place_without_gpu(kubernetes) | ({"resources": resources} if resources else {})
+    more = priority_of(kubernetes) | ({"resources": resources} if resources else {})
     return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
 

@@ -1,4 +1,4 @@
-"""What the pods of units, gateway and controller have in common: volumes, CPUs and memory, and where they may run."""
+"""What the pods of units, gateway and controller have in common: volumes, tolerations, CPUs and memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 from planner.spec.pods import TolerationSpec, VolumeSpec
 
-__all__ = ["memory", "mounts_of", "place_without_gpu", "requests_of", "tolerations_of", "volumes_of"]
+__all__ = ["memory", "mounts_of", "priority_of", "requests_of", "tolerations_of", "volumes_of"]
 
 Variables = dict[str, Any]
 
@@ -20,17 +20,9 @@ def requests_of(resources: PodResources | None, devices: Mapping[str, str] | Non
     return {"requests": requests, "limits": limits} if requests else {}
 
 
-def place_without_gpu(kubernetes: KubernetesSpec) -> Variables:
-    """Return where the gateway and the controller may run, and before whom; what the spec says nothing of is left out.
-
-    Not where units may: these pods need none of their nodes, and would take CPUs there that units ask for.
-    """
-    place = {
-        "node_selector": kubernetes.gateway.node_selector,
-        "tolerations": tolerations_of(kubernetes.gateway.tolerations),
-        "priority_class": kubernetes.priority_class,
-    }
-    return {name: value for name, value in place.items() if value}
+def priority_of(kubernetes: KubernetesSpec) -> Variables:
+    """Return the class of the gateway's and the controller's pods, if there is one: without them no unit serves."""
+    return {"priority_class": kubernetes.priority_class} if kubernetes.priority_class else {}
 
 
 def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:

@@ -21,14 +21,13 @@ from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (
     memory,
     mounts_of,
-    place_without_gpu,
+    priority_of,
     requests_of,
     tolerations_of,
     volumes_of,
 )
 from planner.plan.deployable import Deployable
 from planner.spec.kubernetes import KubernetesSpec
-from planner.spec.pods import HugepagesSpec
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "security_needs", "unit_pod"]
@@ -78,7 +77,7 @@ def router_pod(plan: Deployable, container: Container) -> Variables:
         "grace_s": LEAVE_S + _grace_s(plan),
         "volumes": [],
         "mounts": [],
-        **place_without_gpu(plan.kubernetes),
+        **priority_of(plan.kubernetes),
     }
     return variables | ({"resources": resources} if resources else {})
 
@@ -101,7 +100,7 @@ def gateway_pod(plan: Deployable) -> Variables:
         "grace_s": LEAVE_S + _grace_s(plan),
         "volumes": volumes_of(volumes),
         "mounts": mounts,
-        **place_without_gpu(kubernetes),
+        **priority_of(kubernetes),
     }
     resources = requests_of(kubernetes.resources.gateway)
     return variables | ({"resources": resources} if resources else {})
@@ -111,9 +110,10 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
     """Return what each pod of `unit` is made of, around `container`."""
     kubernetes = plan.kubernetes
     volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
-    for folder in _memory_folders(plan, unit):
-        volumes.append({"name": folder["name"], "memory": {key: folder[key] for key in ("medium", "size")}})
-        mounts.append({"name": folder["name"], "mount_path": folder["mount_path"]})
+    if plan.pods[unit.phase].gpu_resource:
+        shared = {"medium": "Memory", "size": memory(SHARED_MEMORY_BYTES)}
+        volumes.append({"name": "shared-memory", "memory": shared})
+        mounts.append({"name": "shared-memory", "mount_path": names.SHARED_MEMORY})
     optional = {
         "resources": _unit_resources(plan, unit),
         "probes": _probes(plan, unit, container),
@@ -123,7 +123,7 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
         "shares_processes": plan.engine != OURS,
         "leave_s": None if plan.engine == OURS else LEAVE_S,
-        "pod_annotations": {**container.annotations, **_annotations(kubernetes)},
+        "pod_annotations": {**container.annotations, **_networks(kubernetes)},
         **_scheduling(plan),
     }
     if kubernetes.stage is not None:
@@ -167,36 +167,15 @@ def security_needs(plan: Deployable) -> list[str]:
 
 
 def _unit_resources(plan: Deployable, unit: Unit) -> Variables:
-    """What a container asks for; devices and huge pages are requested as they are limited."""
+    """What a container asks for; devices are requested as they are limited."""
     kubernetes, needs = plan.kubernetes, plan.pods[unit.phase]
     devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
     if kubernetes.rdma:
         devices[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
-    if kubernetes.hugepages:
-        devices[f"hugepages-{_page(kubernetes.hugepages)}"] = memory(kubernetes.hugepages.size)
     found = requests_of(kubernetes.resources.unit, devices)
     if has_compute_domain(plan, unit):
         found["claims"] = [_claim(unit)["name"]]
     return found
-
-
-def _memory_folders(plan: Deployable, unit: Unit) -> list[Variables]:
-    kubernetes = plan.kubernetes
-    folders: list[Variables] = []
-    shared = kubernetes.shared_memory or (SHARED_MEMORY_BYTES if plan.pods[unit.phase].gpu_resource else None)
-    if shared:
-        folders.append(
-            {"name": "shared-memory", "mount_path": names.SHARED_MEMORY, "medium": "Memory", "bytes": shared}
-        )
-    if pages := kubernetes.hugepages:
-        medium = f"HugePages-{_page(pages)}"
-        folders.append({"name": "huge-pages", "mount_path": names.HUGE_PAGES, "medium": medium, "bytes": pages.size})
-    return [folder | {"size": memory(folder["bytes"])} for folder in folders]
-
-
-def _page(pages: HugepagesSpec) -> str:
-    """`2Mi`: as Kubernetes spells it."""
-    return pages.page.removesuffix("B")
 
 
 def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Variables]:
@@ -294,8 +273,6 @@ def _scheduling(plan: Deployable) -> Variables:
         "tolerations": [*tolerations_of(kubernetes.tolerations), *_of_own_taint(kubernetes)],
         "node_selector": kubernetes.node_selector,
         "priority_class": kubernetes.priority_class,
-        "scheduler": kubernetes.scheduler_name,
-        "runtime_class": kubernetes.runtime_class,
         "grace_s": _grace_s(plan) if plan.engine == OURS else LEAVE_S + _grace_s(plan),
     }
 
@@ -306,9 +283,8 @@ def _of_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
     return [taint] if kubernetes.lends_nodes else []
 
 
-def _annotations(kubernetes: KubernetesSpec) -> dict[str, str]:
-    networks = {names.NETWORKS_ANNOTATION: ",".join(kubernetes.networks)} if kubernetes.networks else {}
-    return networks | kubernetes.annotations
+def _networks(kubernetes: KubernetesSpec) -> dict[str, str]:
+    return {names.NETWORKS_ANNOTATION: ",".join(kubernetes.networks)} if kubernetes.networks else {}
 
 
 def _claim(unit: Unit) -> Variables:

@@ -1,7 +1,7 @@
 """A plan to Kubernetes manifests: file name -> text, one object a file, the same bytes every time.
 
 All decisions are in the plan and all names in `facts/names.py`. Here and in `pods.py` they get the words that templates
-use, `templates/` puts them into YAML, and `patches.py` merges what the spec adds. `folder.py` writes the files.
+use, `templates/` puts them into YAML, and `overlay.py` merges what the spec adds. `folder.py` writes the files.
 """
 
 import json
@@ -22,7 +22,7 @@ from planner.manifests.container import engine_container, runtime_container
 from planner.manifests.controller import controller_variables
 from planner.manifests.launch_parts import LaunchPart, gateway_parts, map_parts, sources, unit_parts
 from planner.manifests.network import controller_edges, edges_of_all, gateway_edges, unit_edges
-from planner.manifests.patches import patched
+from planner.manifests.overlay import overlaid
 from planner.manifests.pods import (
     Variables,
     gateway_pod,
@@ -65,7 +65,7 @@ def render_files(plan: Deployable) -> dict[str, str]:
     """
     environment = _environment()
     files = {
-        manifest.file_name: patched(_text(environment, manifest), plan.kubernetes.patches)
+        manifest.file_name: overlaid(_text(environment, manifest), plan.kubernetes.overlay)
         for manifest in _manifests(plan)
     }
     resources = [{"name": name, "digest": digest_of_text(text)} for name, text in files.items()]
@@ -142,7 +142,11 @@ def _shared(plan: Deployable) -> Iterator[Manifest]:
 
 
 def _budget(plan: Deployable, phase: Phase, shared: Variables) -> Iterator[Manifest]:
-    """How many pods of a phase evictions leave: whole units, but for the first pod of one that may go."""
+    """Yield the budget of a phase. It counts pods and has to let whole units go (docs/design/pods.md).
+
+    The last unit that may go must lose its first pod, and then no pod of another unit may follow. So one pod less than
+    `stay + 1` units have must stay.
+    """
     units = plan.units_of(phase)
     allowed = plan.kubernetes.disruptions
     if allowed is None:

@@ -54,7 +54,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = with_fixes(error, spec).problems
     else:
         left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
-    refusals = runtime_refusals(spec)
+    refusals = runtime_refusals(spec, memory_of)
     return Fit(layouts, memory, left, refusals, warnings_of(spec, memory, memory_of, is_runnable=not refusals))
 
 

@@ -175,6 +175,8 @@ def misshapen(detail: ErrorDetails) -> str:
         missing = last if detail["type"] == "missing" else "kind"
         inside = parents if detail["type"] == "missing" else [*parents, last]
         return f"{'.'.join(inside) or 'it'} has no {missing}"
+    if detail["type"] == "extra_forbidden":
+        return f"{'.'.join([*parents, last])} is a key that this version of tidemill does not have"
     return f"{'.'.join([*parents, last])} is not {WANTED.get(detail['type'], 'an object')}"
 
 

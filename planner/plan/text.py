@@ -29,7 +29,6 @@ from planner.problems.errors import Problem
 from planner.problems.printable import printable
 from planner.search.decision import DEFAULT
 from planner.spec.phase import PhaseSpec
-from planner.spec.pods import PatchSpec
 from planner.spec.request_lengths import assuming_lengths
 
 __all__ = ["plan_text"]
@@ -63,7 +62,7 @@ def plan_text(plan: Plan) -> str:
         kv_cache_text,
         _failures,
         uptime_text,
-        _patches,
+        _overlay,
         _runnable,
     )
     parts = [section(plan) for section in sections]
@@ -332,28 +331,28 @@ def _short(plan: Plan, place: str) -> str:
     return place.removeprefix(f"{plan.name}-")
 
 
-def _patches(plan: Plan) -> str:
-    """Every place of rendered objects that the spec changes by itself: the rest is as planned."""
-    lines = [
-        textwrap.fill(f"{_whom(each)}: {field} {value}", WIDTH, initial_indent="  - ", subsequent_indent="    ")
-        for each in plan.spec.kubernetes.patches
-        for field, value in _leaves(each.patch)
+def _overlay(plan: Plan) -> str:
+    """Every place that the spec's overlay changes; the rest is as planned, and values may be secrets."""
+    overlay = plan.spec.kubernetes.overlay
+    if overlay is None:
+        return ""
+    parts = [("pods of units", overlay.unit_pod), ("pods of the gateway", overlay.gateway_pod)]
+    parts += [
+        (f"{each.kind} {each.name}" if each.name else f"every {each.kind}", each.patch) for each in overlay.objects
     ]
-    return "\n".join(["Patched by the spec:", *lines]) if lines else ""
+    lines = [f"{whom}: {field}" for whom, patch in parts for field in _leaves(patch)]
+    filled_lines = [textwrap.fill(each, WIDTH, initial_indent="  - ", subsequent_indent="    ") for each in lines]
+    return "\n".join(["Changed by the overlay:", *filled_lines]) if lines else ""
 
 
-def _whom(patch: PatchSpec) -> str:
-    return f"{patch.kind} {patch.name}" if patch.name else f"every {patch.kind}"
-
-
-def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, str]]:
-    """Each field that `patch` writes, by its path, and what it writes there; null removes."""
+def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[str]:
+    """Yield each field that `patch` writes, by its path."""
     for key, value in patch.items():
         path = f"{parents}.{key}".lstrip(".")
         if isinstance(value, dict) and value:
             yield from _leaves(value, path)
         else:
-            yield path, json.dumps(value)
+            yield path
 
 
 def _runnable(plan: Plan) -> str:
@@ -368,7 +367,7 @@ def _runnable(plan: Plan) -> str:
 def _untried(is_ours: bool) -> str:
     """Say what nobody of us has seen on GPUs."""
     if is_ours:
-        return "We have run it on one GPU, but no exchange between GPUs yet: try one unit first."
+        return "We have run its ranks on one GPU, but no exchange between GPUs yet: try one unit first."
     return "We have not run it on a GPU yet: try one unit first."
 
 

@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         if word in OUTPUTS and "-o" in self._option_string_actions:
             return ["-o"]
         begun = [option for option in self._option_string_actions if option.startswith(word)]
-        close = close_to(word, list(self._option_string_actions), cutoff=0.7)
+        close = close_to(word, list(self._option_string_actions))
         return begun or ([close] if close else [])
 
     def _refuse(self, reason: str, fix: str) -> NoReturn:

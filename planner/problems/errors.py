@@ -107,9 +107,13 @@ class Problem(Violation):
         return printable(f"{place}: {self.message} [{self.rule.split()[0]}]")
 
 
+MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))
+
+
 def may_be_secret(path: str) -> bool:
     """Return whether what stands at `path`, in a spec or in a plan's copy of it, may be a secret: never print it."""
-    return f"{path.removeprefix('spec.')}.".startswith("kubernetes.env.")
+    place = f"{path.removeprefix('spec.')}."
+    return place.startswith(MAY_BE_SECRET) or place == "kubernetes."
 
 
 class TidemillError(Exception):

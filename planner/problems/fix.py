@@ -1,18 +1,19 @@
 """Fixes for mistakes: in words for people, and as changes that programs can make.
 
 Every fix that needs nothing but the spec is made here, words and changes from the same values, so that what a message
-offers can be applied: the tests apply each one and see the mistake gone. A change holds only what was probably meant:
-what was written in another form, or the nearest value that is right. Where it takes what only the user knows (which
-file, how much memory), a fix has words alone: a program that applied an example would plan something else.
+offers can be applied: `spec/check.py` applies each one, and keeps it where the mistake is gone and no other is there.
+Where it takes what only the user knows (which file, how much memory), a fix has words alone: a program that applied an
+example would plan something else.
 
 A change maps dotted paths to what should stand there; null takes the key, or the item of a list, away, as in JSON Merge
 Patch (RFC 7396). Several changes are alternatives: each would do.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 __all__ = [
@@ -23,14 +24,18 @@ __all__ = [
     "close_to",
     "did_you_mean",
     "for_example",
+    "is_misspelling",
     "nearest",
     "nearest_of",
+    "plain",
     "removal",
 ]
 
 Change = Mapping[str, Any]
 
 HERE = "."  # in a change: the path of the value that is wrong
+ALIKE = 0.8  # assumed: the least ratio of two words of which one is the other's misspelling
+LEAST_NEAR = 0.7  # assumed: the same of names, of which two letters may have changed places
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,15 @@ def nearest_of(value: int, allowed: Sequence[int]) -> Fix:
 
 
 def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
-    """Offer the choice that `word` is like, or the only one. Otherwise list the choices: the user knows which."""
-    meant = close_to(word, [str(choice) for choice in choices])
+    """Ask for the choice that `word` is like, else list the choices: the user knows which.
+
+    It is a change where `word` only misspells the choice, and where there is no other choice.
+    """
+    meant = close_to(word, list(map(str, choices)))
     likely = [choice for choice in choices if str(choice) == meant]
     words = f"did you mean {meant}?" if likely else f"write {' or '.join(map(str, choices))}"
-    offered = likely or (choices if len(choices) == 1 else ())
-    return Fix(words, tuple({HERE: choice} for choice in offered))
+    certain = [choice for choice in likely or choices if len(choices) == 1 or is_misspelling(word, str(choice))]
+    return Fix(words, tuple({HERE: choice} for choice in certain))
 
 
 def for_example(written: str) -> Fix:
@@ -70,17 +78,34 @@ def for_example(written: str) -> Fix:
     return Fix(f"for example {written}", ())
 
 
-def close_to(word: Any, choices: Sequence[str], cutoff: float = 0.5) -> str | None:
-    """Return the choice that `word` is like: in other letters, within a longer name, or misspelt."""
-    plain = {_plain(choice): choice for choice in choices}
-    written = _plain(str(word))
-    if written in plain:
-        return plain[written]
-    within = sorted((choice for choice in plain if len(choice) > 2 and choice in written), key=len)
-    if within:
-        return plain[within[-1]]
-    close = get_close_matches(written, plain, n=1, cutoff=cutoff)
-    return plain[close[0]] if close else None
+def close_to(word: Any, choices: Sequence[str]) -> str | None:
+    """Return the choice that `word` misspells, or that has a word more or less; None where no choice is that near.
+
+    One with other digits is another name, as `fp4` is not `fp8`, and so is `min_units` beside `max_units`.
+    """
+    written = plain(str(word))
+    known = {plain(each): each for each in reversed(choices) if _digits(each) == _digits(written)}
+    near = [known[each] for each in get_close_matches(written, known, n=3, cutoff=LEAST_NEAR)]
+    return next((each for each in near if is_misspelling(word, each) or _is_longer(str(word), each)), None)
+
+
+def is_misspelling(word: Any, choice: str) -> bool:
+    """Return whether `word` can only be `choice`: the same digits, and each of its words hardly misspelt.
+
+    A word more or another word makes another name: `min_units` is no misspelt `units`, nor `min_nodes` of `max_nodes`.
+    """
+    if plain(str(word)) == plain(choice):
+        return True
+    words, others = _words(str(word)), _words(choice)
+    if len(words) != len(others) or _digits(str(word)) != _digits(choice):
+        return False
+    pairs = zip(words, others, strict=True)
+    return all(sorted(a) == sorted(b) or SequenceMatcher(None, a, b).ratio() >= ALIKE for a, b in pairs)
+
+
+def plain(text: str) -> str:
+    """Return `text` without what differs between spellings of a name: `--max-num-seqs`, `maxNumSeqs`."""
+    return re.sub("[-_ ]", "", text.casefold())
 
 
 def removal(*paths: str, words: str | None = None) -> Fix:
@@ -118,5 +143,15 @@ def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
         section = section[key]
 
 
-def _plain(text: str) -> str:
-    return text.casefold().replace("_", "-")
+def _is_longer(word: str, choice: str) -> bool:
+    """Return whether one of the two names has more words than the other, and they are alike all the same."""
+    ratio = SequenceMatcher(None, plain(word), plain(choice)).ratio()
+    return len(_words(word)) != len(_words(choice)) and ratio >= ALIKE
+
+
+def _words(text: str) -> list[str]:
+    return re.split("[-_ ./]+", text.casefold().strip("-"))
+
+
+def _digits(text: str) -> list[str]:
+    return re.findall("[0-9]+", text)

@@ -7,19 +7,17 @@ from collections.abc import Callable
 
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryPlan
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["FIELDS", "MAX_REQUESTS", "LayoutOf", "MemoryOf", "is_auto", "wants_speed"]
+__all__ = ["FIELDS", "MAX_REQUESTS", "LayoutOf", "is_auto", "wants_speed"]
 
 BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # what memory alone cannot decide
 FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 
 MAX_REQUESTS = 4096  # assumed: beyond it a step of decode is longer than any reader waits
 
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # None on cpu
 LayoutOf = Callable[[ResolvedSpec, Phase], PhaseLayout]
 
 

@@ -36,7 +36,8 @@ from planner.estimate.points import operating_point
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.search.asked import MAX_REQUESTS, LayoutOf, MemoryOf, is_auto, wants_speed
+from planner.layout.memory import MemoryOf
+from planner.search.asked import MAX_REQUESTS, LayoutOf, is_auto, wants_speed
 from planner.search.decision import DEFAULT, Decision
 from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
 from planner.search.windows import with_windows

@@ -19,9 +19,10 @@ from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
 from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
+from planner.layout.memory import MemoryOf
 from planner.problems.errors import InfeasibleError, Violation
 from planner.problems.fix import Change, nearest
-from planner.search.asked import FIELDS, LayoutOf, MemoryOf, is_auto
+from planner.search.asked import FIELDS, LayoutOf, is_auto
 from planner.search.broken_slo import require_slo
 from planner.search.candidates import Candidate, Lost, Why, candidates_of
 from planner.search.fleet import Demand, Fleet, Offer, fill, meet, units_that_serve

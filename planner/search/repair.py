@@ -22,10 +22,9 @@ from planner.engines.limits import runs_layout
 from planner.facts.catalog import GPUS
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName, Phase
-from planner.layout.memory import USUAL_SHARE
+from planner.layout.memory import USUAL_SHARE, MemoryOf
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import Change, applied
-from planner.search.asked import MemoryOf
 from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
 from planner.search.in_words import fix_of
 from planner.search.larger_units import (

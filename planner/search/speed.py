@@ -18,8 +18,8 @@ from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryPlan
-from planner.search.asked import LayoutOf, MemoryOf, is_auto
+from planner.layout.memory import MemoryOf, MemoryPlan
+from planner.search.asked import LayoutOf, is_auto
 from planner.search.replicas import Balance, ReplicaBalance
 from planner.spec.check import ResolvedSpec
 

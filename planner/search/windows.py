@@ -11,12 +11,13 @@ from typing import Any
 from planner.facts.counted import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
+from planner.layout.memory import MemoryOf
 from planner.problems.errors import InfeasibleError, SpecError, Violation
 from planner.problems.fix import nearest, removal
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.starts import StartTimes, start_times
-from planner.search.asked import LayoutOf, MemoryOf
+from planner.search.asked import LayoutOf
 from planner.search.decision import Decision
 from planner.search.drain import with_drain
 from planner.search.fewer_nodes import num_usable

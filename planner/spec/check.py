@@ -8,7 +8,8 @@ a field that is wrong silences only the rules that read it.
 It does not plan: whether the cluster is large enough is not asked here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -18,18 +19,15 @@ from typing import TYPE_CHECKING, Any
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.exchange import EXCHANGES, Exchange
-from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import Loads
 from planner.facts.model import Model
-from planner.facts.quantisation import KNOWN, Quantisation
 from planner.facts.terms import PHASES, Phase
-from planner.families import MODELS
 from planner.problems.errors import Problem, SpecError, Violation
-from planner.problems.fix import HERE, Change, Fix, applied, nearest
+from planner.problems.fix import Change, Fix, applied
 from planner.spec.cluster import ClusterSpec
+from planner.spec.declared import place_of
 from planner.spec.fields import check_fields
 from planner.spec.layout_rules import broken_rules
-from planner.spec.model_names import copy_of
 from planner.spec.named import Named
 from planner.spec.phase import PhaseSpec
 from planner.spec.places import in_full
@@ -41,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
 
-INT4_PRECISIONS = ("w4a8", "w4a16")
-MAX_STEPS = 8  # from a field's range to a number that its rules take: each rule about it moves it once or twice
+MAX_TRIED = 2**15  # values that are checked to try changes (assumed): a spec of 100 values has 300 tries
 
 
 @dataclass(frozen=True)
@@ -113,23 +110,26 @@ def check_spec(path: Path) -> ResolvedSpec:
 
 
 def check_document(document: Document) -> ResolvedSpec:
-    """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it."""
-    if "model_type" in document.data and not document.data.keys() & Spec.model_fields.keys() - {"name", "version"}:
-        reason = "this is a checkpoint's config.json, from which a spec takes the model's shapes"
-        fix = f"write a spec with model: {{config: {Path(document.file).name}}}"
-        raise SpecError([document.problem(Violation("model_type", None, "S201 is not a key of the spec", reason, fix))])
-    fields = check_fields(document.data)
-    named = Named(Path(document.file).parent, fields.values, document.data)
-    values = fields.values | named.resolved | _given_keys(document.data, fields.misspelt) | _units(fields.values)
+    """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it.
+
+    A change that a mistake offers has been tried: with it that mistake is gone, and no other one is there.
+    """
+    try:
+        return _resolve(document)
+    except SpecError as error:
+        raise SpecError(list(_keep_sound_changes(error.problems, document))) from None
+
+
+def _resolve(document: Document) -> ResolvedSpec:
+    fields = check_fields(document.data, document.unread)
+    named = Named(Path(document.file).parent, fields.values)
+    values = fields.values | named.resolved | _given_keys(document.data, fields.renamed) | _units(fields.values)
     values |= _exchanged(values) | _largest_group(values)
-    in_range = (
-        _as_the_checkpoint(_in_whole_nodes(_heeding_rules(violation, values), values), values)
-        for violation in fields.violations
-    )
     as_written = {f"{phase}.as_written": phase for phase in PHASES}
-    violations = [*in_range, *named.violations, *broken_rules(values | as_written)]
-    if violations:
-        raise SpecError([document.problem(violation) for violation in violations])
+    violations = [*fields.violations, *named.violations, *broken_rules(values | as_written)]
+    refused = [problem for _, problem in document.refused]
+    if violations or refused:
+        raise SpecError([*refused, *map(document.problem, violations)])
     return ResolvedSpec(
         written=_following(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
         model=named.resolved["model.shapes"],
@@ -161,115 +161,43 @@ def _following(spec: Spec, forecast: "Forecast | None") -> Spec:
 def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:
     """Return what is wrong with the data of a spec, as far as that can be told without the files that it names."""
     fields = check_fields(data)
-    values = fields.values | _given_keys(data, fields.misspelt) | _units(fields.values)
+    values = fields.values | _given_keys(data, fields.renamed) | _units(fields.values)
     return [*fields.violations, *broken_rules(values)]
 
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
-    return check_document(replace(spec.document, data=applied(in_full(spec.document.data, values), values)))
+    return _resolve(replace(spec.document, data=applied(in_full(spec.document.data, values), values)))
 
 
-def _heeding_rules(violation: Violation, values: Mapping[str, Any]) -> Violation:
-    """Return `violation` with a number for its fix that breaks no rule about the field either, where one is found.
+def _keep_sound_changes(problems: Sequence[Problem], document: Document) -> Iterator[Problem]:
+    """Yield `problems` without the changes that do not mend them, or break something else.
 
-    A rule that a change of another field mends does not move the number. If the number was written in another form, the
-    fix holds what follows from it in fields that nobody wrote.
+    Each try checks the whole spec, so that of many mistakes in a large file the last ones have words alone.
     """
-    offered = _offered(violation)
-    if offered is None:
-        return violation
-    path, number = violation.path, offered
-    for _ in range(MAX_STEPS):
-        broken = broken_rules({**values, path: number}, about=path)
-        better = [
-            each for each in map(_offered, (each for each in broken if not _elsewhere(each, path))) if each is not None
-        ]
-        if not better:
-            break
-        number = min((abs(each - number), each) for each in better)[1]
-    follows = _what_follows(path, number, values) if violation.rule.startswith("S203") else {}
-    if number == offered and not follows:
-        return violation
-    words = [
-        str(violation.fix).replace(str(offered), str(number)),
-        *(f"{key}: {each}" for key, each in follows.items()),
-    ]
-    return replace(violation, fix=Fix(" and ".join(words), ({HERE: number, **follows},)))
+    tries, before = MAX_TRIED // len(document.values), _count(problems)
+    for problem in problems:
+        rest = before - _count([problem])
+        sound = [each for each in problem.changes[:tries] if _count_mistakes_with(each, document) <= rest]
+        tries -= min(tries, len(problem.changes))
+        yield replace(problem, fix=Fix(str(problem.fix), tuple(sound)))
 
 
-def _elsewhere(broken: Violation, path: str) -> list[Change]:
-    """Return the changes that mend `broken` and leave what stands at `path` as it is."""
-    return [each for each in broken.changes if path not in each]
+def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
+    try:
+        _resolve(replace(document, data=applied(in_full(document.data, change), change)))
+    except SpecError as error:
+        return _count(error.problems)
+    return Counter()
 
 
-def _what_follows(path: str, number: int, values: Mapping[str, Any]) -> Change:
-    """Return what must stand in fields that nobody wrote if `number` stands at `path`."""
-    follows: dict[str, Any] = {}
-    for broken in broken_rules({**values, path: number}, reading=path):
-        unwritten = (each for each in _elsewhere(broken, path) if all(_is_unwritten(key, values) for key in each))
-        follows |= next(unwritten, {})
-    return follows
+def _count(problems: Sequence[Problem]) -> Counter[tuple[str, str]]:
+    """Return how often each rule is broken at each place: a change of a list moves its items."""
+    return Counter((place_of(each.path), each.rule.split()[0]) for each in problems)
 
 
-def _is_unwritten(path: str, values: Mapping[str, Any]) -> bool:
-    """Return whether `path` is of a section that is there, and nothing stands at it."""
-    section, _, key = path.partition(".")
-    return f"{section}.given" in values and key not in values[f"{section}.given"]
-
-
-def _as_the_checkpoint(violation: Violation, values: Mapping[str, Any]) -> Violation:
-    """`violation` with the precision of the published checkpoint, where that has INT4 experts and `int4` is written."""
-    is_int4 = violation.rule.startswith("S211") and str(violation.value).casefold() == "int4"
-    found = _published_in(values) if is_int4 else None
-    if found is None or found.precision not in INT4_PRECISIONS:
-        return violation
-    reason = f"the checkpoint has {found.words}, which is {found.precision} here"
-    rule, fix = "S204 must be a precision that is known", nearest(found.precision)
-    return replace(violation, rule=rule, reason=reason, fix=fix)
-
-
-def _published_in(values: Mapping[str, Any]) -> Quantisation | None:
-    """Return what the spec's model is published in, also where its name is misspelt; None where nobody knows it."""
-    if isinstance(model := values.get("model.shapes"), Model):
-        return model.quantisation
-    names = (values.get(path) for path in ("model", "model.catalog", "model.config"))
-    copy = next((copy_of(each) for each in names if isinstance(each, str)), None)
-    if copy is None or copy.precision is None:
-        return MODELS[copy.model].quantisation if copy else None
-    return next((each for each in KNOWN if each.precision == copy.precision), None)
-
-
-def _in_whole_nodes(violation: Violation, values: Mapping[str, Any]) -> Violation:
-    """`violation` with the nodes that a domain of GPUs is made of, where the domain was taken for one node."""
-    gpu, nodes = values.get("cluster.device") or _gpu_meant(values), values.get("cluster.nodes")
-    if violation.path != "cluster.gpus_per_node" or not isinstance(gpu, Gpu) or not isinstance(nodes, int):
-        return violation
-    if gpu.node_gpus is None or gpu.nvlink_domain is None or violation.value != gpu.nvlink_domain:
-        return violation
-    per_domain = gpu.nvlink_domain // gpu.node_gpus
-    words = f"write gpus_per_node: {gpu.node_gpus} and nodes: {nodes * per_domain}"
-    reason = f"NVLink joins {per_domain} nodes of {gpu.node_gpus} GPUs to a domain of {gpu.nvlink_domain}"
-    change = {HERE: gpu.node_gpus, "cluster.nodes": nodes * per_domain}
-    return replace(violation, reason=reason, fix=Fix(words, (change,)))
-
-
-def _gpu_meant(values: Mapping[str, Any]) -> Gpu | None:
-    """Return the GPU of the catalog that the spec calls otherwise: `GB200-NVL72`; None where it calls none."""
-    written = values.get("cluster.gpu")
-    named = same_gpu(written) if isinstance(written, str) else None
-    return GPUS.get(named) if named else None
-
-
-def _offered(violation: Violation) -> int | None:
-    """The number that is offered in place of what is wrong, or the first of several."""
-    changes = violation.fix.changes if isinstance(violation.fix, Fix) else ()
-    value = changes[0].get(HERE) if changes else None
-    return value if type(value) is int else None
-
-
-def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, Any]:
-    """Collect the keys present in the spec, misspelt ones included, for rules about keys that exclude others."""
+def _given_keys(data: Mapping[str, Any], renamed: frozenset[str]) -> dict[str, Any]:
+    """Collect the keys present in the spec, renamed ones included, for rules about keys that exclude others."""
     sections = {name: section for name, section in data.items() if isinstance(section, dict)}
     given = {
         f"{name}.given": frozenset(key for key, value in section.items() if value is not None)
@@ -277,7 +205,7 @@ def _given_keys(data: Mapping[str, Any], misspelt: frozenset[str]) -> dict[str, 
     }
     written = frozenset(name for name, section in data.items() if section is not None)
     names = {f"{phase}.name": phase for phase in PHASES}
-    return {"spec.sections": written | misspelt, "expert_load.given": frozenset()} | names | given
+    return {"spec.sections": written | renamed, "expert_load.given": frozenset()} | names | given
 
 
 def _units(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import chain, count
 from typing import Any
 
 from planner.facts.catalog import GPUS
@@ -11,7 +10,6 @@ from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
-from planner.spec.node_ranges import instead_of_ranges, node_range
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 
 __all__ = ["RULES"]
@@ -105,19 +103,12 @@ def racks_are_known_where_they_count(coverage: str, size: int | None, nodes: Nod
 @_reads("cluster.nodes")
 def node_names_are_kubernetes_names(nodes: Nodes) -> Iterator[Broken]:
     """Pods are pinned to nodes by name."""
-    taken = {name for _, name in _names(nodes)}
     for index, name in _names(nodes):
-        if expanded := node_range(name):
-            rule = "S407 must be the name of one node"
-            reason = f"it is a range of {len(expanded)}, and each node has an entry of its own"
-            fix = instead_of_ranges(nodes, expanded)
-            yield Broken(rule, reason, fix, f"cluster.nodes.{index}.name", name)
-        elif not DNS_1123_SUBDOMAIN.fullmatch(name):
+        if not DNS_1123_SUBDOMAIN.fullmatch(name):
             rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
-            right = _free_name(_node_name(name, index), taken)
-            taken.add(right)
-            fix = nearest(right)
-            yield Broken(rule, "no Kubernetes node can have this name", fix, f"cluster.nodes.{index}.name", name)
+            reason = "no Kubernetes node can have this name, and each node has an entry of its own"
+            fix = "write the node's name, as kubectl get nodes shows it"
+            yield Broken(rule, reason, fix, f"cluster.nodes.{index}.name", name)
 
 
 @_reads("cluster.nodes")
@@ -245,24 +236,11 @@ def _not_beside_a_list(size: int | None, nodes: Nodes, key: str) -> Broken | Non
     return Broken("S410 must not be combined with a list of nodes", reason, fix)
 
 
-def _node_name(name: str, index: int) -> str:
-    """`name` in the letters that Kubernetes takes."""
-    parts = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in name.lower().split("."))
-    return ".".join(part for part in parts if part) or f"node-{index}"
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or with the first number behind it that no node has."""
-    return next(each for each in chain([name], (f"{name}-{number}" for number in count(2))) if each not in taken)
-
-
 def _taint(written: str) -> Fix:
-    """`written` with the effect that is meant, or without what no key has; an example where no effect is."""
-    key, _, effect = written.rpartition(":") if ":" in written else (written, "", "")
-    if key in EFFECTS:
-        return for_example(f"dedicated:{key}")
-    meant, right = close_to(effect, EFFECTS), re.sub(r"[^A-Za-z0-9./_=-]", "-", key)
-    return nearest(f"{right}:{meant}") if meant and right else for_example(f"{right or 'key'}:{meant or EFFECTS[0]}")
+    """Return `written` with its effect as Kubernetes spells it; an example where no effect is."""
+    key, _, effect = written.rpartition(":")
+    meant = close_to(effect, EFFECTS)
+    return nearest(f"{key}:{meant}") if meant and key else for_example(f"dedicated=inference:{EFFECTS[0]}")
 
 
 def _known_names(nodes: Nodes) -> list[str]:
@@ -271,19 +249,11 @@ def _known_names(nodes: Nodes) -> list[str]:
 
 
 def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
-    """The node that `name` is like, of those that are no spares yet; or the last one, for who counts from 1."""
-    if isinstance(nodes, int) and COUNTED.fullmatch(name):
-        last = logical_node(nodes - 1)
-        is_next = name == logical_node(nodes) and last not in spares
-        return did_you_mean(last, [last]) if is_next else f"they are {logical_node(0)} to {last}: write one of these"
-    free = [each for each in _known_names(nodes) if each not in spares]
-    meant = close_to(name, [each for each in free if _numbers(each) == _numbers(name)])
-    return "write the name of one of them, or remove it" if meant is None else did_you_mean(name, [meant])
-
-
-def _numbers(name: str) -> list[int]:
-    """The numbers in a node's name: with others it is another node, and no misspelt one."""
-    return [int(digits) for digits in re.findall(r"[0-9]{1,18}", name)]
+    """Ask for the node that `name` is like, of those that are no spares yet."""
+    if isinstance(nodes, int):
+        return f"they are {logical_node(0)} to {logical_node(nodes - 1)}: write one of these"
+    meant = close_to(name, [each for _, each in _names(nodes) if each not in spares])
+    return did_you_mean(name, [meant]) if meant else "write the name of one of them, or remove it"
 
 
 def _listed(nodes: Nodes) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -28,7 +28,7 @@ def some_hour_has_demand(profile: Sequence[float] | None) -> Broken | None:
     """A day's tokens come at some hour."""
     if profile is None or any(profile):
         return None
-    fix = Fix("leave it out to spread tokens evenly over the day", ({"traffic.profile": None},))
+    fix = "leave it out to spread tokens evenly over the day"
     return Broken("S610 must be above 0 in some hour", "the day's tokens must arrive at some hour", fix)
 
 
@@ -132,7 +132,7 @@ def shares_make_a_whole(prices: Sequence[Mapping[str, Any]] | None) -> Broken | 
     if abs(total - 1) <= TOLERANCE:
         return None
     rule = f"S612 must have shares that add up to 1, they add up to {total:g}"
-    return Broken(rule, "each token of the traffic goes to exactly one model", _whole(shares))
+    return Broken(rule, "each token of the traffic goes to exactly one model", "write shares of one whole")
 
 
 @_reads("cost.prices.share")
@@ -194,12 +194,3 @@ def discounts_of_models_startat_hours(prices: Sequence[Mapping[str, Any]] | None
     """The same of each model's prices."""
     for index, each in enumerate(prices or ()):
         yield from at_different_times("S615", f"cost.prices.{index}.hours", each.get("hours", ()), ONE_RATE)
-
-
-def _whole(shares: Sequence[float]) -> Fix:
-    """The same shares, scaled to a whole; all of the first where none has any."""
-    total = sum(shares) or 1.0
-    scaled = [round(each / total, 4) for each in shares[1:]]
-    whole = [round(1 - sum(scaled), 4), *scaled]
-    words = f"nearest: {' and '.join(f'{each:g}' for each in whole)}"
-    return Fix(words, ({f"cost.prices.{index}.share": each for index, each in enumerate(whole)},))

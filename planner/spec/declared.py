@@ -15,6 +15,7 @@ from planner.spec.section import UNION_TAGS, Section
 __all__ = [
     "choices_at",
     "field_at",
+    "holds_list",
     "is_quantity",
     "may_be_auto",
     "path_of",
@@ -23,7 +24,6 @@ __all__ = [
     "section_at",
     "section_of",
     "sentence_of",
-    "takes_mapping",
     "types_in",
 ]
 
@@ -58,9 +58,9 @@ def required_in(section: type[BaseModel]) -> list[str]:
     return [name for name, field in section.model_fields.items() if field.is_required()]
 
 
-def takes_mapping(field: FieldInfo) -> bool:
-    """Whether `field` holds a section, or a mapping of any keys."""
-    return section_of(field) is not None or any(get_origin(each) is dict for each in types_in(field.annotation))
+def holds_list(field: FieldInfo) -> bool:
+    """Whether `field` is a list, or may be one."""
+    return any(get_origin(each) is list for each in types_in(field.annotation))
 
 
 def types_in(annotation: Any) -> Iterator[Any]:

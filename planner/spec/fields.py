@@ -4,7 +4,7 @@ Also hands the valid rest on (`CheckedFields.values`), so that the rules between
 everything that is right, and a user sees all mistakes of a file in one go.
 
 It knows the spec's fields but no rule between two of them: those are in `layout_rules.py`. Keys that are no fields are
-`key_answers.py`'s, and what to write for a wrong value `instead.py`'s.
+`unknown_keys.py`'s.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,25 +31,29 @@ class CheckedFields:
 
     violations: list[Violation]
     values: dict[str, Any]
-    misspelt: frozenset[str]  # paths of fields that are there under another key, and their sections
+    renamed: frozenset[str]  # paths of fields that stand there under a misspelt key, and their sections
 
 
-def check_fields(data: Mapping[str, Any]) -> CheckedFields:
-    """Each field of `data` by itself. A misspelt key is one mistake: the field that was meant is not missing too."""
-    details = _pydantic_errors(data)
-    violations, misspelt = _what_is_wrong(details, data)
-    wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | misspelt)
-    sections = {path.partition(".")[0] for path in misspelt}
-    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), misspelt | sections)
+def check_fields(data: Mapping[str, Any], unread: frozenset[str] = frozenset()) -> CheckedFields:
+    """Each field of `data` by itself, apart from what is `unread`: the file does not say what stands at these paths."""
+    details = [each for each in _pydantic_errors(data) if not _is_at_or_below(path_of(each["loc"]), unread)]
+    violations, renamed = _what_is_wrong(details, data)
+    wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
+    sections = {path.partition(".")[0] for path in renamed}
+    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), renamed | sections)
+
+
+def _is_at_or_below(path: str, others: frozenset[str]) -> bool:
+    return bool(others) and any(f"{path}.".startswith(f"{each}.") for each in others)
 
 
 def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
-    """Return `details` in our words, and the paths of fields that are there under another key."""
+    """Return `details` in our words, and the paths of fields that stand there under a misspelt key."""
     if not details:
         return [], frozenset()
-    from planner.spec.wrong_fields import in_our_words  # imported late: most specs are right
+    from planner.spec.wrong_fields import explain_errors  # imported late: most specs are right
 
-    return in_our_words(details, data)
+    return explain_errors(details, data)
 
 
 class _Wrong:

@@ -11,9 +11,8 @@ from pydantic import Field
 from planner.facts.quantities import quantity
 from planner.spec.pods import (
     GatewayPodSpec,
-    HugepagesSpec,
     NicsSpec,
-    PatchSpec,
+    OverlaySpec,
     RdmaSpec,
     StageSpec,
     Texts,
@@ -190,8 +189,9 @@ class KubernetesSpec(Section):
     )
     gateway: GatewayPodSpec = Field(
         default=GatewayPodSpec(),
-        description="Settings of the gateway's and the controller's pods, where they differ from the units'.",
-        examples=[{"image": "registry.example.com/tidemill-runtime:0.1.0", "node_selector": {"pool": "cpu"}}],
+        description="The gateway's image, which is the controller's too, and its volumes, where they differ from the"
+        " units'.",
+        examples=[{"image": "registry.example.com/tidemill-runtime:0.1.0", "volumes": []}],
     )
     resources: ResourcesSpec = Field(
         default=ResourcesSpec(),
@@ -243,19 +243,6 @@ class KubernetesSpec(Section):
         "those that the plan sets.",
         examples=[{"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hugging-face", "key": "token"}}],
     )
-    annotations: Texts = Field(
-        default={},
-        description="Further annotations of a unit's pods, for plugins that read them.",
-        examples=[{"networking.gke.io/default-interface": "eth0"}],
-    )
-    shared_memory: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] | None = Field(
-        default=None,
-        description="Size of /dev/shm in a unit's pods, 2GiB on GPUs unless given.",
-        examples=["64GiB"],
-    )
-    hugepages: HugepagesSpec | None = Field(
-        default=None, description="Huge pages that a unit's pods get.", examples=[{"page": "2MiB", "size": "16GiB"}]
-    )
     tolerations: list[TolerationSpec] = Field(
         default=[],
         description="Taints that do not keep units away; the plan then uses the nodes that have them.",
@@ -271,12 +258,6 @@ class KubernetesSpec(Section):
         min_length=1,
         description="PriorityClass of all pods: without the gateway no unit serves.",
         examples=["inference"],
-    )
-    scheduler_name: str | None = Field(
-        default=None, min_length=1, description="Scheduler of a unit's pods.", examples=["gpu-scheduler"]
-    )
-    runtime_class: str | None = Field(
-        default=None, min_length=1, description="RuntimeClass of a unit's pods.", examples=["nvidia"]
     )
     queue: str | None = Field(
         default=None, min_length=1, description="Kueue's LocalQueue that admits the units.", examples=["inference"]
@@ -347,10 +328,10 @@ class KubernetesSpec(Section):
         description="PodMonitors with which the Prometheus operator finds the metrics of every rank and the gateway.",
         examples=[True],
     )
-    patches: list[PatchSpec] = Field(
-        default=[],
-        description="Changes merged into rendered objects, for what has no field.",
-        examples=[[{"kind": "Service", "name": "chat-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}]],
+    overlay: OverlaySpec | None = Field(
+        default=None,
+        description="What no field says, merged into rendered pods and other objects.",
+        examples=[{"unit_pod": {"spec": {"runtimeClassName": "nvidia"}}}],
     )
 
     @property

@@ -6,9 +6,9 @@ from typing import Any
 
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName
-from planner.problems.fix import Fix, for_example, nearest, removal
+from planner.problems.fix import Fix, for_example, removal
 from planner.spec.kubernetes import DEFAULT_IMAGE
-from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name, slug
+from planner.spec.object_names import DNS_1123, MAX_DNS_LABEL, is_object_name, no_object_name
 from planner.spec.rule import Broken, Rule, declare_at, declare_in
 from planner.spec.volume_rules import VOLUMES
 
@@ -19,7 +19,6 @@ _DOMAIN = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A
 _COMPONENT = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _SUFFIX = r"(:\w[\w.-]{0,127})?(@[A-Za-z][A-Za-z0-9]*([-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 REFERENCE = re.compile(rf"({_DOMAIN}/)?{_COMPONENT}(/{_COMPONENT})*{_SUFFIX}", re.ASCII)
-SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 IMAGES = tuple(f"kubernetes.{place}image" for place in ("", "gateway.", "stage.", "controller."))
 
@@ -38,7 +37,7 @@ def namespace_is_a_dns_label(namespace: str) -> Broken | None:
     if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
         return None
     rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kubernetes accepts no other namespace name", nearest(slug(namespace)))
+    return Broken(rule, "Kubernetes accepts no other namespace name", "write the name of a namespace")
 
 
 @declare_at(RULES, *IMAGES)
@@ -48,17 +47,7 @@ def images_are_references(_: str, image: str | None) -> Broken | None:
         return None
     rule = "S404 must be an image reference, as registry.example.com/chat/runtime:0.1.0"
     reason = "it has no spaces and no https://, its repository is in lower case, and a tag follows each colon"
-    meant = _as_reference(image)
-    return Broken(rule, reason, nearest(meant) if REFERENCE.fullmatch(meant) else for_example("tidemill-runtime:0.1.0"))
-
-
-def _as_reference(image: str) -> str:
-    """Return `image` without what no reference has, and its repository in lower case."""
-    plain = SCHEME.sub("", "".join(image.split())).rstrip(":/@")
-    name, at, digest = plain.partition("@")
-    before, colon, tag = name.rpartition(":")
-    repository, tag = (before, f":{tag}") if colon and "/" not in tag else (name, "")
-    return f"{repository.lower()}{tag}{at}{digest}"
+    return Broken(rule, reason, "write it as docker pull takes it")
 
 
 @_reads("kubernetes.image_pull_secrets")

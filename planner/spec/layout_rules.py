@@ -9,6 +9,7 @@ A rule does not repair, and does not ask whether the cluster is large enough: th
 infeasible, and `placement.py` says so.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
@@ -29,15 +30,13 @@ from planner.spec import (
     engine_rules,
     kubernetes_rules,
     model_rules,
-    patch_rules,
-    patched_pods,
-    patched_values,
+    overlay_rules,
     performance_rules,
     pod_rules,
     schedule_rules,
     volume_rules,
 )
-from planner.spec.object_names import DNS_1035, slug
+from planner.spec.object_names import DNS_1035
 from planner.spec.phase import MAX_EP_SIZE
 from planner.spec.precision import kv_dtype
 from planner.spec.rule import Broken, Rule, declare_in
@@ -49,7 +48,7 @@ __all__ = ["broken_rules"]
 # With rules about other sections.
 OTHERS = (
     *(model_rules, engine_rules, attention_rules, cluster_rules, schedule_rules, cost_rules),
-    *(kubernetes_rules, volume_rules, pod_rules, patch_rules, patched_pods, patched_values),
+    *(kubernetes_rules, volume_rules, pod_rules, overlay_rules),
     *(performance_rules, draft_rules),
 )
 RULES: list[Rule] = []
@@ -58,16 +57,9 @@ _reads = declare_in(RULES)
 Exchanged = Callable[[int], bool]  # whether the engine can exchange rows between so many GPUs
 
 
-def broken_rules(
-    values: Mapping[str, Any], about: str | None = None, reading: str | None = None
-) -> Iterator[Violation]:
-    """Yield every broken rule whose arguments are all in `values`.
-
-    Where they are given, only rules `about` a field, or `reading` it.
-    """
+def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield every broken rule whose arguments are all in `values`."""
     for rule, paths in _all_readings():
-        if about not in (None, paths[0]) or (reading is not None and reading not in paths):
-            continue
         for broken in rule.verdicts(paths, values):
             yield _violation(broken, paths[0], values[paths[0]])
 
@@ -100,7 +92,9 @@ def name_is_a_dns_label(name: str) -> Broken | None:
     if DNS_1035.fullmatch(name):
         return None
     rule = "S401 must be lower-case letters, digits and hyphens, from a letter to a letter or digit (DNS-1035)"
-    return Broken(rule, "Kubernetes objects are named after it", nearest(slug(name)))
+    meant = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    fix = nearest(meant) if DNS_1035.fullmatch(meant) else for_example("name: chat")
+    return Broken(rule, "Kubernetes objects are named after it", fix)
 
 
 @_reads("name", "spec.units")
@@ -112,7 +106,7 @@ def unit_names_fit(name: str, num_units: Mapping[Phase, int]) -> Broken | None:
         return None
     rule = f"S402 must have at most {room} characters, it has {len(name)}"
     reason = f"a LeaderWorkerSet's name has at most {names.MAX_UNIT_NAME}, {longest[len(name) :]} included"
-    return Broken(rule, reason, nearest(slug(name)[:room].rstrip("-")))
+    return Broken(rule, reason, "shorten it")
 
 
 @_reads("gateway.port")
@@ -215,8 +209,8 @@ def kv_holds_a_request(max_kv_tokens: int | None, max_request_tokens: int) -> Br
 # Prefill and decode together
 
 
-@_reads("version", "spec.sections")
-def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
+@_reads("spec.sections")
+def phases_are_a_whole(sections: frozenset[str]) -> Broken | None:
     """Prompts are computed and tokens produced, somewhere, once."""
     given = [phase for phase in PHASES if phase in sections]
     if given in (["prefill", "decode"], ["mixed"]):
@@ -224,9 +218,7 @@ def phases_are_a_whole(_: int, sections: frozenset[str]) -> Broken | None:
     if "mixed" in given:
         others = given[:-1]
         rule = f"S507 must not be combined with {' and '.join(others)}"
-        fix = removal(*others)
-        if len(others) == 2:  # without mixed they are a whole
-            fix = Fix(f"remove mixed, or {' and '.join(others)}", (*removal("mixed").changes, *fix.changes))
+        fix = f"remove mixed, or {' and '.join(others)}"
         return Broken(rule, "a mixed unit does the work of both", fix, path="mixed")
     missing = "decode" if "prefill" in given else "prefill"
     rule = "S507 is required, unless mixed replaces prefill and decode"

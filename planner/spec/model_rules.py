@@ -4,8 +4,7 @@ that pods can find. `layout_rules.py` asks them with the others.
 
 import re
 
-from planner.problems.fix import Fix, removal
-from planner.spec.model_names import named_on_hub
+from planner.problems.fix import removal
 from planner.spec.rule import Broken, Rule, declare_in
 
 __all__ = ["RULES"]
@@ -14,10 +13,8 @@ RULES: list[Rule] = []
 _reads = declare_in(RULES)
 
 
-@_reads("model.given", "spec.sections", "model.name?", "model.checkpoint?")
-def model_has_an_origin(
-    given: frozenset[str], written: frozenset[str], name: str | None, checkpoint: str | None
-) -> Broken | None:
+@_reads("model.given", "spec.sections")
+def model_has_an_origin(given: frozenset[str], written: frozenset[str]) -> Broken | None:
     """Its shapes are in a file or in the catalog, and not in both."""
     has_file, has_entry = (key in given or f"model.{key}" in written for key in ("config", "catalog"))
     if has_file and has_entry:
@@ -26,9 +23,7 @@ def model_has_an_origin(
     if has_file or has_entry:
         return None
     rule, reason = "S309 is required, unless model.catalog is given", "one of the two must give the model's shapes"
-    fix: Fix | str = "give the checkpoint's config.json, or the model's name in the catalog"
-    if named := named_on_hub(checkpoint) or named_on_hub(name):
-        fix = Fix(f"write catalog: {named}", ({"model.catalog": named},))
+    fix = "give the checkpoint's config.json, or the model's name in the catalog"
     return Broken(rule, reason, fix, "model.config")
 
 

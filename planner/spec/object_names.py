@@ -1,8 +1,7 @@
-"""Names of Kubernetes' objects, for the rules about them: what the API server takes, and what comes near it."""
+"""Names of Kubernetes' objects, for the rules about them: what the API server takes."""
 
 import re
 
-from planner.problems.fix import nearest
 from planner.spec.rule import Broken
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "is_qualified_name",
     "no_object_name",
     "qualified_part",
-    "slug",
 ]
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -49,15 +47,9 @@ def is_label_value(text: str) -> bool:
 def no_object_name(path: str, name: str) -> Broken:
     """Return the verdict on `name`, at `path`, which the API server would not take."""
     rule = f"S415 must be at most {MAX_DNS_NAME} lower-case letters, digits, hyphens and dots (DNS-1123)"
-    return Broken(rule, "Kubernetes accepts no other object name", nearest(slug(name)), path, name)
+    return Broken(rule, "Kubernetes accepts no other object name", "write the name of an object", path, name)
 
 
 def qualified_part(text: str) -> str:
     """Return `text` as the value of a label, for a fix; nothing where no letter or digit is in it."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")[:MAX_NAME_PART].rstrip("-._")
-
-
-def slug(text: str) -> str:
-    """Return `text` as a DNS label, for a fix."""
-    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:MAX_DNS_LABEL].rstrip("-")
-    return label or "tidemill"

@@ -1,21 +1,17 @@
 """The days that an entry of `other_days` is about, and the rules of their names: of demand and of windows alike."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from planner.facts.calendar import WEEKDAYS, is_day
-from planner.facts.wall_clock import is_date
-from planner.problems.fix import HERE, Fix, for_example, removal
+from planner.problems.fix import Fix, did_you_mean, for_example, removal
 from planner.spec.rule import Broken
 
 __all__ = ["MAX_OTHER_DAYS", "DayNames", "wrong_days"]
 
 MAX_OTHER_DAYS = 366
-YEAR_FIRST = re.compile(r"([0-9]{4})[./]?([0-9]{1,2})[./]?([0-9]{1,2})")
-YEAR_LAST = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4})")
 SHORTEST = 3  # letters of a weekday that say which one it is
 
 DayNames = Annotated[
@@ -46,22 +42,7 @@ def wrong_days(place: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Bro
 
 
 def _meant(name: str) -> Fix:
-    """Offer the weekday that `name` begins like, or the date that it is in another form, else an example."""
-    if found := _dates(name):
-        return Fix(f"did you mean {found[0]}?", ({HERE: found[0]},)) if len(found) == 1 else for_example("2026-12-24")
-    plain = name.strip().casefold().removesuffix("s")
+    """Ask for the weekday whose first letters `name` has; else an example."""
+    plain = name.strip().casefold()
     begins = [day for day in WEEKDAYS if len(plain) >= SHORTEST and day.startswith(plain[:SHORTEST])]
-    return Fix(f"did you mean {begins[0]}?", ({HERE: begins[0]},)) if begins else for_example("saturday")
-
-
-def _dates(written: str) -> list[str]:
-    """Return the dates that `written` may be in another form: two where day and month could be either number."""
-    orders: list[tuple[str, str, str]] = []
-    if match := YEAR_FIRST.fullmatch(written):
-        orders = [(match[1], match[2], match[3])]
-    elif match := YEAR_LAST.fullmatch(written):
-        orders = [(match[4], match[3], match[1])]
-        if match[2] != ".":  # with dots, the day comes first everywhere
-            orders.append((match[4], match[1], match[3]))
-    dates = dict.fromkeys(f"{year}-{month:0>2}-{day:0>2}" for year, month, day in orders)
-    return [each for each in dates if is_date(each)]
+    return did_you_mean(begins[0], begins) if begins else for_example("saturday, or 2026-12-24")

@@ -23,8 +23,8 @@ _OF_REQUESTS = (
 )
 
 
-@_reads("version", "operating_point.given", "spec.sections")
-def points_are_of_phases(_: int, given: frozenset[str], sections: frozenset[str]) -> Iterator[Broken]:
+@_reads("operating_point.given", "spec.sections")
+def points_are_of_phases(given: frozenset[str], sections: frozenset[str]) -> Iterator[Broken]:
     """A point of a phase that the spec does not have predicts nothing."""
     for phase in sorted(given & {"prefill", "decode", "mixed"} - sections):
         path = f"operating_point.{phase}"

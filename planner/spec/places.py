@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from planner.problems.fix import close_to
-from planner.spec.declared import place_of, section_of, types_in
-from planner.spec.other_names import as_we_say
+from planner.spec.declared import section_of, types_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 
@@ -91,8 +90,7 @@ def _in_plain(value: Any, path: str, parts: Sequence[str]) -> NoPlace | None:
 def _meant(section: type[BaseModel], there: Any, above: str, parts: Sequence[str]) -> str | None:
     """Return the path with the name that was meant, in the same section or in the only one that has it."""
     name, rest = parts[0], parts[1:]
-    ours = as_we_say(name, place_of(above))
-    known = ours if ours in section.model_fields else close_to(name, list(section.model_fields), cutoff=0.6)
+    known = close_to(name, list(section.model_fields))
     if known is not None:
         found = None if _in_section(section, there, above, [known, *rest]) else [above, known, *rest]
         return ".".join(found).lstrip(".") if found else None

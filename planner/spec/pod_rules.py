@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from planner.facts.catalog import Gpu
-from planner.facts.names import CONTAINER_VARIABLES, DOMAIN, NETWORKS_ANNOTATION
-from planner.facts.quantities import read_bytes
+from planner.facts.names import CONTAINER_VARIABLES
 from planner.facts.terms import PHASES
 from planner.problems.fix import HERE, Fix, for_example, nearest, removal
 from planner.spec.object_names import (
@@ -20,9 +19,8 @@ from planner.spec.object_names import (
     is_qualified_name,
     no_object_name,
     qualified_part,
-    slug,
 )
-from planner.spec.rule import Broken, Partial, Rule, declare_at, declare_in
+from planner.spec.rule import Broken, Partial, Rule, declare_in
 
 __all__ = ["RULES"]
 
@@ -32,9 +30,6 @@ RESOURCE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 MAX_RESOURCE_NAME = 63
 NAME_FORM = "letters and digits, with hyphens, dots and _ between them"
 REFERENCE = {"secret": "tokens", "key": "token"}
-
-SELECTORS = ("kubernetes.node_selector", "kubernetes.gateway.node_selector")
-TOLERATIONS = ("kubernetes.tolerations", "kubernetes.gateway.tolerations")
 
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -84,58 +79,32 @@ def own_variables_stay(env: Mapping[str, Any]) -> Iterator[Broken]:
             yield Broken(rule, "the pod's command uses these variables", removal(), f"kubernetes.env.{name}", env[name])
 
 
-@_reads("kubernetes.annotations")
-def annotations_are_text(annotations: Mapping[str, Any]) -> Iterator[Broken]:
-    """Refuse what the API server would refuse; ours and Multus' are written from other fields."""
-    for name, value in annotations.items():
-        path = f"kubernetes.annotations.{name}"
-        yield from _text(path, value)
-        if name.startswith(f"{DOMAIN}/"):
-            yield Broken("S445 must not set tidemill's own annotation", "the plan writes these", removal(), path, value)
-        elif name == NETWORKS_ANNOTATION and isinstance(value, str):
-            networks = re.findall(r"[^\s,]+", value)
-            fix = Fix(f"write networks: [{', '.join(networks)}]", ({HERE: None, "kubernetes.networks": networks},))
-            yield Broken(
-                "S445 must not set what Multus reads", "kubernetes.networks is the place for it", fix, path, value
-            )
-
-
-@declare_at(RULES, *SELECTORS)
-def labels_are_text(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
+@_reads("kubernetes.node_selector")
+def labels_are_text(labels: Mapping[str, Any]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""
     for name, value in labels.items():
-        yield from _text(f"{where}.{name}", value)
+        yield from _text(f"kubernetes.node_selector.{name}", value)
 
 
-@_reads("kubernetes.annotations")
-def annotations_have_names(annotations: Mapping[str, Any]) -> Iterator[Broken]:
+@_reads("kubernetes.node_selector")
+def labels_have_names(labels: Mapping[str, Any]) -> Iterator[Broken]:
     """Refuse what the API server would refuse."""
-    return _qualified("kubernetes.annotations", annotations, "annotation")
-
-
-@declare_at(RULES, *SELECTORS)
-def labels_have_names(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
-    """Refuse what the API server would refuse."""
-    return _qualified(where, labels, "label")
-
-
-@declare_at(RULES, *SELECTORS)
-def labels_have_values(where: str, labels: Mapping[str, Any]) -> Iterator[Broken]:
-    """A pod that asks for another value is refused."""
-    for name, value in labels.items():
-        yield from _label_value(f"{where}.{name}", value)
-
-
-def _qualified(section: str, values: Mapping[str, Any], what: str) -> Iterator[Broken]:
-    """What is wrong with keys that are no names of Kubernetes. A change renames all: no path leads to one with dots."""
-    meant = {key: _meant_name(key) for key in values if not is_qualified_name(key)}
-    taken = Counter([*values, *meant.values()])
+    meant = {key: _meant_name(key) for key in labels if not is_qualified_name(key)}
+    taken = Counter([*labels, *meant.values()])
     renamed = {key: right for key, right in meant.items() if right is not None and taken[right] == 1}
-    change = {section: {renamed.get(key, key): value for key, value in values.items()}}
-    for key in meant:
+    change = {"kubernetes.node_selector": {renamed.get(key, key): value for key, value in labels.items()}}
+    for key in meant:  # a change renames all: no path leads to one with dots
         fix = Fix(f"did you mean {renamed[key]}?", (change,)) if key in renamed else removal()
         rule = f"S464 must be at most {MAX_NAME_PART} {NAME_FORM}, or PREFIX/ and such a name"
-        yield Broken(rule, f"Kubernetes has no {what} of another name", fix, f"{section}.{key}", values[key])
+        reason, path = "Kubernetes has no label of another name", f"kubernetes.node_selector.{key}"
+        yield Broken(rule, reason, fix, path, labels[key])
+
+
+@_reads("kubernetes.node_selector")
+def labels_have_values(labels: Mapping[str, Any]) -> Iterator[Broken]:
+    """A pod that asks for another value is refused."""
+    for name, value in labels.items():
+        yield from _label_value(f"kubernetes.node_selector.{name}", value)
 
 
 def _label_value(path: str, value: Any) -> Iterator[Broken]:
@@ -147,11 +116,10 @@ def _label_value(path: str, value: Any) -> Iterator[Broken]:
 
 
 def _meant_name(key: str) -> str | None:
-    """The name that `key` is probably; None where there is none, or only one that no spec may have."""
+    """The name that `key` is probably; None where there is none."""
     prefix, slash, name = key.rpartition("/")
     right = f"{prefix.lower()}{slash}{qualified_part(name)}"
-    is_ours = right.startswith(f"{DOMAIN}/") or right == NETWORKS_ANNOTATION
-    return right if is_qualified_name(right) and not is_ours else None
+    return right if is_qualified_name(right) else None
 
 
 def _text(path: str, value: Any) -> Iterator[Broken]:
@@ -284,42 +252,14 @@ def domains_are_of_gpus_that_join_nodes(wanted: bool | None, gpu: Gpu) -> Broken
     return Broken("S455 must be false on these GPUs", "their NVLink does not reach beyond a node", removal())
 
 
-# Memory
-
-
-@_reads("kubernetes.hugepages.size", "kubernetes.resources.unit")
-def huge_pages_come_with_resources(_: str, resources: None) -> Broken:
-    """Refuse hugepages in a pod that requests no CPU or memory: Kubernetes would."""
-    assert resources is None
-    example = {"kubernetes.resources.unit": {"cpus": 16, "memory": "512GiB"}}
-    fix = Fix("for example kubernetes.resources.unit: {cpus: 16, memory: 512GiB}", (example,))
-    return Broken(
-        "S449 must come with kubernetes.resources.unit",
-        "Kubernetes accepts hugepages only in pods that also request CPU or memory",
-        fix,
-    )
-
-
-@_reads("kubernetes.hugepages.size", "kubernetes.hugepages.page")
-def huge_pages_are_whole(size: str, page: str) -> Broken | None:
-    """Refuse what the API server would refuse."""
-    num_bytes, page_bytes = read_bytes(size) or 0, read_bytes(page) or 1
-    if num_bytes % page_bytes == 0:
-        return None
-    unit, shift = ("GiB", 30) if page == "1GiB" else ("MiB", 20)
-    below = num_bytes // page_bytes * page_bytes
-    sizes = [f"{each >> shift}{unit}" for each in (below, below + page_bytes) if each]
-    return Broken(f"S450 must be a multiple of page ({page})", "hugepages are allocated whole", nearest(*sizes))
-
-
 # Where pods may run
 
 
-@declare_at(RULES, *TOLERATIONS)
-def tolerations_are_kubernetes(where: str, tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
+@_reads("kubernetes.tolerations")
+def tolerations_are_kubernetes(tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Broken]:
     """Refuse what the API server would refuse: a value goes with Equal and a key."""
     for index, each in enumerate(tolerations):
-        path, exists = f"{where}.{index}", each.get("operator") == "Exists"
+        path, exists = f"kubernetes.tolerations.{index}", each.get("operator") == "Exists"
         if isinstance(each, Partial):
             continue
         if exists and each.get("value") is not None:
@@ -360,25 +300,13 @@ def priority_class_is_a_name(name: str | None) -> Broken | None:
     return _object_name("kubernetes.priority_class", name)
 
 
-@_reads("kubernetes.scheduler_name")
-def scheduler_is_a_name(name: str | None) -> Broken | None:
-    """Refuse what the API server would refuse."""
-    return _object_name("kubernetes.scheduler_name", name)
-
-
-@_reads("kubernetes.runtime_class")
-def runtime_class_is_a_name(name: str | None) -> Broken | None:
-    """Refuse what the API server would refuse."""
-    return _object_name("kubernetes.runtime_class", name)
-
-
 @_reads("kubernetes.queue")
 def queue_is_a_label(name: str | None) -> Broken | None:
     """Kueue reads it from a label."""
     if name is None or (DNS_1123.fullmatch(name) and len(name) <= MAX_DNS_LABEL):
         return None
     rule = f"S456 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    return Broken(rule, "Kueue accepts no other queue name", nearest(slug(name)))
+    return Broken(rule, "Kueue accepts no other queue name", "write the name of a LocalQueue")
 
 
 def _object_name(path: str, name: str | None) -> Broken | None:

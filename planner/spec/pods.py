@@ -4,20 +4,18 @@ The parts of `kubernetes` that are sections of their own. A free mapping, such a
 (`kubernetes_rules.py`): no field knows its keys.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from planner.facts.quantities import quantity
 from planner.spec.section import ARGUMENT, Section
 
 __all__ = [
-    "PATCHED_KINDS",
     "GatewayPodSpec",
-    "HugepagesSpec",
     "Mapped",
     "NicsSpec",
-    "PatchSpec",
+    "ObjectPatch",
+    "OverlaySpec",
     "RdmaSpec",
     "StageSpec",
     "Texts",
@@ -36,7 +34,7 @@ Variables = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [_TEXT, _SECRET]}})
 ]
 
-PatchedKind = Literal[
+OverlaidKind = Literal[
     "LeaderWorkerSet",
     "StatefulSet",
     "Deployment",
@@ -49,7 +47,6 @@ PatchedKind = Literal[
     "Certificate",
     "NetworkPolicy",
 ]
-PATCHED_KINDS: tuple[str, ...] = get_args(PatchedKind)
 
 
 class RdmaSpec(Section):
@@ -77,15 +74,6 @@ class NicsSpec(Section):
     )
     socket: str | None = Field(
         default=None, min_length=1, description="The interface by which processes find each other.", examples=["eth0"]
-    )
-
-
-class HugepagesSpec(Section):
-    """Large pages of the node's memory, which its administrator has set aside."""
-
-    page: Literal["2MiB", "1GiB"] = Field(default="2MiB", description="Size of one page.", examples=["2MiB"])
-    size: Annotated[int, *quantity("bytes", least="2MiB", most="1024TiB")] = Field(
-        description="How much each pod of a unit gets, shown at /dev/hugepages.", examples=["16GiB"]
     )
 
 
@@ -142,14 +130,6 @@ class GatewayPodSpec(Section):
         " the tokenizer's files, which may be a small claim, or with [] in its image.",
         examples=[[{"claim": "tokenizer", "mount_path": "/models"}]],
     )
-    tolerations: list[TolerationSpec] = Field(
-        default=[],
-        description="Taints that do not keep these pods away; those of kubernetes.tolerations do.",
-        examples=[[{"key": "dedicated", "value": "inference", "effect": "NoSchedule"}]],
-    )
-    node_selector: Texts = Field(
-        default={}, description="Labels that the nodes of these pods must have.", examples=[{"pool": "cpu"}]
-    )
 
 
 class StageSpec(Section):
@@ -189,10 +169,10 @@ class TlsSpec(Section):
     )
 
 
-class PatchSpec(Section):
-    """A change of rendered objects for which there is no field."""
+class ObjectPatch(Section):
+    """A change of rendered objects that are no pods, or of the controller's pod."""
 
-    kind: PatchedKind = Field(description="Kind of the objects.", examples=["LeaderWorkerSet"])
+    kind: OverlaidKind = Field(description="Kind of the objects.", examples=["Service"])
     name: str | None = Field(
         default=None,
         min_length=1,
@@ -200,7 +180,30 @@ class PatchSpec(Section):
         examples=["chat-gateway"],
     )
     patch: Mapped = Field(
-        description="What is merged into them, as by kubectl patch: mappings are merged, lists of named items by name, "
-        "and null removes.",
-        examples=[{"spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": {"hostIPC": True}}}}}],
+        description="What is merged into them: for Kubernetes' own kinds a strategic merge, as by kubectl patch, for"
+        " other kinds a JSON merge, which replaces lists.",
+        examples=[{"spec": {"type": "LoadBalancer"}}],
+    )
+
+
+class OverlaySpec(Section):
+    """Whatever no field says, as Kubernetes says it; merged last into what is rendered."""
+
+    unit_pod: Mapped = Field(
+        default={},
+        description="What is merged into the pod template of each unit, as by kubectl patch: mappings are merged,"
+        " containers and other lists of named items by name, and null removes.",
+        examples=[
+            {"metadata": {"annotations": {"example.com/rail": "aligned"}}, "spec": {"runtimeClassName": "nvidia"}}
+        ],
+    )
+    gateway_pod: Mapped = Field(
+        default={},
+        description="What is merged into the gateway's pod template.",
+        examples=[{"spec": {"nodeSelector": {"pool": "cpu"}}}],
+    )
+    objects: list[ObjectPatch] = Field(
+        default=[],
+        description="What is merged into other rendered objects.",
+        examples=[[{"kind": "Service", "name": "chat-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}]],
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone, nearest_timezone
-from planner.problems.fix import Fix, for_example, nearest, removal
+from planner.problems.fix import Fix, did_you_mean, for_example, nearest, removal
 from planner.spec.other_days import wrong_days
 from planner.spec.rule import Broken, Partial, Rule, declare_in
 from planner.spec.times import at_different_times
@@ -27,7 +27,8 @@ def timezone_is_the_ianas(timezone: str) -> Broken | None:
         return None
     rule = "S518 must be a name from the IANA time zone database"
     reason = "only these names say what the offset is and when daylight saving time applies"
-    return Broken(rule, reason, nearest_timezone(timezone))
+    zone = nearest_timezone(timezone)
+    return Broken(rule, reason, did_you_mean(zone, [zone]) if zone else for_example("timezone: Asia/Shanghai"))
 
 
 @_reads("schedule.given", "schedule.windows?", "schedule.other_days?")

@@ -2,7 +2,6 @@
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, count
 from typing import Any, TypeGuard
 
 from planner.facts import names
@@ -45,10 +44,7 @@ def volume_paths_are_absolute(where: str, volumes: Volumes | None) -> Iterator[B
         for key in ("mount_path", "host_path"):
             path = volume.get(key)
             if path is not None and not _is_absolute(path):
-                right = _absolute(path)
-                if key == "mount_path" and _is_taken_by_pods(right):
-                    right = _free_path("/models", volumes or ())
-                yield _not_absolute(f"{where}.{index}.{key}", path, right)
+                yield _not_absolute(f"{where}.{index}.{key}", path)
 
 
 @declare_at(RULES, *VOLUMES)
@@ -58,7 +54,7 @@ def mount_paths_are_free(where: str, volumes: Volumes | None) -> Iterator[Broken
         path = volume.get("mount_path")
         if path is not None and _is_absolute(path) and _is_taken_by_pods(path):
             place = f"{where}.{index}.mount_path"
-            yield Broken(NOT_FREE, OF_PODS, nearest(_free_path("/models", volumes or ())), place, path)
+            yield Broken(NOT_FREE, OF_PODS, for_example("mount_path: /models"), place, path)
 
 
 @declare_at(RULES, *VOLUMES)
@@ -68,7 +64,7 @@ def mount_paths_differ(where: str, volumes: Volumes | None) -> Iterator[Broken]:
     for index, path in enumerate(paths):
         if path is not None and path in paths[:index]:
             rule = f"S414 must differ from {where}.{paths.index(path)}.mount_path"
-            fix = nearest(_free_path(path, volumes or ()))
+            fix = "write a path of its own, or remove one of the two"
             yield Broken(rule, "one path can hold only one volume", fix, f"{where}.{index}.mount_path", path)
 
 
@@ -93,8 +89,8 @@ def cached_kernels_have_an_absolute_folder(folder: str | None) -> Broken | None:
     return None if folder is None or _is_absolute(folder) else _not_absolute("kubernetes.kernel_cache", folder)
 
 
-@_reads("kubernetes.stage.source", "kubernetes.volumes", "model.checkpoint?")
-def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes, checkpoint: str | None) -> Broken | None:
+@_reads("kubernetes.stage.source", "kubernetes.volumes")
+def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes) -> Broken | None:
     """The copy is made from what a pod can see."""
     paths = [path for volume in volumes if _is_free(path := volume.get("mount_path"))]
     if not _is_absolute(source) or volume_of(source, volumes) is not None or len(paths) < len(volumes):
@@ -103,12 +99,7 @@ def staged_checkpoints_are_in_a_volume(source: str, volumes: Volumes, checkpoint
     if shown := _shown_at(source, volumes):
         return Broken(rule, "pods see this folder of the node under another path", nearest(shown))
     reason = f"pods see only what volumes mount: {' and '.join(paths)}" if paths else "the spec has no volumes"
-    if checkpoint is not None and volume_of(checkpoint, volumes) is not None:
-        return Broken(rule, reason, nearest(checkpoint))  # the original; S458 moves the copy elsewhere
-    if paths:
-        return Broken(rule, reason, nearest(*(_moved_into(path, source) for path in paths)))
-    example = {"claim": "models", "mount_path": source}
-    fix = Fix(f"for example volumes: [{{claim: models, mount_path: {source}}}]", ({"kubernetes.volumes": [example]},))
+    fix = "write a folder below one of these" if paths else f"add the volume that has it, with mount_path: {source}"
     return Broken(rule, reason, fix)
 
 
@@ -133,10 +124,10 @@ def staged_checkpoints_have_a_place(checkpoint: str | None, source: str, volumes
     if _is_absolute(checkpoint) and volume_of(checkpoint, volumes) is None:
         if not _is_taken_by_pods(checkpoint):
             return None
-        return Broken(NOT_FREE, OF_PODS, nearest(_free_path("/checkpoint", volumes)))
+        return Broken(NOT_FREE, OF_PODS, for_example("checkpoint: /checkpoint"))
     rule = "S458 must be an absolute path outside kubernetes.volumes when kubernetes.stage is set"
     reason = "pods find the staged copy at this path, and volumes hold the original"
-    return Broken(rule, reason, nearest(_free_path("/checkpoint", volumes)))
+    return Broken(rule, reason, for_example("checkpoint: /checkpoint"))
 
 
 def volume_of(path: str, volumes: Volumes) -> int | None:
@@ -154,11 +145,6 @@ def _shown_at(path: str, volumes: Volumes) -> str | None:
         return None
     volume = max(above, key=lambda each: len(each["host_path"]))
     return posixpath.normpath(posixpath.join(volume["mount_path"], posixpath.relpath(path, volume["host_path"])))
-
-
-def _moved_into(folder: str, path: str) -> str:
-    """Return where `folder` would have what is written as `path`: under the same name, if that is below another one."""
-    return posixpath.join(folder, posixpath.basename(path)) if path.count("/") > 1 else folder
 
 
 def _is_free(path: str | None) -> TypeGuard[str]:
@@ -184,20 +170,14 @@ def _is_taken_by_pods(path: str) -> bool:
     return any(_is_in(path, mounted) or _is_in(mounted, path) for mounted in names.MOUNTED)
 
 
-def _not_absolute(where: str, path: str, right: str | None = None) -> Broken:
+def _not_absolute(where: str, path: str) -> Broken:
     rule = "S412 must be an absolute path below /, without //, .., : or a closing /"
     reason = (
         "a folder must be written in one way only"
         if path.startswith("/")
         else "a relative path has no meaning for pods and nodes"
     )
-    return Broken(rule, reason, nearest(right or _absolute(path)), where, path)
-
-
-def _free_path(path: str, volumes: Volumes) -> str:
-    """`path`, or with the first number behind it that makes it the only one."""
-    taken = {volume.get("mount_path") for volume in volumes}
-    return next(each for each in chain([path], (f"{path}-{number}" for number in count(2))) if each not in taken)
+    return Broken(rule, reason, for_example(f"{where.rpartition('.')[2]}: /mnt/models"), where, path)
 
 
 def _is_absolute(path: str) -> bool:
@@ -207,9 +187,3 @@ def _is_absolute(path: str) -> bool:
     """
     is_plain = path.startswith("/") and not path.startswith("//") and ":" not in path
     return is_plain and path == posixpath.normpath(path) != "/"
-
-
-def _absolute(path: str) -> str:
-    """The absolute path that was probably meant."""
-    nearest = posixpath.normpath("/" + path.replace(":", "-").lstrip("/"))
-    return "/models" if nearest == "/" else nearest

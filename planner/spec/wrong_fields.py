@@ -1,45 +1,39 @@
-"""Pydantic's verdict on single fields in our words: the rule that each breaks, why, and the nearest fix.
+"""Pydantic's verdict on single fields in our words: the rule that each breaks, why, and what to write.
 
-Keys that are no fields are `key_answers.py`'s, and what to write for a wrong value `instead.py`'s.
+A change is only what was written in another form: `"144"` for a number, one item for a list, a unit as Kubernetes
+spells it, a word that is misspelt. Keys that are no fields are `unknown_keys.py`'s.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from itertools import chain
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.day import hh_mm
-from planner.facts.gpu_names import same_gpu
-from planner.facts.names import logical_node
-from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, could_be, is_quantity_of
-from planner.facts.terms import PHASES
+from planner.facts.counted import counted
+from planner.facts.quantities import QUANTITIES, Kind, as_we_spell
 from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
-from planner.problems.fix import HERE, Fix, did_you_mean, for_example, nearest, removal
-from planner.spec.cluster import MAX_NODES
-from planner.spec.declared import choices_at, field_at, may_be_auto, path_of, place_of, sentence_of
-from planner.spec.instead import as_yaml, example_at, instead_of, instead_of_empty_text, instead_of_nothing, only_item
-from planner.spec.key_answers import answer_to, violation_of
-from planner.spec.key_forms import is_told_elsewhere
-from planner.spec.meant import engine_and_version, of_a_hundred, of_seconds, time_of_day, truth, variables
-from planner.spec.node_ranges import instead_of_ranges, node_range
-from planner.spec.other_names import OTHER_ENGINES, value_as_we_say
-from planner.spec.section import UNION_TAGS
+from planner.problems.fix import HERE, Fix, did_you_mean
+from planner.spec.declared import (
+    choices_at,
+    field_at,
+    holds_list,
+    may_be_auto,
+    path_of,
+    place_of,
+    required_in,
+    section_of,
+    sentence_of,
+)
+from planner.spec.section import Section
 from planner.spec.undecided import AUTO
-from planner.spec.unknown_key import UnknownKey
-from planner.spec.why_not import is_not_planned_yet
-from planner.spec.with_units import MORE_THAN_ALL
-from planner.spec.yaml import INTEGER
+from planner.spec.unknown_keys import explain_unknown_key, find_row
+from planner.spec.yaml import MAX_DIGITS, read_plain
 
-__all__ = ["in_our_words"]
+__all__ = ["explain_errors"]
 
-NOUNS = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
-OF_UNITS = ("Pod", "PodTemplate", "ReplicaSet")  # that Kubernetes makes from a unit's object
-POD_TEMPLATES = {"LeaderWorkerSet": "spec.leaderWorkerTemplate.workerTemplate", "StatefulSet": "spec.template"}
-MAX_EXAMPLES = 8  # of nodes, that a fix names
-MAX_CHOICES = 4  # that a fix says again behind the rule
-LEAST_MEANT = 1e-3  # assumed: a bound below it only keeps 0 out, and nobody means it
+NOUNS = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -49,289 +43,188 @@ WANTED = {
     "bool_type": "true or false",
     "list_type": "a list",
 }
+IN_FORM = {list: "write it as a list", dict: "write one mapping, without dashes"}  # which may hold secrets
+TRUTHS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}  # of YAML 1.1
 
 
-def in_our_words(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
-    """Return what is wrong in `data`, and the paths of fields that are there under another key.
+def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
+    """Return what is wrong in `data`, and the paths of fields that stand there under a misspelt key.
 
     A misspelt key is one mistake: the field that was meant is not missing too.
     """
     told = details[:MAX_TOLD]
-    data = _without_untold(details[MAX_TOLD:], data)
-    unknown = {detail["loc"]: UnknownKey.of(detail, data) for detail in told if detail["type"] == "extra_forbidden"}
-    answers = {location: answer_to(key) for location, key in unknown.items()}
-    misspelt = frozenset(chain.from_iterable(answer.meant for answer in answers.values()))
-    violations = []
-    for detail in told:
-        if (key := unknown.get(detail["loc"])) is not None:
-            violations += [] if is_told_elsewhere(key) else [violation_of(key, answers[detail["loc"]])]
-        elif not _is_said(detail, misspelt):
-            violations.append(_violation(detail, data))
-    return violations + _not_told(len(details) - len(told)), misspelt
+    unknown = [explain_unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
+    renamed = frozenset(path for each in unknown for change in each.changes for path in change if path != each.path)
+    others = (each for each in told if each["type"] != "extra_forbidden")
+    wrong = [_violation(each) for each in others if not _is_renamed(each, renamed)]
+    return [*unknown, *wrong, *_not_told(len(details) - len(told))], renamed
 
 
-def _without_untold(untold: Sequence[ErrorDetails], data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `data` without the unknown keys that are not told, since each answer looks at all keys many times."""
-    unknown = (detail["loc"] for detail in untold if detail["type"] == "extra_forbidden")
-    gone = {(*(part for part in above if part not in UNION_TAGS), key) for *above, key in unknown}
-    kept: Mapping[str, Any] = _kept(data, (), gone) if gone else data
-    return kept
-
-
-def _kept(value: Any, location: tuple[int | str, ...], gone: Set[tuple[int | str, ...]]) -> Any:
-    """Return what stands at `location`, without what is `gone` in it."""
-    if isinstance(value, dict):
-        return {key: _kept(each, at, gone) for key, each in value.items() if (at := (*location, key)) not in gone}
-    if isinstance(value, list):
-        return [_kept(each, (*location, index), gone) for index, each in enumerate(value)]
-    return value
-
-
-def _is_said(detail: ErrorDetails, misspelt: frozenset[str]) -> bool:
-    """Whether a mistake is another one's: of a field that is there under another key, or at another indentation."""
+def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
+    """Return whether a field, or something in a section, that is missing stands there under another key."""
     path = path_of(detail["loc"])
-    if path in misspelt:
-        return True
-    return detail["input"] is None and any(each.startswith(f"{path}.") for each in misspelt)
+    return detail["type"] == "missing" and any(f"{each}.".startswith(f"{path}.") for each in renamed)
 
 
 def _not_told(number: int) -> list[Violation]:
-    """Say that there are more mistakes: nobody reads thousands, and asking what was meant by each takes minutes."""
     if number == 0:
         return []
     rule = f"S109 has more wrong fields than the {MAX_TOLD} that are listed"
     return [Violation("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
 
 
-def _violation(detail: ErrorDetails, data: Mapping[str, Any]) -> Violation:
-    """Pydantic's `detail` in our four parts."""
+def _violation(detail: ErrorDetails) -> Violation:
+    """Return the finding about a field. A list or a mapping in place of a value may hold secrets: none is quoted."""
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
-        return _missing(path, data)
-    if (known := _another_notion(path, kind, value, data)) is not None:
-        return known
+        rule, reason, fix = "S202 is required", sentence_of(field_at(path)), _only_choice(path) or example_at(path)
+        return Violation(path, None, rule, reason, fix)
+    rule, reason, fix = _verdict(path, kind, value, limits)
+    return Violation(path, None if isinstance(value, list | dict) else value, rule, reason, fix)
+
+
+def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str, Fix | str]:
+    """Return the rule that `value` breaks, why, and what to write."""
+    field = field_at(path)
     if kind in WANTED:
-        return _of_another_type(path, value, WANTED[kind])
+        return f"S203 must be {_wanted(path, kind)}", f"it is {_noun(value)}", _in_form(path, FORMS[kind](value))
     if kind == "string_pattern_mismatch":
-        rule = "S209 must have the form that the field requires"
-        return Violation(path, value, rule, sentence_of(field_at(path)), instead_of(path, value))
-    if kind in ("too_short", "too_long"):
-        return _entries(path, value, limits)
+        return "S209 must have the form that the field requires", sentence_of(field), example_at(path)
     if kind == "quantity":
-        return _not_a_quantity(path, value, limits["kind"])
-    if kind == "quantity_range":
-        rule = f"S205 must be at {limits['word']} {limits['bound']}"
-        return Violation(path, value, rule, sentence_of(field_at(path)), nearest(limits["bound"]))
-    if is_not_planned_yet(path, value):
-        found = f"so far it can be {' or '.join(map(str, choices_at(path)))}"
-        fix = "write what your checkpoint is in, if it is one of these"
-        return Violation(path, value, "S211 is not planned yet", found, fix)
+        return f"S208 must be {QUANTITIES[limits['kind']]}", *_quantity(path, limits["kind"], value)
     if kind == "literal_error":
-        choices = choices_at(path)
-        if said := _not_a_choice(path, value):
-            return said
-        rule = f"S204 must be {' or '.join(map(str, choices))}"
-        taken_out = instead_of(path, value) if isinstance(value, list) else None
-        chosen = taken_out if taken_out and taken_out.changes else did_you_mean(value_as_we_say(path, value), choices)
-        is_said = not chosen.changes and len(choices) > MAX_CHOICES
-        return Violation(path, value, rule, "there are no other choices", "write one of these" if is_said else chosen)
-    return _out_of_range(path, value, kind, limits)
+        return f"S204 must be {' or '.join(map(str, choices_at(path)))}", *_choice(path, value)
+    return f"S205 must {_bound(kind, limits)}", *_out_of_bounds(path, value, limits)
 
 
-def _another_notion(path: str, kind: str, value: Any, data: Mapping[str, Any]) -> Violation | None:
-    """Return what is said about a range of nodes, and about a patch of a pod; None for anything else."""
-    if kind in WANTED and place_of(path) == "cluster.nodes" and (names := node_range(value)):
-        fix = instead_of_ranges(data["cluster"]["nodes"], names)
-        return Violation(path, value, "S203 must be nodes, each with its name", "it is a range of names", fix)
-    if kind in WANTED and value == AUTO and (of_list := _auto_in_list(path, value, kind, data)):
-        return of_list
-    if path == "cluster.spares" and (value == AUTO or type(value) is int):
-        return _no_spares(value, data)
-    if kind == "literal_error" and path in ("engine", "engine.name") and (named := engine_and_version(value)):
-        return _engine_of_a_version(path, value, named, data)
-    if kind == "literal_error" and place_of(path) == "kubernetes.patches.kind" and value in OF_UNITS:
-        rule = "S204 must be a kind that the plan renders"
-        unit_kind = "StatefulSet" if data["kubernetes"].get("unit_kind") == "statefulset" else "LeaderWorkerSet"
-        words = f"write kind: {unit_kind}, and the pod's fields below patch.{POD_TEMPLATES[unit_kind]}"
-        return Violation(path, value, rule, f"a {value} is made from the template of another object", words)
-    return None
+def _wanted(path: str, kind: str) -> str:
+    """Say what the field at `path` takes: Pydantic names one of several forms, or what the items of a list are."""
+    field, wanted = field_at(path), [WANTED[kind]]
+    if not path.rpartition(".")[2].isdecimal():
+        wanted += ["a list"] if holds_list(field) else [WANTED["model_type"]] if section_of(field) else []
+        wanted += [AUTO] if may_be_auto(field) else []
+    return " or ".join(dict.fromkeys(wanted))
 
 
-def _auto_in_list(path: str, value: Any, kind: str, data: Mapping[str, Any]) -> Violation | None:
-    """Return what is said about `auto` as an item of a list in whose place it may stand."""
-    above, _, number = path.rpartition(".")
-    if not number.isdecimal() or not may_be_auto(field_at(above)):
-        return None
-    section, _, name = above.rpartition(".")
-    is_alone = len(data[section][name]) == 1
-    fix = Fix(f"write {name}: {AUTO}", ({above: AUTO},)) if is_alone else "remove it, or the other items"
-    return Violation(path, value, f"S203 must be {WANTED[kind]}", "auto stands in place of the whole list", fix)
+def _in_form(path: str, meant: Any) -> Fix | str:
+    """Return the fix that `meant` was written in another form; an example where nothing was."""
+    if meant is None:
+        return example_at(path)
+    words = IN_FORM[type(meant)] if isinstance(meant, list | dict) else f"did you mean {as_yaml(meant)}?"
+    return words if may_be_secret(path) else Fix(words, ({HERE: meant},))
 
 
-def _no_spares(value: Any, data: Mapping[str, Any]) -> Violation:
-    """Return what is said about spares that are only counted, with the last nodes for example."""
-    number = value if type(value) is int and 0 < value <= MAX_EXAMPLES else 1
-    last = _node_names(data["cluster"].get("nodes"))[-number:]
-    fix = for_example(f"spares: {as_yaml(last)}") if last else example_at("cluster.spares")
-    reason = f"it is {_noun(value)}, and the spec must name the nodes that stay free"
-    return Violation("cluster.spares", value, "S203 must be a list", reason, fix)
+def _quantity(path: str, kind: Kind, value: Any) -> tuple[str, Fix | str]:
+    if spelled := as_we_spell(kind, value):
+        return "the unit is spelt so here", _in_form(path, spelled)
+    is_number = type(value) in (int, float) or (isinstance(value, str) and value.isdecimal())
+    return "a number alone could mean any of them" if is_number else f"it is {_noun(value)}", example_at(path)
 
 
-def _node_names(nodes: Any) -> list[str]:
-    """Return the names of the nodes that are listed or counted; none where neither can be told."""
-    if isinstance(nodes, list):
-        return [each["name"] for each in nodes if isinstance(each, dict) and isinstance(each.get("name"), str)]
-    return list(map(logical_node, range(nodes))) if type(nodes) is int and 0 < nodes <= MAX_NODES else []
+def _choice(path: str, value: Any) -> tuple[str, Fix | str]:
+    choices, field = choices_at(path), field_at(path)
+    if value == AUTO and not field.is_required():
+        return "the planner does not choose it", f"write one of these, or leave it out for {as_yaml(field.default)}"
+    if row := find_row(place_of(path), str(value)):
+        return row.reason, _in_form(path, row.write) if row.write in choices else f"write {row.write}"
+    return "there are no other choices", did_you_mean(value, choices)
 
 
-def _not_a_choice(path: str, value: Any) -> Violation | None:
-    """Return what is said about `auto` where leaving a field out means it, and about an engine that is not rendered."""
-    rule = f"S204 must be {' or '.join(map(str, choices_at(path)))}"
-    field = field_at(path)
-    if value == AUTO and not field.is_required() and not path.rpartition(".")[2].isdecimal():
-        return _left_out(path, value, rule, field)
-    if path in ("engine", "engine.name") and str(value).casefold().replace("-", "_") in OTHER_ENGINES:
-        return Violation(path, value, rule, "tidemill does not know the options of that engine", "write one of these")
-    return None
+def _bound(kind: str, limits: Mapping[str, Any]) -> str:
+    """Say the bound of a number, a quantity, a text or a list."""
+    thing = "character" if kind.startswith("string") else "item"
+    match limits:
+        case {"word": word, "bound": bound}:
+            return f"be at {word} {bound}"
+        case {"ge": bound}:
+            return f"be at least {bound}"
+        case {"le": bound}:
+            return f"be at most {bound}"
+        case {"min_length": bound}:
+            return f"have at least {counted(bound, thing)}"
+    return f"have at most {counted(limits['max_length'], thing)}"
 
 
-def _left_out(path: str, value: Any, rule: str, field: FieldInfo) -> Violation:
-    """Return what is said about `auto` where it is no choice: to leave the field out, if that is what was meant."""
-    phase, _, name = path.rpartition(".")
-    if name == "overlap":
-        reason = f"the planner does not choose it, and its default is {field.default}"
-        usual = value_as_we_say(path, "tbo")
-        return Violation(path, value, rule, reason, f"write {usual}, as usual in {phase}, or {field.default}")
-    is_ours = field.default is None
-    reason = "the plan decides it when it is left out" if is_ours else f"its default is {as_yaml(field.default)}"
-    return Violation(path, value, rule, reason, removal(words="leave it out"))
+def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why, and the nearest bound: the change is the user's, who may have meant another unit."""
+    if isinstance(value, str | list) and "bound" not in limits:
+        return f"it has {len(value):,}", "shorten it" if "max_length" in limits else example_at(path)
+    return sentence_of(field_at(path)), f"nearest: {limits.get('bound', limits.get('ge', limits.get('le')))}"
 
 
-def _engine_of_a_version(path: str, value: Any, named: tuple[str, str], data: Mapping[str, Any]) -> Violation:
-    """Return what is said about an engine's name with a version behind it."""
-    name, version = named
-    rule = f"S204 must be {' or '.join(map(str, choices_at(path)))}"
-    said: Mapping[str, Any] = {"name": name, "version": version}
-    if path == "engine":
-        fix = Fix(f"write engine: {as_yaml(said)}", ({HERE: said},))
-    elif data["engine"].get("version") is None:
-        fix = Fix(f"write name: {name} and version: {version}", ({HERE: name, "engine.version": version},))
-    else:
-        fix = did_you_mean(name, [name])
-    return Violation(path, value, rule, "its version has a key of its own", fix)
+def _only_choice(path: str) -> Fix | None:
+    choices = choices_at(path)
+    return Fix(f"write {path}: {choices[0]}", ({HERE: choices[0]},)) if len(choices) == 1 else None
 
 
-def _not_a_quantity(path: str, value: Any, kind: Kind) -> Violation:
-    reason = "a number alone could mean any of them" if _is_number(value) else "write a number and its unit"
-    alone = only_item(field_at(path), value)
-    if is_quantity_of(kind, alone):
-        return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", "it is a list", nearest(alone))
-    meant = as_we_spell(kind, value if alone is None else alone)
-    known = [meant] if meant else could_be(kind, value)
-    fix = did_you_mean(known[0], known[:1]) if len(known) == 1 else _as_one_of(path, known)
-    return Violation(path, value, f"S208 must be {QUANTITIES[kind]}", reason, fix)
+def _read_as(*types: type) -> Callable[[Any], Any]:
+    """Return what reads a value as YAML reads it without quotes, and keeps it if it is of `types`."""
+
+    def read(value: Any) -> Any:
+        alone = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(alone, float) and alone.is_integer():
+            alone = int(alone)
+        read = read_plain(alone.strip().replace("_", "")) if isinstance(alone, str) else alone
+        read = TRUTHS.get(str(alone).casefold(), read)
+        return read if type(read) in types else None
+
+    return read
 
 
-def _as_one_of(path: str, known: Sequence[str]) -> Fix | str:
-    """Several quantities, of which the user knows the one that was meant; or an example, where none is known."""
-    return f"write {' or '.join(known)}" if known else example_at(path)
+def _as_text(value: Any) -> str | None:
+    alone = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return str(alone) if type(alone) in (int, str) else None
 
 
-def _of_another_type(path: str, value: Any, wanted: str) -> Violation:
-    field = field_at(path)
-    is_item = path.rpartition(".")[2].isdecimal()  # of a list, in whose place the word may stand
-    rule = f"S203 must be {wanted}{' or auto' if may_be_auto(field) and not is_item else ''}"
-    if path in (f"{phase}.gpu" for phase in PHASES) and isinstance(value, dict):
-        reason = "one GPU can be described, the cluster's, and phases are on GPUs of the catalog beside it"
-        return Violation(path, value, rule, reason, "describe it as cluster.gpu, and name one of the catalog here")
-    if path == "schedule" and (value is False or truth(value) is False):
-        fix_off = Fix("leave it out, and write the units of each phase", ())
-        return Violation(path, value, rule, "without a schedule all units are on all day", fix_off)
-    if value == AUTO and wanted == WANTED["bool_type"] and not field.is_required():
-        return _left_out(path, value, rule, field)
-    found = f"it has {len(value)} characters" if _is_too_long(value) else f"it is {_noun(value)}"
-    fix = _as_variables(path, value) if may_be_secret(path) else instead_of(path, value)
-    return Violation(path, value, rule, found, fix)
+def _as_mapping(value: Any) -> dict[str, Any] | None:
+    """Return the mapping that a list of mappings with one key each is: `- ttft_ms: 2000`."""
+    is_listed = isinstance(value, list) and all(isinstance(each, dict) and len(each) == 1 for each in value)
+    items = value if is_listed else []
+    merged = {key: inner for item in items for key, inner in item.items()}
+    return merged if merged and len(merged) == len(items) else None
 
 
-def _as_variables(path: str, value: Any) -> Fix | str:
-    """Return the mapping that a list of variables is, where it names secrets; texts may be secrets, so none is told."""
-    named = variables(value) or {}
-    if not named or path != "kubernetes.env":
-        return "write each as NAME: value"
-    told = ", ".join(f"{key}: {as_yaml(each) if isinstance(each, dict) else '...'}" for key, each in named.items())
-    has_text = any(isinstance(each, str) for each in named.values())
-    return Fix(f"write {{{told}}}", () if has_text else ({HERE: named},))
+# What Pydantic wants -> what was written in another form, or None.
+FORMS: Mapping[str, Callable[[Any], Any]] = {
+    "int_type": _read_as(int),
+    "float_type": _read_as(int, float),
+    "bool_type": _read_as(bool),
+    "string_type": _as_text,
+    "model_type": _as_mapping,
+    "dict_type": _as_mapping,
+    "list_type": lambda value: None if value is None else [value],
+}
 
 
-def _missing(path: str, data: Mapping[str, Any]) -> Violation:
-    field = field_at(path)
-    if path == "cluster.gpu" and (gpus := _gpus_of_nodes(data)):
-        fix = Fix(f"write gpu: {' or '.join(gpus)}", tuple({HERE: each} for each in gpus))
-        return Violation(path, None, "S202 is required", "nodes say their own only where it differs", fix)
-    fix = _free_time(path, data) if path.startswith("schedule.windows.") else instead_of_nothing(path, field)
-    return Violation(path, None, "S202 is required", sentence_of(field), fix)
+def example_at(path: str) -> str:
+    """Return the declared example of the field at `path`, for what nobody can tell from what stands there."""
+    field, name = field_at(path), path.rpartition(".")[2]
+    example = _first_example(field)
+    if not name.isdecimal():
+        return f"for example {name}: {as_yaml(example)}"
+    return f"for example {as_yaml(example[0] if isinstance(example, list) else _required(section_of(field)))}"
 
 
-def _gpus_of_nodes(data: Mapping[str, Any]) -> list[str]:
-    """Return the GPUs of the catalog that listed nodes say they have."""
-    nodes = data["cluster"].get("nodes")
-    named = [each.get("gpu") for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
-    meant = (same_gpu(each) for each in named if isinstance(each, str))
-    return list(dict.fromkeys(each for each in meant if each))
+def as_yaml(value: Any) -> str:
+    """Return the value on one line, as one would write it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    return value if isinstance(value, str) and read_plain(value) == value else json.dumps(value)
 
 
-def _free_time(path: str, data: Mapping[str, Any]) -> Fix:
-    """An example for a window without a time, at which no other window starts."""
-    windows, own = data["schedule"]["windows"], int(path.split(".")[2])
-    taken = {time_of_day(each["at"]) for each in windows if isinstance(each, dict) and "at" in each}
-    minutes = (30 * step for step in range(17, 17 + 48))  # a day of half hours, from the field's example on
-    times = [hh_mm(each) for each in minutes]
-    free = [time for time in times if time not in taken] or times
-    missing = [index for index, each in enumerate(windows) if not isinstance(each, dict) or "at" not in each]
-    at = free[missing.index(own) % len(free)]
-    return for_example(f"at: {at}")
+def _first_example(field: FieldInfo) -> Any:
+    """Return the declared example, or for a section the keys that it must have."""
+    return field.examples[0] if field.examples else _required(section_of(field))
 
 
-def _out_of_range(path: str, value: Any, kind: str, limits: Mapping[str, Any]) -> Violation:
-    if kind == "string_too_short":
-        return Violation(
-            path, value, "S206 must not be empty", sentence_of(field_at(path)), instead_of_empty_text(path)
-        )
-    if kind == "string_too_long":
-        rule = f"S207 must have at most {limits['max_length']} characters"
-        fix = Fix("shorten it", ({HERE: value[: limits["max_length"]]},))
-        return Violation(path, value, rule, f"it has {len(value)}", fix)
-    word, bound = ("least", limits["ge"]) if "ge" in limits else ("most", limits["le"])
-    is_time = word == "least" and path.endswith("_ms")
-    share = 1 if path in MORE_THAN_ALL else bound
-    meant = of_seconds(value, bound) if is_time else of_a_hundred(value, share) if word == "most" else None
-    is_nothing = word == "least" and 0 < bound < LEAST_MEANT
-    fix = example_at(path) if is_nothing else nearest(bound if meant is None else meant)
-    return Violation(path, value, f"S205 must be at {word} {bound}", sentence_of(field_at(path)), fix)
-
-
-def _entries(path: str, value: list[Any], limits: Mapping[str, Any]) -> Violation:
-    if "min_length" in limits:
-        rule, fix = f"S210 must have at least {_number_of_entries(limits['min_length'])}", example_at(path)
-    else:
-        most = limits["max_length"]
-        rule, fix = f"S210 must have at most {_number_of_entries(most)}", Fix("shorten it", ({HERE: value[:most]},))
-    return Violation(path, value, rule, f"it has {len(value)}", fix)
-
-
-def _number_of_entries(number: int) -> str:
-    return "1 entry" if number == 1 else f"{number} entries"
+def _required(section: type[Section] | None) -> dict[str, Any]:
+    assert section
+    return {name: _first_example(section.model_fields[name]) for name in required_in(section)}
 
 
 def _noun(value: Any) -> str:
+    if isinstance(value, str) and len(value) > MAX_DIGITS and value.lstrip("+-").isdecimal():
+        return f"a number of more than {MAX_DIGITS} digits"
     return "null" if value is None else NOUNS[type(value)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
-
-
-def _is_too_long(value: Any) -> bool:
-    """A number that the source has left as text."""
-    return isinstance(value, str) and value.lstrip("+-").isdecimal() and not INTEGER.fullmatch(value)

@@ -13,7 +13,7 @@ not recurse and so cannot be made to overflow the stack.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,17 @@ import yaml
 from planner.facts.files import read_file
 from planner.problems.errors import Problem, SpecError, Violation
 from planner.spec.undecided import AUTO
-from planner.spec.yaml_mistakes import HOLE_REASON, Mistake, explain, holes, indent_by, look_alikes
+from planner.spec.yaml_errors import explain
 
-__all__ = ["Document", "decode_document", "parse_document", "read_content", "read_document"]
+__all__ = [
+    "MAX_DIGITS",
+    "Document",
+    "decode_document",
+    "parse_document",
+    "read_content",
+    "read_document",
+    "read_plain",
+]
 
 NO_MAPPING = "S105 must be a mapping of keys to values"
 MAX_DEPTH = 32  # the spec itself nests four deep
@@ -34,10 +42,9 @@ MAX_VALUES = 2**19  # keys and values: 20,000 nodes that say all they can have f
 MAX_PATH_CHARACTERS = 2**26  # of all paths together: those of such an inventory have a fifth of it
 
 LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
-INTEGER = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones stay text, and fail as text: no field wants them
+MAX_DIGITS = 18  # of an integer; longer ones stay text, and fail as text: no field wants them
+INTEGER = re.compile(rf"[-+]?[0-9]{{1,{MAX_DIGITS}}}")
 FRACTION = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
-
-DECIMALS = re.compile(r"[0-9]{1,2}")  # behind a comma; three digits may be thousands
 
 Place = tuple[int, int]  # line, column; both from 1
 
@@ -51,6 +58,12 @@ class Document:
     keys: dict[str, Place]  # dotted path -> where its key stands
     values: dict[str, Place]  # dotted path -> where its value starts
     autos: frozenset[str] = frozenset()  # paths at which the file says `auto`, whatever `data` has by now
+    refused: tuple[tuple[str, Problem], ...] = ()  # what hides a value, and the value's path
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Return the paths at which the file does not say what stands there: nothing else is told about them."""
+        return frozenset(path for path, _ in self.refused)
 
     def problem(self, violation: Violation) -> Problem:
         """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's.
@@ -71,7 +84,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The document in the file at `path`. Raises SpecError when there is none."""
+    """The document in the file at `path`, with what is refused in it. Raises SpecError when there is none."""
     return decode_document(read_content(path), path)
 
 
@@ -87,7 +100,7 @@ def read_content(path: Path) -> bytes:
 
 
 def decode_document(content: bytes, path: Path) -> Document:
-    """The document in `content`, which was read from `path`. Raises SpecError when there is none."""
+    """The document in `content`, read from `path`, with what is refused in it. Raises SpecError when there is none."""
     if len(content) > MAX_SPEC_BYTES:
         reason = f"it has more than {MAX_SPEC_BYTES // 2**20} MiB"
         raise _refused(path, "S101 must be a readable file", reason, "check the path")
@@ -98,34 +111,40 @@ def decode_document(content: bytes, path: Path) -> Document:
         reason = f"byte {error.start} ({error.object[error.start]:#04x}) is not UTF-8"
         place = _place_in(before, len(before))
         raise _refused(path, "S102 must be UTF-8 text", reason, "save the file as UTF-8", place) from None
-    return parse_document(text, str(path))
+    return _read(text, str(path))
 
 
 def parse_document(text: str, file: str) -> Document:
-    """The document in `text`; `file` names it in messages. Raises SpecError."""
-    reader = _Reader(file, text)
+    """The document in `text`, in which nothing is refused; `file` names it in messages. Raises SpecError."""
+    document = _read(text, file)
+    if document.refused:
+        raise SpecError([problem for _, problem in document.refused])
+    return document
+
+
+def _read(text: str, file: str) -> Document:
+    reader = _Reader(file)
     try:
         events = yaml.parse(text, Loader=yaml.CSafeLoader)
         data = reader.document(iter(events))
     except yaml.MarkedYAMLError as error:
-        mistakes = explain(text, error)
-        rule = NO_MAPPING if mistakes[0].reason == HOLE_REASON else "S103 must be YAML"
-        raise reader.refused_all(rule, mistakes) from None
+        mistake = explain(text, error)
+        raise reader.error(mistake.place, "S103 must be YAML", mistake.reason, mistake.fix) from None
     except yaml.reader.ReaderError as error:
         place = _place_in(text, error.position)
-        raise reader.refused(place, "S103 must be YAML", error.reason, "remove the character") from None
-    return Document(file, data, reader.keys, reader.values, frozenset(reader.autos))
+        raise reader.error(place, "S103 must be YAML", error.reason, "remove the character") from None
+    return Document(file, data, reader.keys, reader.values, frozenset(reader.autos), tuple(reader.refused))
 
 
 class _Reader:
     """Builds data from events and notes places on the way."""
 
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str) -> None:
         self.file = file
-        self.text = text
         self.keys: dict[str, Place] = {}
         self.values: dict[str, Place] = {}
         self.autos: set[str] = set()
+        self.refused: list[tuple[str, Problem]] = []
         self.num_values = 0
         self.num_path_characters = 0
 
@@ -138,105 +157,61 @@ class _Reader:
                 num_documents += 1
                 if num_documents > 1:
                     fix = "put each spec into its own file"
-                    raise self.refused(
+                    raise self.error(
                         _start(event), "S104 must contain a single document", "a second one starts here", fix
                     )
                 data = self.value(next(events), events, path="", depth=0)
         if not isinstance(data, dict):
             found = "it is empty" if data is None else "it is " + ("a list" if isinstance(data, list) else "one value")
-            raise self.refused((1, 1), NO_MAPPING, found, "start with `version: 1`")
+            raise self.error((1, 1), NO_MAPPING, found, "start with `version: 1`")
         return data
 
     def value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
         """The value that starts with `event`, taking from `events` what belongs to it."""
         self.count(event, path)
-        self.refuse_what_hides_values(event)
+        self.refuse_what_hides_values(event, path)
         if depth > MAX_DEPTH:
             fix = "use fewer levels"
-            raise self.refused(
+            raise self.error(
                 _start(event), f"S108 must nest at most {MAX_DEPTH} deep", "no spec needs deeper nesting", fix
             )
         self.values[path] = _start(event)
         if isinstance(event, yaml.MappingStartEvent):
-            return self.mapping(event, events, path, depth)
+            return self.mapping(events, path, depth)
         if isinstance(event, yaml.SequenceStartEvent):
             return self.sequence(events, path, depth)
+        if isinstance(event, yaml.AliasEvent):
+            return None
         assert isinstance(event, yaml.ScalarEvent)
         if event.value == AUTO:
             self.autos.add(path)
         return _scalar(event)
 
-    def mapping(
-        self, start: yaml.MappingStartEvent, events: Iterator[yaml.Event], path: str, depth: int
-    ) -> dict[str, Any]:
-        """The rest of a mapping whose `start` has been taken."""
+    def mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
+        """The rest of a mapping whose start has been taken."""
         result: dict[str, Any] = {}
-        before: tuple[str, str] | None = None  # the last key and its text
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             self.count(event, path)
-            self.refuse_what_hides_values(event)
             key = self.key(event)
             key_path = f"{path}.{key}".lstrip(".")
+            self.refuse_what_hides_values(event, key_path)
             if key in result:
-                raise self.given_twice(key, _start(event), path, result)
+                first = self.keys[key_path][0]
+                rule, reason = "S106 must give each key once", f"`{key_path}` stands in line {first} too"
+                self.refuse(_start(event), key_path, rule, reason, "remove one of the two")
             self.keys[key_path] = _start(event)
-            value = next(events)
-            if start.flow_style and self.has_no_colon(event, value):
-                raise self.cut_off(event, events, before)
-            before = (key, value.value) if isinstance(value, yaml.ScalarEvent) else None
-            result[key] = self.value(value, events, key_path, depth + 1)
+            result[key] = self.value(next(events), events, key_path, depth + 1)
         return result
 
-    def has_no_colon(self, key: yaml.Event, value: yaml.Event) -> bool:
-        """Whether a key in braces has neither a value nor a colon: it is a part of what stands before it."""
-        assert key.end_mark
-        assert value.start_mark
-        between = self.text[key.end_mark.index : value.start_mark.index]
-        return isinstance(value, yaml.ScalarEvent) and not value.value and value.implicit[0] and ":" not in between
-
-    def cut_off(self, key: yaml.Event, events: Iterator[yaml.Event], before: tuple[str, str] | None) -> SpecError:
-        """Say that a comma in braces has ended the value `before` it, which goes on in `key` and those like it."""
-        assert isinstance(key, yaml.ScalarEvent)
-        place, parts = _start(key), [key.value]
-        for event in events:
-            if not isinstance(event, yaml.ScalarEvent) or not self.has_no_colon(event, next(events)):
-                break
-            parts.append(event.value)
-        rule = "S110 must give each key in braces a value"
-        if before is None:
-            return self.refused(place, rule, f"`{parts[0]}` has none", f"write `{parts[0]}: null`, or what it is")
-        name, value = before
-        whole = [value, *parts]
-        reason = f"inside braces a comma ends the value, so `{name}` is `{value}` alone"
-        if INTEGER.fullmatch(value) and len(parts) == 1 and DECIMALS.fullmatch(parts[0]):
-            fix = f"write `{name}: {value}.{parts[0]}`, or a list in brackets, `{name}: [{value}, {parts[0]}]`"
-            return self.refused(place, rule, reason, fix)
-        fix = f'put it in quotes, `{name}: "{",".join(whole)}"`, or a list in brackets, `{name}: [{", ".join(whole)}]`'
-        return self.refused(place, rule, reason, fix)
-
     def key(self, event: yaml.Event) -> str:
-        """The text that a key must be, in characters that are YAML's where they look like it."""
+        """The text that a key must be."""
         if isinstance(event, yaml.ScalarEvent):
-            alike = look_alikes(self.text) if event.implicit[0] and look_alikes(event.value) else []
-            if alike:
-                raise self.refused_all("S103 must be YAML", alike)
             return str(event.value)
-        if isinstance(event, yaml.MappingStartEvent) and (mistakes := holes(self.text)):
-            raise self.refused_all(NO_MAPPING, mistakes)
-        raise self.refused(_start(event), NO_MAPPING, *_no_key(event))
-
-    def given_twice(self, key: str, here: Place, path: str, before: dict[str, Any]) -> SpecError:
-        """A key that stands twice, or the key between the two with nothing below it, whose line is indented too far."""
-        rule, key_path = "S106 must give each key once", f"{path}.{key}".lstrip(".")
-        first = self.keys[key_path][0]
-        empty = [self.keys[f"{path}.{each}"] for each in before if before[each] is None and path in self.keys]
-        headless = [place for place in empty if first < place[0] < here[0]]
-        if not headless:
-            return self.refused(here, rule, f"`{key_path}` stands in line {first} too", "remove one of the two")
-        reason = f"`{key_path}` stands in lines {first} and {here[0]}, and this key between them has nothing below it"
-        return self.refused(headless[-1], rule, reason, indent_by(self.keys[path][1] - 1))
+        is_hole = isinstance(event, yaml.MappingStartEvent)
+        fix = "write the value, if a template's {{ }} has not been filled in" if is_hole else "write a plain key"
+        raise self.error(_start(event), NO_MAPPING, "a key is not text", fix)
 
     def sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
         """The rest of a list whose start has been taken."""
@@ -257,34 +232,31 @@ class _Reader:
             reason = f"the paths of its values have more than {MAX_PATH_CHARACTERS:,} characters"
         else:
             return
-        raise self.refused(_start(event), "S101 must be a readable file", reason, "check the path")
+        raise self.error(_start(event), "S101 must be a readable file", reason, "check the path")
 
-    def refuse_what_hides_values(self, event: yaml.Event) -> None:
+    def refuse_what_hides_values(self, event: yaml.Event, path: str) -> None:
         """Aliases, anchors and tags make a value something else than what stands there."""
-        hidden = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None)
-        if hidden:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
+            rule = "S107 must not use anchors (&), aliases (*) or tags (!)"
             reason = "a message must be able to name the one line where a value is written"
-            raise self.refused(
-                _start(event),
-                "S107 must not use anchors (&), aliases (*) or tags (!)",
-                reason,
-                "write the value itself",
-            )
+            self.refuse(_start(event), path, rule, reason, "write the value itself")
 
-    def refused(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:
-        return self.refused_all(rule, [Mistake(place, reason, fix)])
+    def refuse(self, place: Place, path: str, rule: str, reason: str, fix: str) -> None:
+        """Keep what is wrong at `path`, and read on: it hides no other mistake."""
+        self.refused += [(path, each) for each in self.error(place, rule, reason, fix).problems]
 
-    def refused_all(self, rule: str, mistakes: Sequence[Mistake]) -> SpecError:
-        return SpecError(
-            [Violation("", None, rule, each.reason, each.fix).at(self.file, *each.place) for each in mistakes]
-        )
+    def error(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:
+        """Return what ends the reading."""
+        return SpecError([Violation("", None, rule, reason, fix).at(self.file, *place)])
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
     """A plain word by the core schema; anything quoted is text."""
-    text: str = event.value
-    if not event.implicit[0]:
-        return text
+    return read_plain(event.value) if event.implicit[0] else event.value
+
+
+def read_plain(text: str) -> Any:
+    """What `text` means without quotes."""
     if text in LITERALS:
         return LITERALS[text]
     if INTEGER.fullmatch(text):
@@ -292,13 +264,6 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
     if FRACTION.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text
-
-
-def _no_key(event: yaml.Event) -> tuple[str, str]:
-    """Why it is none, and what would do."""
-    if isinstance(event, yaml.MappingStartEvent):
-        return HOLE_REASON, "write the value"
-    return "a key is not text", "write a plain key"
 
 
 def _start(event: yaml.Event) -> Place:

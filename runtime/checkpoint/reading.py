@@ -1,21 +1,23 @@
 """Digests of the tensors that a rank reads, made while it reads them.
 
-With a manifest they are the manifest's SHA-256. Without one they only tell ranks apart that read different bytes by
-accident, and a CRC-32 does that for less: it misses one change of a tensor in 4 billion, and none within 32
-bits. Nobody is kept from forging one: whoever can write a checkpoint can write its manifest as well.
+Without a manifest they only tell ranks apart that read different bytes by accident. A GMAC (NIST SP 800-38D) with a
+key that everybody knows does that: it has 128 bits, and processors have instructions for it, so a part is hashed on
+the spot while it is in the cache. Nobody is kept from forging one: whoever can write a checkpoint can write its
+manifest as well.
 
-Hashing lets go of the interpreter, so parts are hashed on threads of their own while the next ones are read. A tensor's
-parts are hashed on one thread, in order. Few bytes wait: a loading rank's memory stays that of its weights and little
-more.
+With a manifest they are the manifest's SHA-256. That takes longer and lets go of the interpreter, so parts are hashed
+on threads of their own while the next ones are read. A tensor's parts are hashed on one thread, in order. Few bytes
+wait: a loading rank's memory stays that of its weights and little more.
 """
 
 import hashlib
-import zlib
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from runtime.checkpoint.manifest import MANIFEST
 from runtime.checkpoint.tensors import StoredTensor
@@ -24,20 +26,21 @@ from runtime.errors import CheckpointError
 __all__ = ["ReadDigests"]
 
 AT_ONCE_BYTES = 2**18  # a smaller part is hashed sooner than it is handed to a thread
+KNOWN_KEY, NONCE = AESGCM(b"tidemill weights"), bytes(12)  # nothing is encrypted
 WAITING_BYTES = 2**25  # so that a thread that wakes up late delays nobody
 
 
-class _Crc32:
-    """CRC-32 with the methods of hashlib."""
+class _Gmac:
+    """A checksum with the methods of hashlib: the GMAC of its parts' GMACs. Other parts have another one."""
 
     def __init__(self) -> None:
-        self._value = 0
+        self._tags = b""
 
-    def update(self, part: memoryview) -> None:
-        self._value = zlib.crc32(part, self._value)
+    def update(self, part: bytes | memoryview) -> None:
+        self._tags += KNOWN_KEY.encrypt(NONCE, b"", part)
 
     def hexdigest(self) -> str:
-        return f"{self._value:08x}"
+        return KNOWN_KEY.encrypt(NONCE, b"", self._tags).hex()
 
 
 class ReadDigests:
@@ -49,7 +52,7 @@ class ReadDigests:
     def __init__(self, expected: Mapping[str, str] | None, num_threads: int) -> None:
         self.found: dict[str, str] = {}
         self._expected = expected
-        self._begun: dict[str, tuple[int, hashlib._Hash | _Crc32]] = {}  # tensor -> bytes so far, and their hash
+        self._begun: dict[str, tuple[int, hashlib._Hash | _Gmac]] = {}  # tensor -> bytes so far, and their hash
         self._threads = [ThreadPoolExecutor(1, "digests") for _ in range(num_threads)]
         self._waiting: deque[tuple[int, Future[None]]] = deque()
         self._waiting_bytes = 0
@@ -68,7 +71,7 @@ class ReadDigests:
 
     def add(self, name: str, stored: StoredTensor, part: memoryview) -> None:
         """Take the next part of a tensor, whose bytes nobody changes any more."""
-        if part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
+        if self._expected is None or part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
             self._take(name, stored, part)
             return
         self._wait_until(WAITING_BYTES)
@@ -84,13 +87,13 @@ class ReadDigests:
             hashed.result()
 
     def _take(self, name: str, stored: StoredTensor, part: memoryview) -> None:
-        new = _Crc32() if self._expected is None else hashlib.sha256()
+        new = _Gmac() if self._expected is None else hashlib.sha256()
         so_far, digest = self._begun.pop(name, (0, new))
         digest.update(part)
         if so_far + part.nbytes < stored.num_bytes:
             self._begun[name] = so_far + part.nbytes, digest
             return
-        self.found[name] = f"{'crc32' if self._expected is None else 'sha256'}:{digest.hexdigest()}"
+        self.found[name] = f"{'gmac' if self._expected is None else 'sha256'}:{digest.hexdigest()}"
         if self._expected is not None and self._expected[name] != self.found[name]:
             raise CheckpointError(
                 f"{stored.path}: the bytes of {name} are not those of {MANIFEST}: copy the file again"

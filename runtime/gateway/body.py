@@ -180,7 +180,7 @@ class GenerationBody(Body):
     A prompt finds cached KV only of prompts with the same `cache_salt`, and of the same caller where there are keys.
     """
 
-    model: str
+    model: str | None = None
     max_tokens: PositiveInt | None = None
     min_tokens: Count | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -271,13 +271,13 @@ class ChatBody(GenerationBody, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class EmbeddingsBody(Body):
+class EmbeddingsBody(Body, kw_only=True):
     """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them.
 
     No prompt finds another's KV here, so each `cache_salt` is obeyed.
     """
 
-    model: str
+    model: str | None = None
     input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     cache_salt: CacheSalt | None = None

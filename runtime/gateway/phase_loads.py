@@ -59,7 +59,12 @@ class PhaseLoads(Collector):
         for index, (name, meaning) in enumerate(OF_PHASES.items()):
             yield self._family(name, meaning, "phase", {phase: values[index] for phase, values in phases.items()})
         yield self._family(STRAGGLER, "How many times longer than its peers a slow rank takes.", "unit", stragglers)
-        yield self._family(REFUSED, "1 for a unit that gets no requests: it loaded other weights.", "unit", refused)
+        yield self._family(
+            REFUSED,
+            "1 for a unit that gets no requests: it loaded other weights or another tokenizer.",
+            "unit",
+            refused,
+        )
 
     def _family(self, name: str, meaning: str, label: str, values: dict[str, float]) -> Metric:
         family = GaugeMetricFamily(f"tidemill_{name}", meaning, labels=["model_name", label])

@@ -61,8 +61,10 @@ class Rank:
         self.loaded = 0.0  # of its tensors, of 1
         self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
         self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
-        self.loaded_digest: str | None = None  # of `served_weights.py`; None before it has said any
+        self.loaded_digest: str | None = None  # of `served_weights.py`; None unless it has said one
+        self.tokenizer_digest: str | None = None  # of the file that it holds JSON to; None unless it has said one
         self.refusal: str | None = None  # why it gets no requests, though it may be ready
+        self._has_loaded = False
         self._writer, self._may_have_room = writer, may_have_room
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
@@ -168,9 +170,12 @@ class Rank:
 
     def _take_loaded(self, hello: Hello) -> None:
         is_same = msgspec.structs.replace(hello, kv_digest=self.hello.kv_digest) == self.hello
-        if not is_same or hello == self.hello or self.loaded_digest is not None:
+        if not is_same or hello == self.hello or self._has_loaded:
             raise WireError(f"{self} said Hello twice")
-        self.loaded_digest = hello.kv_digest
+        self._has_loaded = True
+        kv_digest, self.tokenizer_digest = hello.loaded_digests()
+        if kv_digest != self.hello.kv_digest:
+            self.loaded_digest = kv_digest
 
     def _move(self, ticket: str) -> None:
         if ticket not in self._moves:

@@ -38,6 +38,7 @@ from runtime.gateway.router import (
     room,
     room_to_embed,
 )
+from runtime.gateway.served_tokenizer import ServedTokenizer
 from runtime.gateway.served_weights import ServedWeights
 from runtime.gateway.silence import watch
 from runtime.gateway.stragglers import straggler
@@ -95,17 +96,18 @@ class Registry:
         policy: Policy = Policy.BALANCED,
         units_identity: str | None = None,
         weights_file: Path | None = None,
+        tokenizer: ServedTokenizer | None = None,
     ) -> None:
         """Take the ranks of units whose certificates name `units_identity` and the unit; None asks for no certificate.
 
-        A rank whose steps stand still for `stall_timeout_s` is given up. `weights_file` outlives this process. Raise
-        RuntimeFailure.
+        A rank whose steps stand still for `stall_timeout_s` is given up. `weights_file` outlives this process. Ranks
+        that say which tokenizer they read must have read `tokenizer`. Raise RuntimeFailure.
         """
         self.strangers = Strangers()
         self._kv_digest, self._units_identity = kv_digest, units_identity
         self._limits, self._policy = limits, policy
         self._stall_timeout_s = stall_timeout_s
-        self._weights = ServedWeights(weights_file)
+        self._weights, self._tokenizer = ServedWeights(weights_file), tokenizer
         self._roster = Roster()
         self._units: list[Unit] | None = None  # of its ranks, until one comes or is forgotten
         self._turns = count()
@@ -275,6 +277,8 @@ class Registry:
         """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
         while (message := frames.whole_here() or await _next_word(frames)) is not None:
             rank.take(message)
+            if isinstance(message, Hello) and self._tokenizer is not None:
+                self._tokenizer.heed(rank, self._roster)
             if isinstance(message, State | Hello):
                 is_ready = any(unit.is_ready for unit in self.units() if unit.name == rank.hello.unit)
                 self._weights.heed(rank, self._roster, unit_is_ready=is_ready)

@@ -96,7 +96,7 @@ class TextOptions(Part, frozen=True):
     verbosity: str | None = None
 
 
-class ResponsesBody(Body, frozen=True):
+class ResponsesBody(Body, frozen=True, kw_only=True):
     """`input` is a text, which a user says, or items. Tools are functions; others would have to run here."""
 
     neutral: ClassVar[Neutral] = {
@@ -109,7 +109,7 @@ class ResponsesBody(Body, frozen=True):
         "truncation": ("disabled",),
     }
 
-    model: str
+    model: str | None = None
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None

@@ -35,7 +35,7 @@ from runtime.gateway.request_log import JsonLines
 from runtime.gateway.resumption import Resumptions
 from runtime.gateway.router import Policy
 from runtime.gateway.schemas import Schemas
-from runtime.gateway.served_tokenizer import load_served_tokenizer
+from runtime.gateway.served_tokenizer import ServedTokenizer, load_served_tokenizer
 from runtime.gateway.strangers import Handshakes
 from runtime.gateway.tracing import traces_from_environment
 from runtime.launch import GatewayLaunch
@@ -83,7 +83,7 @@ def run(
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     ring = None if keys is None else KeyRing(keys, num_gateways)
     credentials = None if tls is None else Credentials(tls, "server")
-    model = _load_model(launch, tokenizer_file)
+    model, served_tokenizer = _load_model(launch, tokenizer_file)
     measured = CollectorRegistry()
     traces = traces_from_environment(launch.model.name)
     with (
@@ -93,7 +93,8 @@ def run(
         serve_metrics(measured, address, launch.ports.metrics),
     ):
         units = None if credentials is None else launch.tls.units
-        registry = Registry(launch.kv_digest, _limits(launch), launch.stall_timeout_s, policy, units, weights_file)
+        limits, stall_timeout_s = _limits(launch), launch.stall_timeout_s
+        registry = Registry(launch.kv_digest, limits, stall_timeout_s, policy, units, weights_file, served_tokenizer)
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)
@@ -126,11 +127,11 @@ def _collect_garbage_seldom() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
 
 
-def _load_model(launch: GatewayLaunch, tokenizer_file: Path | None) -> ServedModel:
+def _load_model(launch: GatewayLaunch, tokenizer_file: Path | None) -> tuple[ServedModel, ServedTokenizer]:
     folder = resolve(launch.checkpoint.uri)
     check_config_digest(folder, launch.checkpoint.config_digest)
-    tokenizer = load_served_tokenizer(folder, tokenizer_file)
-    return ServedModel(launch.model.name, launch.limits.max_request_tokens, tokenizer)
+    tokenizer, served = load_served_tokenizer(folder, tokenizer_file)
+    return ServedModel(launch.model.name, launch.limits.max_request_tokens, tokenizer), served
 
 
 def _limits(launch: GatewayLaunch) -> RankLimits:

@@ -1,43 +1,80 @@
-"""The tokenizer's files that a deployment serves with: a gateway that reads others does not serve.
+"""The tokenizer's files that a deployment serves with: a gateway or a rank that reads others does not serve.
 
 A checkpoint may change while a deployment runs. A gateway that starts again would then answer the same prompt
 differently, and differently from the gateway beside it. So it ends with a sentence. Whoever watches it starts it again,
 and it serves once the files are back.
 
 The gateways of a deployment remember the digests of the first files, in a file as for the weights
-(`served_weights.py`). This compares nothing that ranks read.
+(`served_weights.py`).
+
+Ranks read tokenizer.json to hold answers to JSON schemas, and say its digest once they have loaded. A rank that read
+another file than this gateway gets no requests from it. While no rank agrees with the gateway, the gateway may be the
+one that is wrong: then ranks hear nothing, and go on with other gateways.
 """
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.checkpoint import digest_of_file
 from runtime.errors import RuntimeFailure
-from runtime.gateway.served_weights import keep_first, read_first
+from runtime.gateway.rank_connection import Rank
+from runtime.gateway.served_weights import SHOWN, keep_first, read_first
 from runtime.gateway.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
-__all__ = ["load_served_tokenizer"]
+__all__ = ["ServedTokenizer", "load_served_tokenizer"]
 
-log = logging.getLogger(__name__)
+RANKS_FILE = "tokenizer.json"  # the one that ranks read as well
+
+log = logging.getLogger("runtime.gateway.registry")  # as users know who takes ranks
 
 
-def load_served_tokenizer(folder: Path, memory: Path | None) -> Tokenizer:
+class ServedTokenizer:
+    """The digest of this gateway's tokenizer.json, and whether a rank has read the same."""
+
+    def __init__(self, digest: str) -> None:
+        self._digest, self._is_shared = digest, False
+
+    def heed(self, rank: Rank, ranks: Iterable[Rank]) -> None:
+        """Compare what the rank has read, once it has said so; all hear of it once one agrees."""
+        if rank.tokenizer_digest == self._digest and not self._is_shared:
+            self._is_shared = True
+            for each in ranks:
+                self._compare(each)
+        else:
+            self._compare(rank)
+
+    def _compare(self, rank: Rank) -> None:
+        if rank.tokenizer_digest in (None, self._digest):
+            return
+        assert rank.tokenizer_digest is not None
+        reason = (
+            f"its {RANKS_FILE} ({rank.tokenizer_digest[:SHOWN]}) is another than this gateway's"
+            f" ({self._digest[:SHOWN]}), so answers in JSON would be wrong; give both the same file and start again"
+            " the one that was wrong"
+        )
+        if self._is_shared:
+            rank.refuse(reason)
+        else:
+            rank.refusal = reason
+        log.warning("%s is refused: %s", rank, reason)
+
+
+def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer, ServedTokenizer]:
     """Read a checkpoint folder's tokenizer, whose files must be the first that `memory`, if given, has seen.
 
     Raise RuntimeFailure.
     """
-    if memory is None:
-        return load_tokenizer(folder)
-    _compare(folder, memory)
+    before = _digests(folder)
+    first = _lines(before) if memory is None else _first(memory, "\n".join(_lines(before))).splitlines()
+    _compare(folder, before, first)
     tokenizer = load_tokenizer(folder)
-    _compare(folder, memory)  # a file may have changed between its digest and its use
-    return tokenizer
+    _compare(folder, _digests(folder), first)  # a file may have changed between its digest and its use
+    return tokenizer, ServedTokenizer(before[RANKS_FILE])
 
 
-def _compare(folder: Path, memory: Path) -> None:
-    found = [f"{name} {_digest(folder / name)}" for name in TOKENIZER_FILES]
-    first = _first(memory, "\n".join(found)).splitlines()
-    changed = [line.split()[0] for line in found if line not in first]
+def _compare(folder: Path, found: dict[str, str], first: list[str]) -> None:
+    changed = [name for name, line in zip(found, _lines(found), strict=True) if line not in first]
     if changed:
         raise RuntimeFailure(
             f"this deployment serves with other files than are now in {folder}: {', '.join(changed)} changed; put back"
@@ -57,5 +94,11 @@ def _first(memory: Path, found: str) -> str:
         return found
 
 
-def _digest(path: Path) -> str:
-    return digest_of_file(path) if path.exists() else "missing"
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the digest of each of the tokenizer's files, by name."""
+    paths = [folder / name for name in TOKENIZER_FILES]
+    return {path.name: digest_of_file(path) if path.exists() else "missing" for path in paths}
+
+
+def _lines(digests: dict[str, str]) -> list[str]:
+    return [f"{name} {digest}" for name, digest in digests.items()]

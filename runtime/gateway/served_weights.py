@@ -23,7 +23,7 @@ from pathlib import Path
 from runtime.errors import RuntimeFailure
 from runtime.gateway.rank_connection import Rank
 
-__all__ = ["ServedWeights", "keep_first", "read_first"]
+__all__ = ["SHOWN", "ServedWeights", "keep_first", "read_first"]
 
 SHOWN = 19  # characters of a digest: `sha256:` and twelve
 

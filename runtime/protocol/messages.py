@@ -104,8 +104,9 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.
 class Hello(_Message):
     """A rank presents itself. `kv_host` is None where no KV comes in: it does at decode ranks.
 
-    `for_node` is the planned node that this one, a spare, stands in for. Where the plan names no weights, the rank says
-    Hello again when it has loaded some: only the `kv_digest` is another, that of the plan and of its unit's weights.
+    `for_node` is the planned node that this one, a spare, stands in for. When the rank has loaded, it says Hello again
+    if there is anything to compare: only `kv_digest` is another. It is that of the plan and, where the plan names no
+    weights, of the unit's weights. A blank and the digest of tokenizer.json follow, if the rank has read that file.
     """
 
     unit: str
@@ -119,6 +120,16 @@ class Hello(_Message):
     kv_host: str | None
     kv_port: int | None
     for_node: str | None = None
+
+    def once_loaded(self, kv_digest: str, tokenizer_digest: str | None) -> "Hello":
+        """Return the Hello that says what this rank has loaded."""
+        said = kv_digest if tokenizer_digest is None else f"{kv_digest} {tokenizer_digest}"
+        return msgspec.structs.replace(self, kv_digest=said)
+
+    def loaded_digests(self) -> tuple[str, str | None]:
+        """Return the KV digest and the tokenizer's digest of a Hello that says what its rank has loaded."""
+        kv_digest, _, tokenizer_digest = self.kv_digest.partition(" ")
+        return kv_digest, tokenizer_digest or None
 
 
 class Renewal(_Message):

@@ -5,7 +5,8 @@
 The matcher's state depends on the tokens alone, so a request goes on the same way on the rank that it moves to. The
 text ends where the JSON does: only then, and then only, the first of the stop ids is allowed.
 The vocabulary is read from the checkpoint's tokenizer.json while the rank loads, where the library is installed: it
-takes seconds for 129,280 tokens, and every rank of the unit would wait for them in a step.
+takes seconds for 129,280 tokens, and every rank of the unit would wait for them in a step. The gateway compares the
+file's digest with that of its own: with another vocabulary the JSON would be of other tokens.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import read_json
-from runtime.errors import RequestFailure
+from runtime.checkpoint import digest_of_file, read_json
+from runtime.errors import CheckpointError, RequestFailure
 from runtime.protocol.json_grammar import is_installed, json_matcher, read_vocabulary, why_no_grammar
 from runtime.serving.request import Constraint, Request
 
@@ -34,8 +35,9 @@ class Constraints:
         self._checkpoint, self._vocab_size = checkpoint, vocab_size
         self._tokenizers: dict[int, Any] = {}  # by the token that ends a text: one, unless gateways differ
         self._fresh: dict[tuple[Any, ...], Any] = {}  # matchers at an answer's start, by schema and end of text
+        self.tokenizer_digest = _digest(checkpoint / TOKENIZER) if is_installed() else None
         end_of_text = _end_of_text(checkpoint)
-        if is_installed() and end_of_text is not None and (checkpoint / TOKENIZER).exists():
+        if self.tokenizer_digest is not None and end_of_text is not None:
             with contextlib.suppress(RequestFailure):  # the first request that needs it says why
                 self._tokenizer(end_of_text)
 
@@ -79,8 +81,18 @@ class Constraints:
                 made = read_vocabulary(file, self._vocab_size, end_of_text)
             except (ValueError, RuntimeError, OSError) as error:
                 raise RequestFailure(f"{file.name} cannot be used for JSON: {error}") from None
+            if _digest(file) != self.tokenizer_digest:
+                raise RequestFailure(f"{file.name} cannot be used for JSON: it changed after this rank started")
             self._tokenizers = {end_of_text: made}
         return self._tokenizers[end_of_text]
+
+
+def _digest(file: Path) -> str | None:
+    """Return the file's digest; None where it cannot be read."""
+    try:
+        return digest_of_file(file)
+    except CheckpointError:
+        return None
 
 
 def _end_of_text(checkpoint: Path) -> int | None:

@@ -74,6 +74,11 @@ class Phase(ABC, Generic[Arriving]):
         counters.watch_requests(self._scheduler)
         self._report = LoadReport(self._scheduler, outbox.say_load)
 
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """Return the digest of the tokenizer.json that answers in JSON are held to; None where none is read."""
+        return self._constraints.tokenizer_digest
+
     def prepare(self) -> None:
         """Do what steps would otherwise wait for: a collective of the unit, before requests come. Here, for prompts."""
         limits = self._launch.limits

@@ -2,8 +2,8 @@
 
 The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
 again is simply called again: Hello, State and Load are said anew on every connection. Hello is said once more when the
-weights are loaded, with a `kv_digest` that is theirs as well. Tokens said while nobody listens
-are dropped: the gateway that asked for them is gone, and has failed their requests.
+rank has loaded, with the digests of what it read. Tokens said while nobody listens are dropped: the gateway that asked
+for them is gone, and has failed their requests.
 
 A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is. So is one
 that cannot prove who it is, or refuses our certificate: certificates are renewed. The rank moves to a new connection
@@ -68,7 +68,7 @@ class GatewayLink:
     """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread.
 
     `gateway` is whose requests come on this line, `is_dismissed` whether none of them needs this rank any more.
-    `is_refused` says whether none will come, because of the weights that it loaded.
+    `is_refused` says whether none will come, because of what it loaded.
     """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
@@ -79,6 +79,7 @@ class GatewayLink:
         self._load: Load | None = None
         self._receive = receive
         self._writer: asyncio.StreamWriter | None = None
+        self._unsent: list[bytes] = []  # of this turn of the event loop
 
     @property
     def is_connected(self) -> bool:
@@ -108,9 +109,9 @@ class GatewayLink:
         self._state = state
         self.send(state)
 
-    def say_kv_digest(self, kv_digest: str) -> None:
-        """Tell with whom this rank can exchange KV, now and on every later connection."""
-        self._loaded_hello = msgspec.structs.replace(self._hello, kv_digest=kv_digest)
+    def say_hello_again(self, loaded: Hello) -> None:
+        """Tell what this rank has loaded, now and on every later connection."""
+        self._loaded_hello = loaded
         self._say_loaded_hello()
 
     def say_load(self, load: Load) -> None:
@@ -119,9 +120,19 @@ class GatewayLink:
         self.send(load)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send the message if somebody listens."""
+        """Send the message if somebody listens. What is said in one turn of the event loop is written at once.
+
+        A step of 128 requests says 128 tokens: that is one system call here, and one packet to wake the gateway.
+        """
         if self._writer is not None:
-            write_or_hang_up(self._writer, encode_frame(message))
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._write)
+            self._unsent.append(encode_frame(message))
+
+    def _write(self) -> None:
+        if self._writer is not None and self._unsent:
+            write_or_hang_up(self._writer, b"".join(self._unsent))
+        self._unsent.clear()
 
     def _say_loaded_hello(self) -> None:
         if self._loaded_hello != self._hello:
@@ -161,6 +172,7 @@ class GatewayLink:
         """Open a new connection before a certificate ends, and say everything there from then on."""
         new, ticket = await renewed_in_time(self._address.host, self._address.port, trust, self._hello, old)
         self.send(Moved(ticket))
+        self._write()
         self._writer = new[1]
         return new
 

@@ -56,7 +56,7 @@ class GatewayLinks:
         self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None], start: Start
     ) -> None:
         self._gateway, self._hello, self._receive, self._start = gateway, hello, receive, start
-        self._kv_digest = hello.kv_digest
+        self._loaded_hello = hello
         self._links: dict[str, GatewayLink] = {}  # by address
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._refused: set[str] = set()  # addresses of gateways that have just refused this rank
@@ -87,11 +87,11 @@ class GatewayLinks:
         for link in self._links.values():
             link.say_state(state)
 
-    def say_kv_digest(self, kv_digest: str) -> None:
-        """Tell every gateway with whom this rank can exchange KV, now and when it comes."""
-        self._kv_digest = kv_digest
+    def say_hello_again(self, loaded: Hello) -> None:
+        """Tell every gateway what this rank has loaded, now and when it comes."""
+        self._loaded_hello = loaded
         for link in self._links.values():
-            link.say_kv_digest(kv_digest)
+            link.say_hello_again(loaded)
 
     def say_load(self, load: Load) -> None:
         """Tell every gateway this rank's load, now and when it comes."""
@@ -122,7 +122,7 @@ class GatewayLinks:
         """Call gateways that are new, and give up those that are gone."""
         for address in addresses - set(self._links):
             link = self._links[address] = GatewayLink(replace(self._gateway, host=address), self._hello, self._receive)
-            link.say_kv_digest(self._kv_digest)
+            link.say_hello_again(self._loaded_hello)
             link.say_state(self._state)
             if self._load is not None:
                 link.say_load(self._load)

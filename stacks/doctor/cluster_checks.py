@@ -60,7 +60,7 @@ def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding("kind", str(DEFINITION), reason, f"upgrade it: {INSTALL[DEPLOYMENT_KIND]}", blocks=blocks)
 
 
-def objects(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+def objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that neither the server nor our own rules about ownership object to any object of the plan."""
     for each in facts.refused:
         if _is_undeclared(each) and _lacking(facts):
@@ -69,11 +69,13 @@ def objects(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
             reason, fix = split_sentence(str(each.error).removeprefix(f"{each.object} "))
             yield Finding("owner", each.object, f"it {reason}", fix)
         elif isinstance(each.error, RefusedError):
-            yield from _refused(each, each.error, facts)
+            yield from _refused(each, each.error, needs, facts)
 
 
-def _refused(refused: Refused, error: RefusedError, facts: ClusterFacts) -> Iterator[Finding]:
+def _refused(refused: Refused, error: RefusedError, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     reason, fix = split_sentence(error.sentence)
+    if error.is_about_the_manifest:
+        fix = needs.correction(refused.object, error.server_message) or fix
     if error.silent_webhook:
         yield Finding("webhook", error.silent_webhook, reason, fix)
     elif not (error.is_about_rights and facts.denied):  # which `rights` says, for all objects of the kind

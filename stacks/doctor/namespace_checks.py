@@ -8,7 +8,7 @@ from stacks.doctor.facts import ClusterFacts, Refused, is_ending
 from stacks.doctor.findings import Check, Finding, split_sentence
 from stacks.doctor.needs import Needs, limits_of, requests_of, summed
 from stacks.kube.errors import RefusedError
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.quantities import Amounts, amount_text, amounts
 
 __all__ = ["claims", "named_objects", "namespace", "pods", "quotas"]
@@ -108,6 +108,8 @@ def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     violations: dict[str, list[str]] = {}
     for each in facts.refused_pods:
         assert isinstance(each.error, RefusedError)
+        if each.error.is_invalid and _is_said_of_workload(each.object, needs, facts):
+            continue
         message = each.error.server_message
         if violation := POD_SECURITY.search(message):
             whys = violations.setdefault(violation["standard"], [])
@@ -117,15 +119,24 @@ def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
                 subject = f"ResourceQuota {needs.namespace}/{quota['name']}"
                 yield Finding("quota", subject, message, "raise it, or write kubernetes.resources if it asks for them")
         elif not (has_no_class and CLASS.search(message)):
-            yield _refused_pod(each, each.error)
+            yield _refused_pod(each, each.error, needs)
     for standard, whys in violations.items():
         reason = f"it enforces the standard {standard}, which the plan's pods violate: {'; '.join(whys)}"
         fix = f"kubectl label --overwrite namespace {needs.namespace} {PRIVILEGED}; or choose another namespace"
         yield Finding("pod-security", f"Namespace {needs.namespace}", reason, fix)
 
 
-def _refused_pod(refused: Refused, error: RefusedError) -> Finding:
+def _is_said_of_workload(component: str, needs: Needs, facts: ClusterFacts) -> bool:
+    """Return whether the object with a pod's template is refused, which says the same."""
+    workloads = {str(Reference.of(each)) for each in needs.workloads_of(component)}
+    invalid = (each.object for each in facts.refused if isinstance(each.error, RefusedError) and each.error.is_invalid)
+    return not workloads.isdisjoint(invalid)
+
+
+def _refused_pod(refused: Refused, error: RefusedError, needs: Needs) -> Finding:
     reason, fix = split_sentence(error.sentence)
+    if error.is_about_the_manifest:
+        fix = needs.correction(refused.object, error.server_message) or fix
     if error.is_about_rights:
         return Finding("rights", f"pods of {refused.object}", f"not tried: {reason}", fix, blocks=False)
     if error.silent_webhook:

@@ -11,12 +11,16 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 
 from planner.facts.names import KEYS_FILE, PLAN_LABEL, UNIT_LABEL
 from planner.plan.deployable import Deployable
 from planner.problems.errors import InfeasibleError, Violation
+from planner.spec.pods import OverlaySpec
+from stacks.doctor.overlaid import correction
 from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.pods import template_place
 from stacks.kube.quantities import Amounts, amounts
 from stacks.kube.shape import WORKLOADS, misfit
 from stacks.program.plan_objects import plan_objects
@@ -28,7 +32,7 @@ NETWORKS = "k8s.v1.cni.cncf.io/networks"
 # A label: github.com/kubernetes-sigs/kueue 003ea96 pkg/controller/constants/constants.go
 QUEUE = "kueue.x-k8s.io/queue-name"
 
-CORRECT = "correct what kubernetes.patches or the other fields of kubernetes write there"
+CORRECT = "correct what the fields of kubernetes write there"
 
 Template = dict[str, Any]  # of pods: their metadata and spec
 
@@ -87,11 +91,29 @@ class Needs:
     objects: tuple[Manifest, ...]  # in the order in which they can be created
     pod_sets: tuple[PodSet, ...]
     named: tuple[Named, ...]
+    overlay: OverlaySpec | None = None
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
         """The (apiVersion, kind) of everything that is applied, each once."""
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
+
+    def correction(self, refused: str, words: str) -> str | None:
+        """Say where the overlay wrote what a server refuses of an object; None where none is about it.
+
+        `refused` is an object, or the component of a pod that was tried.
+        """
+        for each in self.workloads_of(refused):
+            return correction(each, self.overlay, words, template_place(each) or ())
+        for each in self.objects:
+            if str(Reference.of(each)) == refused:
+                return correction(each, self.overlay, words)
+        return None
+
+    def workloads_of(self, component: str) -> list[Manifest]:
+        """Return the objects whose pods are of one component."""
+        owners = {each.owner for each in self.pod_sets if each.component == component}
+        return [each for each in self.objects if each["metadata"]["name"] in owners and template_place(each)]
 
     def owns(self, pod: Manifest) -> bool:
         """Return whether a pod is the plan's own, of an earlier `up`."""
@@ -103,7 +125,7 @@ class Needs:
 def needs_of(plan: Deployable) -> Needs:
     """Return what `plan` asks for. Raise InfeasibleError when it cannot be rendered, or holds no pods.
 
-    A patch may write anything anywhere; without this check `up` would hear of it from the server.
+    An overlay may write anything anywhere; without this check `up` would hear of it from the server.
     """
     rendered = plan_objects(plan)
     objects = tuple(each.manifest for each in rendered.in_order())
@@ -118,6 +140,7 @@ def needs_of(plan: Deployable) -> Needs:
         objects=objects,
         pod_sets=pod_sets,
         named=tuple(dict.fromkeys(_named(objects, pod_sets, namespace))),
+        overlay=plan.kubernetes.overlay,
     )
 
 
@@ -157,10 +180,11 @@ def _of_pod(spec: Template, of_container: Callable[[Template], Amounts]) -> Amou
 def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
     """Raise InfeasibleError with each object that no server would take, as far as `doctor` reads it."""
     problems = [
-        Violation("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, CORRECT).at(plan.name)
+        Violation("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
         for each in objects
         if (wrong := _wrong_with(each))
         for reason in [f"{Reference.of(each)} would be refused"]
+        for fix in [correction(each, plan.kubernetes.overlay, wrong) or CORRECT]
     ]
     if problems:
         raise InfeasibleError(problems)
@@ -197,9 +221,8 @@ def _pod_set(workload: Manifest, places: Mapping[str, tuple[tuple[str, ...], tup
 
 def _template(workload: Manifest) -> Template | None:
     """Find the template of a workload's pods; None for what has no pods."""
-    spec = workload.get("spec") or {}
-    template: Template | None = (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or spec.get("template")
-    return template if template and "containers" in (template.get("spec") or {}) else None
+    place = template_place(workload)
+    return None if place is None else reduce(dict.__getitem__, place, workload)
 
 
 def _num_pods(workload: Manifest) -> int:
@@ -241,7 +264,7 @@ def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
     if name := spec.get("priorityClassName"):
         yield Named("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
     if name := spec.get("runtimeClassName"):
-        yield Named("node.k8s.io", "RuntimeClass", "", name, "kubernetes.runtime_class")
+        yield Named("node.k8s.io", "RuntimeClass", "", name, "kubernetes.overlay.unit_pod.spec.runtimeClassName")
     metadata = pod_set.template.get("metadata") or {}
     if queue := (metadata.get("labels") or {}).get(QUEUE):
         yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")

@@ -87,7 +87,7 @@ def _nowhere(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
         taints = dict.fromkeys(taint for node in nodes for taint in _taints_in_the_way(node, pod_set))
         parts = [f"{what} {', '.join([*each][:3])}" for what, each in (("labels", lacking), ("taints", taints)) if each]
         reason = f"each of {len(nodes)} nodes lacks a label that they ask for or has a taint: {'; '.join(parts)}"
-        return reason, "correct kubernetes.gateway.node_selector, or add to kubernetes.gateway.tolerations"
+        return reason, "correct kubernetes.overlay.gateway_pod.spec: its nodeSelector, or its tolerations"
     wanted = ", ".join(f"{amount_text(amount)} {name}" for name, amount in pod_set.requests.items())
     return (
         f"none of {len(nodes)} nodes is ready, admits it and has {wanted or 'room'} left",

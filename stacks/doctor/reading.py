@@ -4,7 +4,8 @@ get, list                  nodes, pods, quotas, and what the plan's pods name
 SelfSubjectAccessReview    the server's own answer to what the user may do
 dry run of every object    exactly what `pulumi preview` would hear
 dry run of a pod           of each component: what a template breaks (Pod Security, quotas, limit ranges) is otherwise
-                           said when its controller makes the pod, in an event that nobody reads
+                           said when its controller makes the pod, in an event that nobody reads; in `default`, and only
+                           for what no namespace takes, while the plan's own is not there or not yet as it will be
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,17 +15,17 @@ from typing import TypeVar
 from planner.facts.names import DEPLOYMENT_KIND
 from stacks.doctor.definition import DEFINITION
 from stacks.doctor.facts import ClusterFacts, Denied, Refused, Unseen, is_ending
-from stacks.doctor.needs import Named, Needs, PodSet
-from stacks.kube.api import Api
+from stacks.doctor.needs import Named, Needs
+from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.errors import NotServedError, ProviderError, RefusedError, UnreachableError
 from stacks.kube.lifecycle import foresee_create
 from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.pods import pod_of
 
 __all__ = ["read_facts"]
 
 VERBS = ("get", "create", "patch", "delete")  # those of the provider
 THREADS = 8  # requests at a time
-POD_NAME = "tidemill-doctor"  # of the pods that are tried; no pod of a plan is called so
 SECURITY = "pod-security.kubernetes.io/"  # labels of a namespace
 RUNNING = "status.phase!=Succeeded,status.phase!=Failed"  # pods that have ended hold nothing
 
@@ -54,7 +55,7 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
         unserved=unserved,
         denied=tuple(_denied(api, served, needs.namespace)),
         refused=tuple(_refused(api, objects)),
-        refused_pods=tuple(_refused_pods(api, needs)) if _takes_pods(namespace, needs) else (),
+        refused_pods=tuple(_refused_pods(api, needs, takes_pods=_takes_pods(namespace, needs))),
         unseen=tuple(unseen),
     )
 
@@ -144,20 +145,15 @@ def _security(namespace: Manifest) -> dict[str, str]:
     return {key: value for key, value in labels.items() if key.startswith(SECURITY)}
 
 
-def _refused_pods(api: Api, needs: Needs) -> Iterator[Refused]:
+def _refused_pods(api: Api, needs: Needs, *, takes_pods: bool) -> Iterator[Refused]:
     one_of_each = {each.component: each for each in reversed(needs.pod_sets)}
+    namespace = needs.namespace if takes_pods else DEFAULT_NAMESPACE
     for component, pod_set in sorted(one_of_each.items()):
         try:
-            api.apply(_pod(pod_set, needs.namespace), force=False, dry_run=True)
+            api.apply(pod_of(pod_set.template, namespace), force=False, dry_run=True)
         except RefusedError as error:
-            yield Refused(component, error)
-
-
-def _pod(pod_set: PodSet, namespace: str) -> Manifest:
-    """Return a pod as its controller would make it, except for the account: the plan's account comes with the plan."""
-    metadata = (pod_set.template.get("metadata") or {}) | {"name": POD_NAME, "namespace": namespace}
-    spec = pod_set.template["spec"] | {"serviceAccountName": "default"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+            if takes_pods or error.is_invalid:
+                yield Refused(component, error)
 
 
 def _get(api: Api, api_version: str, kind: str, namespace: str, name: str) -> Manifest | None:

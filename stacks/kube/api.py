@@ -7,12 +7,12 @@ for every kind of the cluster first and keeps them in a file that other programs
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from stacks.kube.connection import CONNECT_TIMEOUT_S, Connection
 from stacks.kube.drift import FIELD_MANAGER
-from stacks.kube.errors import NotServedError, RefusedError
+from stacks.kube.errors import NotServedError, ProviderError, RefusedError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.shape import GROUP, KINDS, REVIEW, STORED, Shape, list_shapes, misfit, object_shapes
 
@@ -21,6 +21,7 @@ __all__ = ["DEFAULT_NAMESPACE", "Api", "connect", "connect_inside"]
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
 DEFAULT_NAMESPACE = "default"
+POD_TIMEOUT_S = 5  # assumed: a gateway answers at once, and a policy may let nothing through to it
 REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
@@ -101,6 +102,23 @@ class Api:
         query = list(selectors.items())
         items = self._object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
+
+    def ask_pod(self, pod: Reference, port: int, path: str, shape: Shape) -> Manifest:
+        """Return the JSON that a pod answers at its HTTP port, with whatever status, by way of the server.
+
+        Raise ProviderError.
+        """
+        through = f"{self._path(pod)}:{port}/proxy{path}"
+        try:
+            answer = self._connection.request("GET", through, str(pod), answer_timeout_s=POD_TIMEOUT_S)
+        except RefusedError as error:
+            if misfit(error.answer, shape):  # it is the server's own
+                reason = error.sentence if error.is_about_rights else error.server_message
+                raise ProviderError(f"{pod}: {reason}") from None
+            answer = error.answer
+        if wrong := misfit(answer, shape):
+            raise ProviderError(f"{pod} answers at port {port}, but not as expected: {wrong}")
+        return cast(Manifest, answer)
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
         """Apply server-side, strictly, and return what the server makes of it.

@@ -64,6 +64,7 @@ FIELD = re.compile(r"([A-Za-z][\w.\[\]]*): (?:Invalid value|Forbidden)")
 
 OTHER_UID = re.compile(r"UID in precondition|uid mismatch|metadata\.uid: Invalid value")
 
+MEND = "correct kubernetes.overlay, or the field that writes it"
 LONGEST_MESSAGE = 500  # characters of what a server says; assumed: whole pages come from proxies, not from servers
 
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -171,9 +172,14 @@ class RefusedError(ProviderError):
         return self.status in UNDECIDED
 
     @property
+    def is_invalid(self) -> bool:
+        """True if the server itself takes no such object, in no namespace."""
+        return self.status in INVALID or SCHEMA.match(self.server_message) is not None
+
+    @property
     def is_about_the_manifest(self) -> bool:
-        """True if the manifest itself is wrong, whatever else is in the cluster."""
-        return self.status in INVALID or any(each.match(self.server_message) for each in (SCHEMA, DENIED))
+        """True if the manifest itself is wrong, by the server's word or by a webhook's."""
+        return self.is_invalid or DENIED.match(self.server_message) is not None
 
     @property
     def silent_webhook(self) -> str | None:
@@ -234,11 +240,11 @@ def _explained(status: int, message: str) -> str:
             f"the admission webhook {silent['name']} does not answer ({silent['why']}); check that its controller runs"
         )
     if mistake := SCHEMA.match(message):  # by a status that blames the server, 500
-        return f"the API server finds it invalid ({mistake['why']}); correct the manifest"
+        return f"the API server finds it invalid ({mistake['why']}); {MEND}"
     if denied := DENIED.match(message):  # by a status that speaks of rights, 403
-        return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); correct the manifest"
+        return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); {MEND}"
     if status in INVALID:
-        return f"the API server finds it invalid ({message}); correct the manifest"
+        return f"the API server finds it invalid ({message}); {MEND}"
     if status in OVERLOADED:
         return f"the API server is overloaded ({status}: {message}); repeat later"
     return f"the API server refuses ({status}: {message})"
@@ -247,7 +253,8 @@ def _explained(status: int, message: str) -> str:
 def _lacking(user: str, verb: str, resource: str, group: str, namespace: str | None) -> str:
     what = f"{resource}.{group}" if group else resource
     where, kind = (f"in namespace {namespace}", "Role") if namespace else ("in the whole cluster", "ClusterRole")
-    needed = "get, create, patch and delete" if verb in ("get", "create", "patch", "delete") else verb
+    is_whole = "/" not in resource and verb in ("get", "create", "patch", "delete")
+    needed = "get, create, patch and delete" if is_whole else verb
     return (
         f"the kubeconfig's user {user} may not {verb} {what} {where}; "
         f"bind a {kind} to it that allows {needed} of them, or choose another context"

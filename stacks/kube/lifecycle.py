@@ -12,6 +12,7 @@ is ours. Nothing here knows Pulumi.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 
 from planner.facts.names import PLAN_LABEL
 from stacks.kube import pods
@@ -41,6 +42,7 @@ __all__ = [
     "delete_all",
     "delete_exactly",
     "foresee_create",
+    "foresee_pods",
     "foresee_update",
     "frozen",
     "read",
@@ -49,6 +51,8 @@ __all__ = [
 
 # While many objects are awaited together, only one at a time is looked at.
 LONGEST_PAUSE_FOR_ALL_S = 0.25
+
+OWN_GROUPS = ("apps", "batch")  # Kubernetes' own kinds with pods
 
 # A namespace's conditions that say what is left in it.
 HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
@@ -138,6 +142,26 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
     except RefusedError as error:
         if not error.misses_namespace:
             raise
+
+
+def foresee_pods(api: Api, manifest: Manifest) -> None:
+    """Raise RefusedError where the server takes no pod of an object's template, in whatever namespace.
+
+    It judges the templates of its own kinds with the object, and those of custom kinds only when a controller makes
+    the pods. What admission says of them may change until then.
+    """
+    place, reference = pods.template_place(manifest), Reference.of(manifest)
+    if place is None or manifest["apiVersion"].partition("/")[0] in OWN_GROUPS:
+        return
+    for namespace in (reference.namespace, DEFAULT_NAMESPACE):
+        try:
+            api.apply(pods.pod_of(reduce(dict.__getitem__, place, manifest), namespace), force=False, dry_run=True)
+        except RefusedError as error:
+            if error.misses_namespace:  # it may come in the same run
+                continue
+            if error.is_invalid:
+                raise RefusedError(f"pods of {reference}", error.status, error.answer) from error
+        return
 
 
 def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[Difference]:

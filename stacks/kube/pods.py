@@ -9,13 +9,14 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["cannot_start", "not_ready_nodes", "pod_selector", "reasons"]
+__all__ = ["cannot_start", "not_ready_nodes", "pod_of", "pod_selector", "reasons", "template_place"]
 
 LWS_NAME_LABEL = "leaderworkerset.sigs.k8s.io/name"
 PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 BACKING_OFF = re.compile(
     r'^Back-off pulling image "[^"]*": \w+: '
 )  # the kubelet's words between two tries at one reason
+TRIED_POD = "tidemill-doctor"  # the name of pods that are tried; no pod of a plan is called so
 MAX_WORDS = 400  # of a container's last line: most of an error, and not a page
 STARTING = {"ContainerCreating", "PodInitializing"}
 
@@ -26,6 +27,24 @@ def pod_selector(live: Manifest) -> str | None:
         return f"{LWS_NAME_LABEL}={live['metadata']['name']}"
     labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels")
     return ",".join(f"{key}={value}" for key, value in labels.items()) if isinstance(labels, dict) else None
+
+
+def template_place(workload: Manifest) -> tuple[str, ...] | None:
+    """Return where the template of an object's pods stands in it; None for what has no pods."""
+    for place in (("spec", "leaderWorkerTemplate", "workerTemplate"), ("spec", "template")):
+        found: Any = workload
+        for key in place:
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, dict) and "containers" in (found.get("spec") or {}):
+            return place
+    return None
+
+
+def pod_of(template: Manifest, namespace: str) -> Manifest:
+    """Return a pod as a controller would make it, except for the account: the plan's account comes with the plan."""
+    metadata = (template.get("metadata") or {}) | {"name": TRIED_POD, "namespace": namespace}
+    spec = template["spec"] | {"serviceAccountName": "default"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def not_ready_nodes(nodes: Sequence[Manifest]) -> set[str]:

@@ -75,6 +75,7 @@ def foresee(api: Api, old: Manifests, new: Manifests) -> None:
     for _, manifest in in_order(new):
         try:
             _foresee(api, before.get(Reference.of(manifest)), manifest)
+            lifecycle.foresee_pods(api, manifest)
         except ProviderError as error:
             errors.append(error)
     if len(errors) > 1:

@@ -3,18 +3,19 @@
     absent    nobody has created it
     starting  its group is not whole yet: pods are being made, are loading, or are being made again
     ready     its whole group has joined and loaded
-    failed    it will not get ready by itself: a node of it is down, or its containers cannot start
+    failed    it will not get ready by itself: its node is down, its containers cannot start, or a gateway refuses it
     off       somebody scaled it to 0
 
 It reads, and changes nothing. Rights in the plan's namespace are enough: who may not look at nodes hears of one that is
-down when its pods are gone.
+down when its pods are gone. The gateways are asked by way of the API server, with the right to get pods/proxy.
 """
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.facts import names
+from planner.facts.engines import OURS
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable
 from planner.problems.errors import TidemillError, Violation
@@ -28,6 +29,8 @@ from stacks.live.places import StandIn, lost_nodes, stand_ins
 __all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "look_at"]
 
 WHEN_A_SPARE_COMES = "a spare takes over when that Node is deleted, or tainted node.kubernetes.io/out-of-service"
+
+REPORT = {"units": [{"unit": str, "refused?": str}]}  # what is read of a gateway's /readyz
 
 State = Literal["absent", "starting", "ready", "failed", "off"]
 
@@ -52,6 +55,7 @@ class LivePlan:
     plan_digest: str | None
     units: tuple[LiveUnit, ...]
     unseen: str | None  # why nodes were not looked at
+    unasked: str | None  # why a gateway was not asked
 
 
 class ClusterError(TidemillError):
@@ -75,11 +79,15 @@ def ask_cluster(plan: Deployable, context: str) -> LivePlan:
 def look_at(plan: Deployable, api: Api) -> LivePlan:
     """The same in that cluster. Raises ProviderError."""
     down, unseen = _nodes_down(api)
+    refusals, unasked = _refusals(plan, api)
     units = tuple(
-        _look_at_unit(unit, _reference(plan, unit), plan.unit_document(unit)["spares"], api, down)
+        _refused(
+            _look_at_unit(unit, _reference(plan, unit), plan.unit_document(unit)["spares"], api, down),
+            refusals.get(unit.name),
+        )
         for unit in plan.units
     )
-    return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen)
+    return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen, unasked)
 
 
 def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
@@ -90,6 +98,30 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
         if not error.is_about_rights:
             raise
         return frozenset(), str(error)
+
+
+def _refusals(plan: Deployable, api: Api) -> tuple[Mapping[str, str], str | None]:
+    """Why gateways give units no requests, by unit, and why one was not asked. Other engines' routers refuse none."""
+    found: dict[str, str] = {}
+    unasked = None
+    if plan.engine != OURS:
+        return found, unasked
+    port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["http"]
+    for pod in _gateway_pods(plan, api):
+        try:
+            report = api.ask_pod(Reference.of(pod), port, "/readyz", REPORT)
+        except ProviderError as error:
+            unasked = str(error)
+            continue
+        found |= {unit["unit"]: unit["refused"] for unit in report["units"] if unit.get("refused")}
+    return found, unasked
+
+
+def _gateway_pods(plan: Deployable, api: Api) -> list[Manifest]:
+    """Those that run: what keeps another from running is not a unit's."""
+    selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(plan.name).items())
+    found = api.list_all("v1", "Pod", plan.kubernetes.namespace, labelSelector=selector)
+    return [each for each in found if (each.get("status") or {}).get("phase") == "Running"]
 
 
 def _applied_digest(plan: Deployable, api: Api) -> str | None:
@@ -115,6 +147,13 @@ def _look_at_unit(unit: Unit, reference: Reference, spares: Sequence[str], api: 
     state, reason = _judge(live, unit, spares, found, down)
     on_spares = stand_ins(unit.nodes, spares, found) or None
     return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)
+
+
+def _refused(unit: LiveUnit, refusal: str | None) -> LiveUnit:
+    """The unit, failed if it is up and a gateway refuses it."""
+    if refusal is None or unit.state not in ("starting", "ready"):
+        return unit
+    return replace(unit, state="failed", reason=f"{unit.name} gets no requests: {refusal}")
 
 
 def _judge(

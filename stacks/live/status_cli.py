@@ -15,10 +15,10 @@ from planner.compiler import deployable_from
 from planner.problems.errors import CallError, Violation
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
-from stacks.local.cli import day_line, record_json
+from stacks.local.cli import day_line, record_json, starts_in_s
 from stacks.local.errors import LocalError
 from stacks.local.given import DEMO, find_all, find_given, nothing_runs
-from stacks.local.record import Record, RunFolder
+from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 
 __all__ = ["add_status"]
 
@@ -106,9 +106,18 @@ def _lines(record: Record) -> Iterator[str]:
         yield f"  the supervisor goes on, but {record.trouble}"
     for gateway in record.gateways:
         if len(record.gateways) > 1 or gateway.state != "ready":
-            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_because(gateway.reason)}"
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_because(_down(record, gateway))}"
     for unit in record.units:
-        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_because(unit.reason)}"
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_because(_down(record, unit))}"
+
+
+def _down(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
+    """Return why a part is down, and by this machine's clock when it is started again."""
+    seconds = starts_in_s(record, part)
+    if seconds is None:
+        return part.reason
+    start = f"starts again at {time.strftime('%H:%M:%S', time.localtime(round(time.time() + seconds)))}"
+    return f"{part.reason}; {start}" if part.reason else start
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
@@ -120,6 +129,8 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
     if live.unseen:
         say(f"the nodes could not be read: {live.unseen}")
+    if live.unasked:
+        say(f"not every gateway could be asked which units it refuses: {live.unasked}")
     if plan.switches_units and plan.kubernetes.controller is None:
         say(NOT_EXECUTED)
     if arguments.format == "json":

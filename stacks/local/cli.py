@@ -14,7 +14,7 @@ from stacks.local.deployment import follow
 from stacks.local.played_day import DayRecord, DueAct
 from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
 
-__all__ = ["day_line", "play_day", "record_json", "say_day", "stay"]
+__all__ = ["day_line", "play_day", "record_json", "say_day", "starts_in_s", "stay"]
 
 REFRESH_S = 0.5
 DONE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains", "stop": "has stopped"}
@@ -92,21 +92,30 @@ def day_line(day: DayRecord) -> str:
 def record_json(record: Record) -> dict[str, Any]:
     """Return the document of `status`."""
     units = [
-        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks} | _troubles(unit)
+        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks} | _troubles(record, unit)
         for unit in record.units
     ]
     gateways = [
-        {"name": gateway.name, "endpoint": gateway.endpoint, "state": gateway.state} | _troubles(gateway)
+        {"name": gateway.name, "endpoint": gateway.endpoint, "state": gateway.state} | _troubles(record, gateway)
         for gateway in record.gateways
     ]
     head = {"endpoint": record.endpoint, "plan_digest": record.plan_digest, "units": units, "gateways": gateways}
     return head | ({"trouble": record.trouble} if record.trouble else {}) | _day_json(record)
 
 
-def _troubles(part: UnitRecord | GatewayRecord) -> dict[str, Any]:
-    """Return what went wrong with a part, and how often; nothing of one that has always served."""
+def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:
+    """Return in how many seconds a part that is down is started again; None for one that is not, or not known to be."""
+    if part.starts_at is None or record.is_stopping or record.failure is not None or part.state == "unknown":
+        return None
+    return max(0.0, part.starts_at - time.monotonic())
+
+
+def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any]:
+    """Return what went wrong with a part, how often, and when it starts again; nothing of one that always served."""
+    seconds = starts_in_s(record, part)
     reason = {"reason": part.reason} if part.reason else {}
-    return reason | ({"restarts": part.restarts} if part.restarts else {})
+    restarts = {"restarts": part.restarts} if part.restarts else {}
+    return reason | restarts | ({} if seconds is None else {"starts_in_s": round(seconds, 1)})
 
 
 def _day_json(record: Record) -> dict[str, Any]:

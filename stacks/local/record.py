@@ -65,7 +65,8 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 class UnitRecord:
     """One unit as its supervisor last saw it. A unit is off while the day that is played does not want it.
 
-    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed.
+    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed, and
+    `starts_at` when it is started again, by time.monotonic.
     """
 
     name: str
@@ -75,13 +76,14 @@ class UnitRecord:
     reason: str | None = None
     loaded: float = 0.0
     restarts: int = 0
+    starts_at: float | None = None
 
 
 @dataclass(frozen=True)
 class GatewayRecord:
     """One of the gateways side by side. It is starting until it has ranks of every phase; `reason` says why it is down.
 
-    `endpoint` is its address, without `/v1`.
+    `endpoint` is its address, without `/v1`; `starts_at` as a unit's.
     """
 
     name: str
@@ -89,6 +91,7 @@ class GatewayRecord:
     state: str = "starting"  # starting | ready | failed | ended | unknown
     reason: str | None = None
     restarts: int = 0
+    starts_at: float | None = None
 
 
 @dataclass(frozen=True)

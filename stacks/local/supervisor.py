@@ -273,8 +273,7 @@ class _Supervisor:
                 record = self._with_stage(record, reached)
         if record.is_ready:
             record = self._with_stage(record, "ready")
-        record = self._with_day(record)
-        self._record = record
+        self._record = self._with_starts(self._with_day(record))
         self._write_if_due()
 
     def _reports(self) -> dict[str, GatewayReport]:
@@ -371,6 +370,14 @@ class _Supervisor:
         watched = self._units[unit.name]
         has_left, reason = (False, None) if watched.is_off else watched.has_left()
         return record.with_unit(replace(unit, state="off", loaded=0.0, reason=reason)) if has_left else record
+
+    def _with_starts(self, record: Record) -> Record:
+        """Record when what is down is started again."""
+        for gateway in record.gateways:
+            record = record.with_gateway(replace(gateway, starts_at=self._gateways[gateway.name].due))
+        for unit in record.units:
+            record = record.with_unit(replace(unit, starts_at=self._units[unit.name].due))
+        return record
 
     def _with_day(self, record: Record) -> Record:
         """Let units come and go as the day has it, once the first ones are ready. Nothing where no day is played."""

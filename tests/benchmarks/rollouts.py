@@ -83,7 +83,7 @@ def deploy(cluster, folder):
         decode=two_ranks,
         kubernetes={"namespace": NAMESPACE, "controller": None},
     )
-    deployed.change_spec(lambda spec: spec["kubernetes"].update(patches=[]))
+    deployed.change_spec(lambda spec: spec["kubernetes"].pop("overlay"))
     done = deployed.pulumi.up()
     assert done.status == 0, done.output
     return deployed

@@ -15,7 +15,6 @@ from planner.compiler import compile_plan
 from planner.manifests.render import render_files
 from planner.spec.check import check_spec
 from tests.cluster.products import LWS_CRDS
-from tests.docs.kubernetes_fields import LEADER_WORKER_SET
 from tests.templates.gpu_plans import gpu_plan, rendered, unit_of
 from tests.templates.test_gpu_manifests import EVERYTHING
 
@@ -51,20 +50,6 @@ def closed(schema, is_root=False):
     if is_root:
         result["properties"]["metadata"] = {"type": "object"}
     return result
-
-
-def test_the_fields_that_patches_may_name_are_its_own(schema):
-    """The list by which the planner warns of misspelt fields has those of the CRD, down to its pod templates."""
-    assert fields_in("LeaderWorkerSetSpec", schema["properties"]["spec"]) == []
-
-
-def fields_in(type_name, schema):
-    """Where our types and the properties of `schema` differ."""
-    ours, theirs = LEADER_WORKER_SET.get(type_name), schema.get("properties", {})
-    if ours is None:
-        return []
-    below = [each for field, of_field in ours.items() for each in fields_in(of_field, theirs.get(field, {}))]
-    return sorted((type_name, field) for field in ours.keys() ^ theirs.keys()) + below
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

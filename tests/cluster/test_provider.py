@@ -92,7 +92,8 @@ def test_a_mistake_is_foreseen_before_its_namespace_is_there(new_stack):
 
     assert foreseen.errors == [
         "LeaderWorkerSet nowhere-yet/unit: the API server finds it invalid "
-        "(.spec.leaderWorkerTemplate.sizze: field not declared in schema); correct the manifest"
+        "(.spec.leaderWorkerTemplate.sizze: field not declared in schema); "
+        "correct kubernetes.overlay, or the field that writes it"
     ]
 
 

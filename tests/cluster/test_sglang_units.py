@@ -66,20 +66,16 @@ def sources():
 
 @pytest.fixture(scope="module")
 def plan(cluster, sources, tmp_path_factory):
-    """What is deployed: patches replace the commands, and give the router what the units mount."""
+    """What is deployed: the overlay replaces the commands, and gives the router what the units mount."""
     volumes = [*cluster.volumes, {"mount_path": SOURCES, "host_path": sources}]
     container = {"name": "runtime", "command": [*STAND_IN, "server", SOURCES]}
-    unit = {"spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": {"containers": [container]}}}}}
     kubernetes = {
         "namespace": NAMESPACE,
         "image": cluster.image,
         "volumes": volumes,
         "drain": DRAIN,
         "resources": {"unit": {"cpus": 0.5, "memory": "2GiB"}, "gateway": {"cpus": 0.1, "memory": "1GiB"}},
-        "patches": [
-            {"kind": "LeaderWorkerSet", "patch": unit},
-            {"kind": "Deployment", "patch": {"spec": {"template": {"spec": router_pod(volumes)}}}},
-        ],
+        "overlay": {"unit_pod": {"spec": {"containers": [container]}}, "gateway_pod": {"spec": router_pod(volumes)}},
     }
     path = tmp_path_factory.mktemp("sglang") / "spec.yaml"
     path.write_text(yaml.safe_dump(SPEC | {"kubernetes": kubernetes}))

@@ -1,11 +1,10 @@
-"""The pages that are written from the code, whole or in part, and the list of Kubernetes' fields.
+"""The pages that are written from the code, whole or in part.
 
 `python -m tests.docs` writes them; `test_pages.py` fails while one is stale.
 
 They are made here and not in the planner, because the examples of rules are the cases of the tests.
 """
 
-from tests.docs.kubernetes_fields import fields_page
 from tests.docs.layouts_page import layouts_page
 from tests.docs.rooms_table import ROOT, contributing_page
 from tests.docs.rules_page import rules_page
@@ -18,5 +17,4 @@ PAGES = {
     ROOT / "docs" / "rules.md": rules_page,
     ROOT / "docs" / "published-layouts.md": layouts_page,
     ROOT / "CONTRIBUTING.md": contributing_page,
-    ROOT / "planner" / "facts" / "kubernetes_fields.json": fields_page,
 }

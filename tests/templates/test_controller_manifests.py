@@ -126,18 +126,14 @@ def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}}
 
 
-def test_the_controller_runs_where_the_gateway_does(tmp_path):
-    """In the same image, unless it has one of its own."""
-    gateway = {"image": "tidemill:1", "node_selector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}]}
-    objects = rendered(tmp_path, gateway=gateway, priority_class="inference")
+def test_the_controller_runs_in_the_gateways_image(tmp_path):
+    """In the same image, unless it has one of its own, and with its priority."""
+    objects = rendered(tmp_path, gateway={"image": "tidemill:1"}, priority_class="inference")
     pods = [objects["Deployment", f"demo-day-{of}"]["spec"]["template"]["spec"] for of in ("gateway", "controller")]
 
     for pod in pods:
         assert pod["containers"][0]["image"] == "tidemill:1"
-        assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "cpu"}, [{"operator": "Exists"}])
         assert pod["priorityClassName"] == "inference"
-    unit = objects["LeaderWorkerSet", "demo-day-decode-0"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
-    assert not {"nodeSelector", "tolerations"} & unit.keys()
 
 
 def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):

@@ -20,24 +20,42 @@ EVERYTHING = {
     "networks": ["rdma-0", "rdma-1"],
     "nics": {"hca": ["mlx5_0", "mlx5_1"], "socket": "eth0"},
     "env": {"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hugging-face", "key": "token"}},
-    "annotations": {"example.com/interfaces": "eth0"},
-    "shared_memory": "64GiB",
-    "hugepages": {"page": "2MiB", "size": "16GiB"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "a", "effect": "NoExecute", "seconds": 9}],
     "node_selector": {"pool": "inference"},
-    "gateway": {
-        "image": "registry.example.com/tidemill-runtime:0.1.0",
-        "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "inference", "effect": "NoSchedule"}],
-        "node_selector": {"pool": "cpu"},
-    },
+    "gateway": {"image": "registry.example.com/tidemill-runtime:0.1.0"},
     "priority_class": "inference",
-    "scheduler_name": "gpu-scheduler",
-    "runtime_class": "nvidia",
     "queue": "inference",
     "stage": {"source": "/models/r1", "host_path": "/mnt/nvme/r1"},
     "kernel_cache": "/mnt/nvme/kernels",
     "drain": "2min",
     "tls": {"issuer": "tidemill-ca"},
+    "overlay": {
+        "unit_pod": {
+            "metadata": {"annotations": {"example.com/interfaces": "eth0"}},
+            "spec": {
+                "runtimeClassName": "nvidia",
+                "schedulerName": "gpu-scheduler",
+                "containers": [
+                    {
+                        "name": "runtime",
+                        "resources": {"requests": {"hugepages-2Mi": "16Gi"}, "limits": {"hugepages-2Mi": "16Gi"}},
+                        "volumeMounts": [{"mountPath": "/dev/hugepages", "name": "huge-pages"}],
+                    }
+                ],
+                "volumes": [
+                    {"name": "shared-memory", "emptyDir": {"sizeLimit": "64Gi"}},
+                    {"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi", "sizeLimit": "16Gi"}},
+                ],
+            },
+        },
+        "gateway_pod": {
+            "spec": {
+                "nodeSelector": {"pool": "cpu"},
+                "tolerations": [{"key": "dedicated", "value": "inference", "effect": "NoSchedule"}],
+            }
+        },
+        "objects": [{"kind": "Service", "name": "river-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}],
+    },
 }
 
 
@@ -144,7 +162,7 @@ def test_the_namespace_admits_what_the_pods_need(plan, kubernetes, reason):
 
 
 def test_further_networks_are_an_annotation_of_pods(full, plan):
-    """Multus' own, beside the spec's; of units only, and none without."""
+    """Multus' own, beside the overlay's; of units only, and none without."""
     assert pod_of(full)["metadata"]["annotations"] == {
         "k8s.v1.cni.cncf.io/networks": "rdma-0,rdma-1",
         "example.com/interfaces": "eth0",
@@ -198,7 +216,7 @@ def test_variables_of_the_spec_win(plan):
 
 
 def test_shared_memory_has_a_size(full, plan):
-    """The spec's, or 2 GiB; on GPUs only."""
+    """2 GiB, or the overlay's; on GPUs only."""
 
     def sizes(objects, name="river-decode-0"):
         volumes = {each["name"]: each for each in pod_of(objects, name)["spec"]["volumes"]}
@@ -210,8 +228,8 @@ def test_shared_memory_has_a_size(full, plan):
     assert sizes(full, "river-gateway") == []
 
 
-def test_huge_pages_are_asked_for_and_mounted(full):
-    """As Kubernetes spells their size."""
+def test_an_overlay_adds_to_what_is_planned(full):
+    """Huge pages stand beside the plan's devices, and their volume beside the plan's volumes."""
     container, volumes = container_of(full), pod_of(full)["spec"]["volumes"]
 
     assert container["resources"]["limits"]["hugepages-2Mi"] == "16Gi"
@@ -435,7 +453,7 @@ def test_the_gateway_runs_where_it_is_told_and_not_where_units_do(plan, full):
 
     assert container["image"] == EVERYTHING["gateway"]["image"]
     assert pod["nodeSelector"] == {"pool": "cpu"}
-    assert pod["tolerations"] == EVERYTHING["gateway"]["tolerations"]
+    assert [each["key"] for each in pod["tolerations"]] == ["dedicated"]
     assert pod["priorityClassName"] == "inference"
     assert plain["containers"][0]["image"] == "mine:1"
     assert not {"nodeSelector", "tolerations", "priorityClassName"} & plain.keys()

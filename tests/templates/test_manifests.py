@@ -443,7 +443,8 @@ def test_text_of_a_spec_cannot_become_yaml(tmp_path):
 @pytest.mark.parametrize("text", ["\U0001f600", "a\U0010ffff\u00e9\u2028\x7f\x85\t\\U0001f600", "[1]: x\n- y"])
 def test_every_character_stays_itself(text, tmp_path):
     """Those past 16 bits too, which JSON writes as two surrogates that YAML does not join."""
-    more = f"  env: {{A: {escaped(text)}}}\n  annotations: {{a: {escaped(text)}}}\n"
+    overlay = f"{{unit_pod: {{metadata: {{annotations: {{a: {escaped(text)}}}}}}}}}"
+    more = f"  env: {{A: {escaped(text)}}}\n  overlay: {overlay}\n"
     unit = next(each for each in rendered_with(tmp_path, more) if each["kind"] == "LeaderWorkerSet")
     template = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]
 
@@ -459,7 +460,8 @@ def escaped(text):
 @pytest.mark.parametrize("key", ["null", "true", "on", "1", "1.5", "1e3", "0x1f", "12_0"])
 def test_keys_of_a_spec_stay_text(key, tmp_path):
     """Also those that YAML reads as something else without quotes."""
-    more = f'  annotations: {{"{key}": a}}\n  node_selector: {{"{key}": b}}\n'
+    annotations = f'{{metadata: {{annotations: {{"{key}": a}}}}}}'
+    more = f'  overlay: {{unit_pod: {annotations}}}\n  node_selector: {{"{key}": b}}\n'
     unit = next(each for each in rendered_with(tmp_path, more) if each["kind"] == "LeaderWorkerSet")
     template = unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]
 

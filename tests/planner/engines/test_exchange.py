@@ -48,7 +48,7 @@ def mixed(engine="sglang", cluster=(), **section):
 
 def refused(spec):
     """What is refused for sizes: path -> rule, and the fixes."""
-    return {each.path: each for each in engine_refusals(spec) if each.rule[:4] in SIZES}
+    return {each.path: each for each in engine_refusals(spec, memory_of) if each.rule[:4] in SIZES}
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -169,7 +169,7 @@ def test_attention_groups_are_offered_as_the_engine_runs_them(engine, offered):
 def test_a_group_on_one_node_is_offered_where_memory_holds_it(precision, fix):
     """Attention that fewer GPUs share takes more of each, in BF16 more than is left beside 32 slots of DeepSeek-R1."""
     spec = mixed("vllm", {"gpus_per_node": 2, "gpu": "b200"}, ep_size=8, attention_tp=8, precision=precision)
-    (found,) = (each for each in engine_refusals(spec) if each.rule.startswith("S749"))
+    (found,) = (each for each in engine_refusals(spec, memory_of) if each.rule.startswith("S749"))
 
     assert str(found.fix) == fix
 
@@ -181,7 +181,7 @@ def test_no_fix_asks_for_an_overlap_that_the_engine_refuses_next():
     found = {
         each.path: str(each.fix)
         for spec in (mixed("vllm", ep_size=32, **both), spec_of("vllm", prefill=one_group, decode=both))
-        for each in engine_refusals(spec)
+        for each in engine_refusals(spec, memory_of)
         if each.rule.startswith("S747")
     }
 
@@ -195,7 +195,11 @@ def test_no_fix_asks_for_an_overlap_that_the_engine_refuses_next():
 def test_one_attention_group_is_offered_only_where_the_heads_divide():
     """SGLang exchanges no NVFP4 rows in prefill; 48 GPUs cannot share 128 heads, and 16 can."""
     fixes = [
-        next(each.fix for each in engine_refusals(spec_of(prefill=unit | {"precision": "fp4"})) if "S759" in each.rule)
+        next(
+            each.fix
+            for each in engine_refusals(spec_of(prefill=unit | {"precision": "fp4"}), memory_of)
+            if "S759" in each.rule
+        )
         for unit in ({"ep_size": 48, "redundant_experts": 32}, {"ep_size": 16})
     ]
 
@@ -207,14 +211,14 @@ def test_sizes_for_an_engine_without_replicas_have_none(ep_size, redundant):
     """MiniMax-M2's 256 experts are shared by other numbers of GPUs than 256 and some replicas are."""
     unit = {"ep_size": ep_size, "redundant_experts": redundant}
     spec = spec_of("vllm", prefill=unit, decode={"ep_size": 32}, model="minimax-m2.5")
-    fixes = {each.path: each.fix for each in engine_refusals(spec)}
+    fixes = {each.path: each.fix for each in engine_refusals(spec, memory_of)}
 
     assert fixes["prefill.redundant_experts"].words == "nearest: 0 with ep_size 32 or 64"
     for path, fix in fixes.items():
         for change in fix.changes:
             mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
 
-            assert list(engine_refusals(mended)) == []
+            assert list(engine_refusals(mended, memory_of)) == []
 
 
 def test_auto_becomes_a_size_that_the_engine_exchanges():

@@ -77,6 +77,13 @@ def test_an_image_may_be_called_after_no_engine(image, rules_of):
     assert "W110" not in rules_of({"engine": "vllm", "kubernetes.image": image})
 
 
+@pytest.mark.parametrize("image", ["vllm-openai:v0.33.0rc2", "a/vllm-openai:latest", "me/my-vllm:1.2.3", "a:5000/vllm"])
+def test_a_tag_that_may_hold_the_plans_version_is_no_other_one(image, rules_of):
+    """A name of one's own may have versions of its own, and a tag without a version may hold any."""
+    assert "W110" not in rules_of({"engine": "vllm", "kubernetes.image": image})
+    assert "W110" in rules_of({"engine": "vllm", "kubernetes.image": "a:5000/vllm-openai:v0.3.0.post1"})
+
+
 def test_no_image_is_offered_for_a_model_that_the_runtime_lacks(rules_of):
     """W107 offers the image with the kernels of GPUs, which has no other families than the one for CPUs."""
     on_h200 = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precision": "fp8"}, "cluster.gpu": "h200"}
@@ -118,14 +125,14 @@ ON_ONE_NODE = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precisi
     [
         {"kubernetes.host_network": True},
         {"kubernetes.rdma": {"resource": "rdma/ib"}},
-        {"kubernetes.patches": [{"kind": "LeaderWorkerSet", "patch": {"metadata": {"annotations": {"a": "b"}}}}]},
+        {"kubernetes.overlay": {"unit_pod": {"metadata": {"annotations": {"a": "b"}}}}},
         {"cluster": GB200, "decode.ep_size": 72},
         {"cluster.gpu": "h200"} | ON_ONE_NODE,
     ],
     ids=str,
 )
 def test_units_may_reach_their_gpus_without_an_rdma_device_of_ours(change, rules_of):
-    """By the node's network, a patch of their pods, NVLink from node to node, or on one node; W111 is for others."""
+    """By the node's network, an overlay of their pods, NVLink from node to node, or on one node; W111 is for others."""
     assert "W111" in rules_of({})
     assert "W111" not in rules_of(change)
 
@@ -153,11 +160,3 @@ def test_nvlink_between_nodes_is_no_way_for_all(change, is_said, rules_of):
 def test_a_shipped_spec_has_rdma_where_its_units_need_it(path):
     """Who copies one and renders it gets pods that reach each other."""
     assert [each for each in check_fit(check_spec(path)).warnings if each.rule.startswith("W111")] == []
-
-
-@pytest.mark.parametrize(("name", "is_said"), [("sglang", True), ("runtime", False)])
-def test_a_patched_container_is_the_plans_or_whole(name, is_said, rules_of):
-    """W114 where a patch says a name of its own, and so adds a container without an image."""
-    pod = {"spec": {"containers": [{"name": name, "securityContext": {"runAsUser": 1}}]}}
-    patch = {"kind": "LeaderWorkerSet", "patch": {"spec": {"leaderWorkerTemplate": {"workerTemplate": pod}}}}
-    assert ("W114" in rules_of({"kubernetes.patches": [patch]})) is is_said

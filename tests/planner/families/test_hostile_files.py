@@ -104,19 +104,3 @@ def test_a_known_architecture_under_another_model_type_is_told_its_way_out():
 def test_an_architecture_without_its_keys_is_none(changes):
     """What lacks the family's keys, or another's name, is of no known family."""
     assert "must be a model of a known family" in renamed(**changes).rule
-
-
-@pytest.mark.parametrize(
-    ("config", "fix", "catalog"),
-    [
-        ("misnamed.json", "write catalog: deepseek-v4-flash and prefill.precision: fp8 and", "deepseek-v4-flash"),
-        ("halved.json", "write model_type: deepseek_v4 in it", None),
-    ],
-)
-def test_a_misnamed_file_has_the_catalogs_model_for_its_fix(config, fix, catalog, spec_text, problems_of):
-    """Where that has the same shapes: half as many experts are no model of the catalog."""
-    text = spec_text.replace("config.json", config).replace("  precision: fp32\n", "")
-    (problem,) = problems_of(text)
-
-    assert str(problem.fix).startswith(fix)
-    assert [change["model.catalog"] for change in problem.changes] == ([catalog] if catalog else [])

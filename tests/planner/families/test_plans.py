@@ -9,10 +9,13 @@ from planner.facts.quantisation import FORMATS
 from planner.families import MODELS
 from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
+from planner.plan.fit import check_fit
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.spec.check import check_spec
 from planner.spec.precision import KV_BYTES
+from tests.planner.conftest import CONFIG
+from tests.templates.gpu_plans import SPEC as GPU_SPEC
 
 # A node that holds a model of half a terabyte.
 SPEC = {
@@ -138,3 +141,21 @@ def test_no_precision_is_larger_than_bf16_or_smaller_than_its_weights(name, prec
     largest = sum(parts.values()) * (4 if precision == "fp32" else 2)
 
     assert sum(parts.values()) / 2 < total < largest * 1.01
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("written", "warned"), [({}, 2), ({"kv_precision": "bf16"}, 0), ({"kv_precision": "fp8"}, 0)])
+def test_kv_that_makers_say_is_fp8_is_not_planned_in_bf16_unsaid(tmp_path, engine, written, warned):
+    """The engine is told BF16 as well, so the plan holds; but it has room for half the tokens."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    quantised = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantised}))
+    phases = {phase: GPU_SPEC[phase] | written for phase in ("prefill", "decode")}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(GPU_SPEC | {"engine": engine} | phases))
+    found = [each for each in check_fit(check_spec(path)).warnings if each.rule.startswith("W113")]
+
+    assert len(found) == warned
+    for each in found:
+        assert "the checkpoint's hf_quant_config.json says FP8 for KV" in each.rule
+        assert each.fix.changes == ({"prefill.kv_precision": "fp8", "decode.kv_precision": "fp8"},)

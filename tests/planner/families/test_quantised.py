@@ -507,6 +507,26 @@ def test_the_file_beside_config_says_what_that_does_not(tmp_path):
     assert list(found.beside) == ["hf_quant_config.json"]
 
 
+@pytest.mark.parametrize(
+    ("said", "kv"),
+    [
+        (NVFP4 | {"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "fp8"}, "fp8"),
+        (NVFP4 | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, "fp8"),
+        (NVFP4 | {"kv_cache_quant_algo": None}, None),
+        (NVFP4 | {"kv_cache_quant_algo": "NVFP4"}, None),
+        (NVFP4 | {"kv_cache_quant_algo": ["FP8"], "kv_cache_scheme": "FP8"}, None),
+        ({"quant_method": "gptq", "bits": 4, "kv_cache_quant_algo": "FP8"}, None),
+    ],
+)
+def test_what_makers_say_for_kv_is_known(said, kv, tmp_path):
+    """In config.json and in the file beside it, whatever weights are in; only ModelOpt's files are read for it."""
+    beside = read(tmp_path, hf_quant_config={"producer": {}, "quantization": said})
+
+    assert model_of(without(SMALL) | {"quantization_config": said}, "config.json").quantisation.kv == kv
+    assert beside.model.quantisation.kv == kv
+
+
 def test_config_is_read_before_the_file_beside_it(tmp_path):
     """So engines do it; a file that is not read is no input."""
     (tmp_path / "hf_quant_config.json").write_text("torn")

@@ -137,6 +137,15 @@ def test_the_digest_covers_what_is_deployed_and_nothing_else(estimated):
     assert wrong == []
 
 
+def test_a_plan_of_an_earlier_version_names_the_field_that_is_gone(document, tmp_path):
+    """Its copy of the spec has every field of that version, written or not."""
+    kubernetes = document["spec"]["kubernetes"] | {"patches": []}
+
+    assert refusal(document | {"spec": document["spec"] | {"kubernetes": kubernetes}}, tmp_path).reason == (
+        "spec.kubernetes.patches is a key that this version of tidemill does not have"
+    )
+
+
 @pytest.mark.slow
 def test_whatever_is_edited_is_refused(estimated, tmp_path):
     """Each leaf by itself, estimates too: they change nothing that runs, but a reviewer decides by them."""

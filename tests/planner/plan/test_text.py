@@ -57,17 +57,16 @@ def test_a_plan_names_what_it_counts_with(plan_of):
     assert "Expert loads are drawn with alpha 1.01, seed 0" in text
 
 
-def test_what_patches_change_is_said(spec_text, plan_of):
-    """Each field with its value, in 80 columns: nobody reviews what nobody sees. A plan without any says nothing."""
-    pod = "{leaderWorkerTemplate: {workerTemplate: {spec: {hostIPC: true, dnsPolicy: null}}}}"
-    patches = f"  patches: [{{kind: LeaderWorkerSet, patch: {{spec: {pod}}}}}]\n"
-    text = plan_text(plan_of(spec_text + patches))
-    path = "spec.leaderWorkerTemplate.workerTemplate.spec"
+def test_what_the_overlay_changes_is_said(spec_text, plan_of):
+    """Each field is named, in 80 columns and without its value; a plan without an overlay says nothing."""
+    objects = "[{kind: Service, patch: {spec: {type: NodePort}}}]"
+    overlay = f"  overlay: {{unit_pod: {{spec: {{hostIPC: true, dnsPolicy: null}}}}, objects: {objects}}}\n"
+    text = plan_text(plan_of(spec_text + overlay))
 
-    assert f"Patched by the spec:\n  - every LeaderWorkerSet: {path}.hostIPC" in text
-    assert f"{path}.dnsPolicy null" in " ".join(text.split())
+    assert "Changed by the overlay:\n  - pods of units: spec.hostIPC\n  - pods of units: spec.dnsPolicy\n" in text
+    assert "  - every Service: spec.type\n" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "Patched" not in plan_text(plan_of(spec_text))
+    assert "overlay" not in plan_text(plan_of(spec_text))
 
 
 def test_loads_of_a_file_are_told_instead_of_how_they_would_be_drawn(spec_text, plan_of):

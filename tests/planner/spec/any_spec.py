@@ -46,7 +46,7 @@ TEXTS = {
     "kubernetes.controller.heal.labels[]": ("example.com/gpu=bad", "broken="),
     "kubernetes.rdma.resource": ("rdma/hca", "nvidia.com/roce"),
     "kubernetes.stage.source": ("/models", "/data/weights/r1"),
-    "kubernetes.patches[].name": ("any-gateway", "any-decode-0"),
+    "kubernetes.overlay.objects[].name": ("any-gateway", "any-decode-0"),
     "schedule.timezone": ("UTC", "Asia/Shanghai", "America/Argentina/Buenos_Aires"),
     "schedule.windows[].at": ("00:00", "05:59", "12:30", "23:59"),
     "schedule.other_days[].windows[].at": ("00:00", "05:59", "12:30", "23:59"),
@@ -58,9 +58,10 @@ TEXTS = {
 # Sections whose keys are the user's.
 MAPPINGS = {
     "kubernetes.env": ({}, {"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hub", "key": "token"}}, {"A-B": 1}),
-    "kubernetes.annotations": ({}, {"example.com/a": "b"}, {"tidemill.dev/plan": "other"}),
     "kubernetes.node_selector": ({}, {"pool": "inference"}, {"pool": 1}),
-    "kubernetes.patches[].patch": ({}, {"spec": {"type": "LoadBalancer"}}, {"metadata": {"name": "other"}}),
+    "kubernetes.overlay.unit_pod": ({}, {"metadata": {"annotations": {"a": "b"}}}, {"spec": {"nodeName": "a"}}),
+    "kubernetes.overlay.gateway_pod": ({}, {"spec": {"nodeSelector": {"a": "b"}}}, {"spec": {"containers": [1]}}),
+    "kubernetes.overlay.objects[].patch": ({}, {"spec": {"type": "LoadBalancer"}}, {"metadata": {"name": "other"}}),
 }
 
 

@@ -17,7 +17,7 @@ from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
 from planner.plan.deployable import document_digest, plan_digest
-from planner.plan.fit import check_fit
+from planner.plan.fit import check_fit, memory_of
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
 from planner.spec.check import check_spec
@@ -114,7 +114,7 @@ def _of_another_engine(folder):
 
 def _of_an_unknown_model(folder):
     spec = _spec(folder, PAIR | {"engine": "vllm"})
-    return list(engine_refusals(replace(spec, model=replace(spec.model, model_type="llama4"))))
+    return list(engine_refusals(replace(spec, model=replace(spec.model, model_type="llama4")), memory_of))
 
 
 def _of_units_in_racks(folder):

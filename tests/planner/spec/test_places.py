@@ -39,7 +39,6 @@ def test_a_value_can_stand_where_the_spec_has_a_field(path, data):
         ("cluster.nodes.a.rack", LISTED, "cluster.nodes has the items 0 to 0", None),
         ("schedule.windows.0.at", DATA, "schedule.windows is no list here", None),
         ("decode.epsize", DATA, "decode has no epsize", "decode.ep_size"),
-        ("decode.max_num_seqs", DATA, "decode has no max_num_seqs", "decode.max_requests"),
         ("headroom", DATA, "the spec has no headroom", "schedule.headroom"),
         ("decode.colour", DATA, "decode has no colour", None),
         ("kubernetes.env.A.b", ENV, "kubernetes.env.A is no mapping", None),

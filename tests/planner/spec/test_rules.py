@@ -11,11 +11,10 @@ from planner.cli import main
 from planner.facts.catalog import GPUS
 from planner.families import MODELS
 from planner.problems.errors import InfeasibleError
-from planner.problems.fix import applied
 from planner.spec.schema import Spec
 from tests.planner.spec.brought_about import facts_of, plan_or_problems, problems_of_case
 from tests.planner.spec.messages import MESSAGES, OTHERS, messages_page
-from tests.planner.spec.wrong_specs import CASES, changed, data_of, with_load_file
+from tests.planner.spec.wrong_specs import CASES, changed, with_load_file
 
 FEWEST_RULES = 60
 OTHER_STATUS = {"S816": 3, "S817": 3, "S903": 1, "S904": 1}  # of calls: infeasible, or failed at run time
@@ -162,25 +161,6 @@ def test_every_wrong_item_of_a_list_is_named(with_line, problems_of):
     assert [problem.path for problem in problems_of(text)] == [f"cluster.nodes.{index}.name" for index in (0, 2, 3)]
 
 
-def test_each_wrong_item_of_a_list_gets_a_name_or_a_time_of_its_own(problems_of):
-    """Applying all fixes of a spec together leaves no two nodes with one name and no two windows with one time."""
-    counts = {"prefill_units": 1, "decode_units": 1}
-    change = {
-        "cluster.nodes": [{"name": "A_1"}, {"name": "A 1"}, {"name": "a-1"}, {"name": "b"}],
-        "decode.units": None,
-        "schedule": {
-            "windows": [{"at": "08:30"} | counts, {"at": "08:30"} | counts, {"at": "08:30"} | counts, counts, counts]
-        },
-    }
-    text = changed({"change": change})
-    problems = problems_of(text)
-    fixes = {path: value for each in problems if each.changes for path, value in each.changes[0].items()}
-    left = problems_of(json.dumps(applied(data_of(text), fixes), indent=1))
-
-    assert len(fixes) == 4
-    assert [str(each.fix) for each in left] == ["for example at: 09:00", "for example at: 09:30"]
-
-
 def test_editors_complete_the_catalogs_names():
     """Models and GPUs are listed beside their inline form; a node may have the GPU that the spec describes."""
     schema = Spec.model_json_schema()
@@ -189,28 +169,6 @@ def test_editors_complete_the_catalogs_names():
     assert schema["properties"]["model"]["oneOf"][0]["enum"] == list(MODELS)
     assert schema["$defs"]["ClusterSpec"]["properties"]["gpu"]["oneOf"][0]["enum"] == list(GPUS)
     assert [each.get("enum") for each in nodes_gpu] == [list(GPUS), None, None]
-
-
-def test_a_time_is_offered_when_every_half_hour_is_taken(problems_of):
-    """There is one for the window without a time even then."""
-    counts = {"prefill_units": 1, "decode_units": 1}
-    windows = [{"at": f"{half // 2:02}:{30 * (half % 2):02}"} | counts for half in range(48)]
-    change = {"decode.units": None, "schedule": {"windows": [*windows, counts]}}
-    (problem,) = problems_of(changed({"change": change}))
-
-    assert (problem.path, str(problem.fix)) == ("schedule.windows.48.at", "for example at: 08:30")
-
-
-def test_keys_that_are_not_indented_belong_to_the_section_above(spec_text, problems_of):
-    """Each is said to be indented too little, nothing is said to be missing, and indenting them all mends the spec."""
-    before, _, rest = spec_text.partition("prefill:\n")
-    keys, decode, after = rest.partition("decode:")
-    text = before + "prefill:\n" + keys.replace("  ", "") + decode + after
-    problems = problems_of(text)
-    fixes = {path: value for problem in problems for path, value in problem.changes[0].items()}
-
-    assert [str(problem.fix) for problem in problems] == ["indent it"] * 7
-    assert problems_of(json.dumps(applied(data_of(text), fixes), indent=1)) == ()
 
 
 @pytest.mark.parametrize("mount_path", ["models", None, "/etc/tidemill"], ids=str)

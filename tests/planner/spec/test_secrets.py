@@ -1,11 +1,9 @@
-"""Values of `kubernetes.env` and of misspelt fields of patches may be secrets: no message and no JSON has them."""
+"""Values of `kubernetes.env`, of an overlay and of unknown keys may be secrets: no message and no JSON has them."""
 
 import json
 
 import pytest
 
-from planner.estimate.unknown_fields import unknown_fields_of
-from planner.spec.pods import PatchSpec
 from tests.planner.spec.wrong_specs import changed
 
 SECRET = "hunter2"
@@ -22,9 +20,22 @@ SECRET = "hunter2"
         {"kubernetes.env": [f"TOKEN={SECRET}"]},
         {"kubernetes.env": f"TOKEN={SECRET}"},
         {"kubernetes.evn": {"TOKEN": SECRET}},
+        {"kubernetess": {"env": {"TOKEN": SECRET}}},
+        {"kubernetes": [{"env": {"TOKEN": SECRET}}]},
+        {"kubernetes": [{"namespace": "a"}, {"env": {"TOKEN": SECRET}}]},
+        {"decode.kubernetes": {"env": {"TOKEN": SECRET}}},
+        {"env": {"TOKEN": SECRET}},
+        {"hf_token": SECRET},
+        {"gateway.api_key": SECRET},
+        {"slo": [{"token": SECRET}]},
+        {"kubernetes.image_pull_secrets": {"password": SECRET}},
         {"kubernetes.gateway": {"env": {"TOKEN": SECRET}}},
         {"kubernetes.controller": {"env": {"TOKEN": SECRET}}},
         {"kubernetes.patches": [{"kind": "Deployment", "patch": {"spec": {"env": [{"value": SECRET}]}}}]},
+        {"kubernetes.overlay": {"unit_pod": {"spec": {"containers": [{"env": [{"value": SECRET}]}]}}}},
+        {"kubernetes.overlay": {"unit_pod": {"metadata": {"name": SECRET}}}},
+        {"kubernetes.overlay": {"gateway_pod": SECRET}},
+        {"kubernetes.overlay": {"gateway_pod": {"$retainKeys": SECRET}}},
     ],
     ids=str,
 )
@@ -34,10 +45,3 @@ def test_a_variable_is_named_without_its_value(change, problems_of):
 
     assert problems
     assert SECRET not in "".join(f"{each} {json.dumps(each.as_json())}" for each in problems)
-
-
-def test_a_misspelt_field_of_a_patch_is_named_without_its_value():
-    """A container's `env` may stand below it."""
-    (warning,) = unknown_fields_of([PatchSpec(kind="Deployment", patch={"spec": {"templat": SECRET}})])
-
-    assert SECRET not in f"{warning.message} {warning.changes}"

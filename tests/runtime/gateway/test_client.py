@@ -1,14 +1,17 @@
-"""Bodies that never end, and too many of them; work for clients that left."""
+"""Bodies that never end, and too many of them; work for clients that left; streams that are silent."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
+import openai
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from runtime.gateway import app, client
-from runtime.gateway.client import Bodies
+from runtime.gateway.client import COMMENT, Bodies, EventStream
 from runtime.gateway.http_errors import ApiError
 
 
@@ -84,3 +87,69 @@ def test_work_of_a_client_that_left_is_not_begun():
 
     asyncio.run(leave())
     assert begun == ["small"]
+
+
+CHUNK = (
+    b'data: {"id": "c", "object": "text_completion", "created": 0, "model": "m",'
+    b' "choices": [{"index": 0, "text": "mill"}]}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+
+
+def streamed(*, silences):
+    """What a stream sends whose second event comes after so many silences."""
+    sent = []
+
+    async def events():
+        yield CHUNK
+        while sent.count(COMMENT) < silences:
+            await asyncio.sleep(0.001)
+        yield DONE
+
+    async def send(message):
+        sent.append(message.get("body"))
+
+    closed = []
+    stream = EventStream(events(), {}, lambda: closed.append(True))
+    receive = request_of().receive
+    asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 20))
+    assert closed == [True]
+    return sent
+
+
+def test_a_stream_that_waits_for_its_next_token_is_not_silent(monkeypatch):
+    """Proxies would cut it while a unit starts again. There is nothing before its head, and nothing after its end."""
+    monkeypatch.setattr(client, "SILENCE_S", 0.01)
+
+    assert streamed(silences=3) == [None, CHUNK, COMMENT, COMMENT, COMMENT, DONE, b""]
+
+
+def test_a_stream_that_is_not_silent_has_no_comments():
+    """Bytes that nobody reads are not sent."""
+    assert streamed(silences=0) == [None, CHUNK, DONE, b""]
+
+
+class Stream(BaseHTTPRequestHandler):
+    """Answers any call with a stream that has comments in it."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(CHUNK + COMMENT + CHUNK + COMMENT + DONE)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+def test_openais_client_skips_comments():
+    """Its reader of events is what most callers have."""
+    with HTTPServer(("127.0.0.1", 0), Stream) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as caller:
+            stream = caller.completions.create(model="m", prompt="tide", stream=True)
+            texts = [chunk.choices[0].text for chunk in stream]
+
+    assert texts == ["mill", "mill"]

@@ -99,6 +99,21 @@ def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/embeddings", {"input": "x", "model": None}),
+    ],
+)
+def test_a_call_that_names_no_model_means_the_one_there_is(gateway, path, body):
+    """As vLLM and SGLang take it. Nobody is ready here, which is all that is wrong."""
+    assert post(gateway, path, body)[0] == 503
+    assert post(gateway, path, body | {"model": "other"})[0] == 404
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("/tokenize", {}, 400),

@@ -33,7 +33,7 @@ def test_a_gateway_does_not_start_with_a_file_that_changed(folder, name):
         file.write_bytes(before)
 
     assert str(folder) in str(refusal.value)
-    assert load_served_tokenizer(folder, folder / "memory").num_token_ids == 320
+    assert load_served_tokenizer(folder, folder / "memory")[0].num_token_ids == 320
 
 
 def test_every_file_that_changed_is_named(folder):
@@ -58,17 +58,31 @@ def test_a_file_that_changes_while_it_is_loaded_is_noticed(write_checkpoint, tmp
         load_served_tokenizer(folder, tmp_path / "memory")
 
 
+def test_a_file_that_changes_while_it_is_loaded_is_noticed_without_a_memory(write_checkpoint, tmp_path, monkeypatch):
+    """Else the gateway would compare ranks with another file than the one it reads."""
+    folder = write_checkpoint(tmp_path)
+
+    def load_early(folder):
+        loaded = load_tokenizer(folder)
+        (folder / "tokenizer.json").write_text("{}")
+        return loaded
+
+    monkeypatch.setattr(served_tokenizer, "load_tokenizer", load_early)
+    with pytest.raises(RuntimeFailure, match=r": tokenizer\.json changed; put back"):
+        load_served_tokenizer(folder, None)
+
+
 def test_without_a_memory_the_files_are_taken_as_they_are(folder):
     """As in a cluster, and when a new deployment begins."""
     (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
 
-    assert load_served_tokenizer(folder, None).stop_ids == (7,)
-    assert load_served_tokenizer(folder, folder / "new memory").stop_ids == (7,)
+    assert load_served_tokenizer(folder, None)[0].stop_ids == (7,)
+    assert load_served_tokenizer(folder, folder / "new memory")[0].stop_ids == (7,)
 
 
 def test_a_full_disk_keeps_no_gateway_from_starting(folder, caplog):
     """It says that it cannot remember."""
-    assert load_served_tokenizer(folder, folder / "missing" / "memory").num_token_ids == 320
+    assert load_served_tokenizer(folder, folder / "missing" / "memory")[0].num_token_ids == 320
     assert "cannot remember the tokenizer's files in " in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Units that loaded other weights than those that serve get no requests, and everybody can read why."""
+"""Units that loaded other weights or another tokenizer get no requests, and everybody can read why."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,12 +9,14 @@ from runtime.errors import RuntimeFailure
 from runtime.gateway.phase_loads import PhaseLoads
 from runtime.gateway.rank_load import RankLimits, RequestSize
 from runtime.gateway.registry import Registry
+from runtime.gateway.served_tokenizer import ServedTokenizer
 from runtime.gateway.served_weights import ServedWeights
 from runtime.protocol.messages import Hello, State, Wait
 from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
 
 HOST, KV = "127.0.0.1", "sha256:kv"
 OLD, NEW = f"{KV}-with-old-weights", f"{KV}-with-new-weights"
+OURS, THEIRS = "sha256:ours", "sha256:theirs"  # digests of tokenizer.json
 SIZE = RequestSize(4, 4)
 PATIENCE_S = 20
 
@@ -29,7 +31,8 @@ class Gateway:
     """A registry at a port of its own, with a `file` to remember in."""
 
     def __init__(self, file=None):
-        self.registry = Registry(KV, RankLimits(4, 4096, 0), 30.0, weights_file=file)
+        limits, tokenizer = RankLimits(4, 4096, 0), ServedTokenizer(OURS)
+        self.registry = Registry(KV, limits, 30.0, weights_file=file, tokenizer=tokenizer)
         self.ranks = []
 
     async def __aenter__(self):
@@ -51,20 +54,22 @@ class Gateway:
 
 
 class Rank:
-    """A rank's own line to a gateway; `loaded` is the digest that it finds, None where the plan names the weights."""
+    """A rank's own line to a gateway.
+
+    `loaded` is the digest that it finds, None where the plan names the weights; `tokenizer` that of its tokenizer.json.
+    """
 
     def __init__(self, gateway, phase, unit=None, *, rank=0, num_ranks=1):
         at = (HOST, 29600) if phase == "decode" else (None, None)
         self.unit, self.gateway, self.heard = unit or f"{phase}-0", gateway, []
-        hello = Hello(self.unit, phase, rank, num_ranks, "node-0", 4711, "sha256:unit", KV, *at)
-        self.link = GatewayLink(GatewayAddress(HOST, gateway.port), hello, self.heard.append)
+        self.hello = Hello(self.unit, phase, rank, num_ranks, "node-0", 4711, "sha256:unit", KV, *at)
+        self.link = GatewayLink(GatewayAddress(HOST, gateway.port), self.hello, self.heard.append)
         self.task = asyncio.create_task(self.link.run())
         gateway.ranks.append(self)  # else the garbage collection may end the task of one that no test holds
 
-    async def is_ready_with(self, loaded):
+    async def is_ready_with(self, loaded, tokenizer=None):
         """Say so, and return when the gateway has heard it."""
-        if loaded is not None:
-            self.link.say_kv_digest(loaded)
+        self.link.say_hello_again(self.hello.once_loaded(loaded or KV, tokenizer))
         self.link.say_state(State("ready"))
         await until(lambda: self.unit in self.gateway.states())
         await until(lambda: {"loading", "lost"}.isdisjoint(self.gateway.states()[self.unit]))
@@ -74,9 +79,9 @@ class Rank:
         await until(lambda: "lost" in self.gateway.states()[self.unit])
 
 
-async def started(gateway, phase, loaded, unit=None):
+async def started(gateway, phase, loaded, unit=None, tokenizer=None):
     rank = Rank(gateway, phase, unit)
-    await rank.is_ready_with(loaded)
+    await rank.is_ready_with(loaded, tokenizer)
     return rank
 
 
@@ -120,6 +125,35 @@ def test_a_unit_that_loaded_other_weights_gets_no_requests_and_says_why(first, s
     assert reason.startswith("it loaded other weights (sha256:kv-with-new-) than this deployment serves with")
     assert [(sample.labels["unit"], sample.value) for sample in metric.samples] == [("new", 1)]
     assert f"rank 0 of unit new is refused: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize("loaded", [OLD, None])
+@pytest.mark.parametrize("units", [("ours", "theirs"), ("theirs", "ours")])
+def test_a_unit_that_read_another_tokenizer_gets_no_requests_and_says_why(units, loaded):
+    """Whether or not the plan names the weights, and whichever unit comes first: JSON that it writes would be wrong."""
+
+    async def use(gateway):
+        ranks = {unit: await started(gateway, "mixed", loaded, unit, f"sha256:{unit}") for unit in units}
+        await until(lambda: ranks["theirs"].heard)
+        return gateway.states(), gateway.refusals(), {unit: rank.heard for unit, rank in ranks.items()}
+
+    states, refusals, heard = run(use)
+    reason = refusals["theirs"]
+
+    assert states == {"ours": ["ready"], "theirs": ["refused"]}
+    assert reason.startswith(f"its tokenizer.json ({THEIRS}) is another than this gateway's ({OURS}), so answers in ")
+    assert heard == {"ours": [], "theirs": [Wait(reason)]}
+
+
+def test_a_gateway_that_no_rank_agrees_with_leaves_the_ranks_to_others():
+    """It may be the one that is wrong: it is not ready itself, and its ranks hear nothing."""
+
+    async def use(gateway):
+        ranks = [await started(gateway, "mixed", OLD, unit, THEIRS) for unit in ("a", "b")]
+        await started(gateway, "mixed", OLD, "reads none")
+        return gateway.states(), [rank.heard for rank in ranks]
+
+    assert run(use) == ({"a": ["refused"], "b": ["refused"], "reads none": ["ready"]}, [[], []])
 
 
 def test_requests_go_to_the_units_that_have_the_first_weights():

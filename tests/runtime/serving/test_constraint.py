@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -11,6 +12,7 @@ import tokenizers
 import torch
 
 import runtime
+from runtime.checkpoint import digest_of_file
 from runtime.errors import RequestFailure
 from runtime.protocol import json_grammar
 from runtime.protocol.json_grammar import ANY_OBJECT, MAX_SCHEMA_BYTES, json_matcher, why_no_grammar
@@ -91,6 +93,20 @@ def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
     monkeypatch.setattr("llguidance.LLTokenizer", None)
 
     assert constraints.allowed(request()).any()
+
+
+def test_a_tokenizer_that_changed_after_the_rank_said_its_digest_fails_the_request(tmp_path):
+    """The gateway has compared the first one, and another vocabulary is read where gateways end texts differently."""
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(DEMO / name, tmp_path)
+    constraints = Constraints(tmp_path, VOCAB_SIZE)
+    digest = digest_of_file(DEMO / "tokenizer.json")
+    with (tmp_path / "tokenizer.json").open("a") as file:
+        file.write("\n")
+
+    assert constraints.tokenizer_digest == digest
+    with pytest.raises(RequestFailure, match=r"tokenizer\.json .*: it changed after this rank started"):
+        constraints.allowed(request(stop_ids=(END + 1,)))
 
 
 def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):

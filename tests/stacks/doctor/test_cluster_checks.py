@@ -98,7 +98,7 @@ def test_what_else_the_server_has_against_an_object_is_quoted(needs):
     (finding,) = findings(needs, good_cluster(needs, refused=(refused("x is invalid: spec.a: Required", 422),)))
 
     assert (finding.check, finding.object) == ("object", str(ACCOUNT))
-    assert finding.fix == "correct the manifest"
+    assert finding.fix == "correct kubernetes.overlay, or the field that writes it"
 
 
 def definition(*absent):

@@ -25,7 +25,7 @@ def patched_needs(patch, folder):
     document = yaml.safe_load(DEMO_SPEC.read_text())
     for section, key in (("model", "config"), ("expert_load", "file")):
         document[section][key] = str((DEMO_SPEC.parent / document[section][key]).resolve())
-    document.setdefault("kubernetes", {})["patches"] = [{"kind": "Deployment", "patch": patch}]
+    document.setdefault("kubernetes", {})["overlay"] = {"objects": [{"kind": "Deployment", "patch": patch}]}
     spec = folder / "spec.json"
     spec.write_text(json.dumps(document))
     return needs_of(compile_plan(check_spec(spec)).deployable)

@@ -298,7 +298,7 @@ def test_nodes_that_are_all_closed_to_the_gateway_say_why(needs):
 
     assert (tainted.check, tainted.object) == ("gateway", "pods of demo-gateway")
     assert tainted.reason.startswith("each of 4 nodes lacks a label that they ask for or has a taint: taints ")
-    assert tainted.fix == "correct kubernetes.gateway.node_selector, or add to kubernetes.gateway.tolerations"
+    assert tainted.fix == "correct kubernetes.overlay.gateway_pod.spec: its nodeSelector, or its tolerations"
     assert unlabelled.reason.endswith("has a taint: labels pool=cpu")
 
 

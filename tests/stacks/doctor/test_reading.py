@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import yaml
 
+from planner.compiler import compile_plan
+from planner.spec.check import check_spec
 from stacks import cli
 from stacks.doctor import examination
 from stacks.doctor.checks import findings
+from stacks.doctor.needs import needs_of
 from stacks.doctor.reading import read_facts
 from stacks.kube.errors import UnreachableError
 from tests.stacks.deployments import DEMO_SPEC
@@ -23,6 +27,19 @@ SILENT = 'Internal error occurred: failed calling webhook "m.lws.io": failed to 
 def needs():
     """The demo's."""
     return demo_needs()
+
+
+@pytest.fixture(scope="module")
+def overlaid(tmp_path_factory):
+    """The demo's, with an overlay that no server would take."""
+    unit_pod = {"spec": {"containers": [{"name": "sidecar"}]}}
+    service = {"kind": "Service", "name": "demo-gateway", "patch": {"spec": {"type": "Loud"}}}
+    spec = yaml.safe_load(DEMO_SPEC.read_text())
+    for section, key in (("model", "config"), ("expert_load", "file")):
+        spec[section][key] = str((DEMO_SPEC.parent / spec[section][key]).resolve())
+    path = tmp_path_factory.mktemp("overlaid") / "spec.json"
+    path.write_text(json.dumps(spec | {"kubernetes": {"overlay": {"unit_pod": unit_pod, "objects": [service]}}}))
+    return needs_of(compile_plan(check_spec(path)).deployable)
 
 
 @pytest.fixture
@@ -104,6 +121,59 @@ def test_an_object_of_another_plan_is_found(server, needs):
     )
 
     assert found(needs, read_facts(api, needs)) == [("owner", "ServiceAccount tidemill/demo-runtime")]
+
+
+def test_what_an_overlay_got_wrong_is_named_in_it(server, overlaid):
+    """The server's words say what is wrong with the pods and the Service, and our path where it was written."""
+    fake, api = server
+    fake.refused[f"{NAMESPACE}/pods/tidemill-doctor"] = (
+        422,
+        "Pod is invalid: spec.containers[1].image: Required value",
+    )
+    fake.refused[f"{NAMESPACE}/services/demo-gateway"] = (
+        422,
+        'Service is invalid: spec.type: Unsupported value: "Loud"',
+    )
+
+    service, *pods = findings(overlaid, read_facts(api, overlaid))
+
+    assert (service.check, service.object) == ("object", "Service tidemill/demo-gateway")
+    assert 'spec.type: Unsupported value: "Loud"' in service.reason
+    assert service.fix == "correct kubernetes.overlay.objects.0.patch.spec.type"
+    assert [each.object for each in pods] == ["pods of decode", "pods of gateway", "pods of prefill"]
+    assert "spec.containers[1].image: Required value" in pods[0].reason
+    assert pods[0].fix == pods[2].fix == "correct kubernetes.overlay.unit_pod.spec.containers.0"
+    assert pods[1].fix == "correct kubernetes.overlay, or the field that writes it"
+
+
+def test_a_template_that_its_object_is_refused_for_is_said_once(server, overlaid):
+    """Its pods would be refused for the same."""
+    fake, api = server
+    fake.refused[f"{NAMESPACE}/pods/tidemill-doctor"] = (
+        422,
+        "Pod is invalid: spec.containers[1].image: Required value",
+    )
+    template = "spec.leaderWorkerTemplate.workerTemplate.spec.containers[1].image: Required value"
+    for unit in ("demo-prefill-0", "demo-decode-0"):
+        fake.refused[f"{GROUPS.format('tidemill')}/{unit}"] = (422, template)
+
+    assert found(overlaid, read_facts(api, overlaid)) == [
+        ("object", "LeaderWorkerSet tidemill/demo-prefill-0"),
+        ("object", "LeaderWorkerSet tidemill/demo-decode-0"),
+        ("pod", "pods of gateway"),
+    ]
+
+
+def test_pods_are_tried_elsewhere_where_their_namespace_is_not_there(server, needs):
+    """What no namespace takes is found; what depends on the namespace is not asked."""
+    fake, api = server
+    del fake.objects[NAMESPACE]
+    path = "/api/v1/namespaces/default/pods/tidemill-doctor"
+
+    fake.refused[path] = (403, "exceeded quota: all")
+    assert found(needs, read_facts(api, needs)) == []
+    fake.refused[path] = (422, "Pod is invalid: spec.a: Required value")
+    assert [each for each, _ in found(needs, read_facts(api, needs))] == ["pod"] * 3
 
 
 def test_pods_are_not_tried_where_their_namespace_will_be_another(server, needs):

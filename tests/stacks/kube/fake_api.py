@@ -59,6 +59,7 @@ class FakeApi:
         self.forbidden: dict[str, str] = {}  # path -> what the server says of the user's rights
         self.denied: set[tuple[str, str]] = set()  # (verb, resource) that the user has no right to
         self.kinds = dict(KINDS)  # apiVersion's path -> what it serves
+        self.answers: dict[str, tuple[int, Object]] = {}  # path -> what a pod answers there
         self.refused: dict[str, tuple[int, str]] = {}  # path -> how a dry run of it ends
         self.requests: list[tuple[str, str]] = []  # verb and path of each, dry runs left out
         self.before: dict[str, list[Interference]] = {}
@@ -98,6 +99,8 @@ class FakeApi:
             return 201, {"status": {"allowed": (asked["verb"], asked["resource"]) not in self.denied}}
         if path in self.forbidden:
             return _status(403, self.forbidden[path])
+        if path in self.answers:
+            return self.answers[path]
         with self.lock:
             there = self.objects.get(path)
             if verb == "GET" and path.rpartition("/")[2] in COLLECTIONS:
@@ -116,10 +119,11 @@ class FakeApi:
 
 
 def _is_listed(at: str, stored: Object, path: str, label: str) -> bool:
-    """Whether an object has the label that is asked for, or has it with a value."""
+    """Whether an object has the labels that are asked for, or has them with a value."""
     labels = stored["metadata"].get("labels", {})
-    key, equals, value = label.partition("=")
-    return at.startswith(f"{path}/") and (not label or (labels.get(key) == value if equals else key in labels))
+    wanted = [each.partition("=") for each in label.split(",") if each]
+    has_all = all(labels.get(key) == value if equals else key in labels for key, equals, value in wanted)
+    return at.startswith(f"{path}/") and has_all
 
 
 def _other_uid(verb: str, body: Object, there: Object | None) -> tuple[int, Object] | None:

@@ -6,6 +6,7 @@ import urllib3
 from stacks.kube.connection import RETRIES
 from stacks.kube.errors import NotServedError, RefusedError
 
+MEND = "correct kubernetes.overlay, or the field that writes it"
 RBAC = (
     'configmaps "a" is forbidden: User "eve" cannot patch resource "configmaps" in API group "" in the namespace "demo"'
 )
@@ -53,13 +54,17 @@ TABLE = [
     (
         422,
         "x is invalid: spec.a: Required",
-        "the API server finds it invalid (x is invalid: spec.a: Required); correct the manifest",
+        f"the API server finds it invalid (x is invalid: spec.a: Required); {MEND}",
     ),
-    (500, TYPED, "the API server finds it invalid (.dta: field not declared in schema); correct the manifest"),
+    (
+        500,
+        TYPED,
+        f"the API server finds it invalid (.dta: field not declared in schema); {MEND}",
+    ),
     (
         403,
         'admission webhook "v.kb.io" denied the request: spec.size: Invalid value: 0: too small',
-        "the admission webhook v.kb.io finds it invalid (spec.size: Invalid value: 0: too small); correct the manifest",
+        f"the admission webhook v.kb.io finds it invalid (spec.size: Invalid value: 0: too small); {MEND}",
     ),
     (
         500,

@@ -250,6 +250,40 @@ def test_a_silent_webhook_is_foreseen_before_the_namespace_is_there(server):
     assert caught.value.silent_webhook == "m.lws.io"
 
 
+POD_PATH = "/api/v1/namespaces/demo/pods/tidemill-doctor"
+REQUIRED = "Pod is invalid: spec.containers[0].image: Required value"
+
+
+@pytest.mark.parametrize(
+    ("refused", "is_foreseen"),
+    [
+        ({POD_PATH: (422, REQUIRED)}, True),
+        ({POD_PATH: (403, "exceeded quota: all")}, False),
+        ({POD_PATH: (404, 'namespaces "demo" not found')}, False),
+        (
+            {
+                POD_PATH: (404, 'namespaces "demo" not found'),
+                POD_PATH.replace("demo", "default"): (422, REQUIRED),
+            },
+            True,
+        ),
+    ],
+)
+def test_a_pod_that_no_namespace_takes_is_foreseen(server, refused, is_foreseen):
+    """A custom kind's server lets any template pass; quotas and the like may be others when its controller acts."""
+    fake, api = server
+    fake.refused |= refused
+    group = unit(leaderWorkerTemplate={"workerTemplate": {"spec": {"containers": [{"name": "a"}]}}})
+
+    if is_foreseen:
+        with pytest.raises(RefusedError, match="pods of LeaderWorkerSet demo/unit: the API server finds it invalid"):
+            lifecycle.foresee_pods(api, group)
+    else:
+        lifecycle.foresee_pods(api, group)
+    lifecycle.foresee_pods(api, group | {"apiVersion": "apps/v1", "kind": "StatefulSet"})
+    lifecycle.foresee_pods(api, config_map(a="1"))
+
+
 def test_several_go_at_once(server):
     """The one that cannot is said, and keeps no other from going."""
     fake, api = server

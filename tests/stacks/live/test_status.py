@@ -24,6 +24,7 @@ READY = {
     "readyReplicas": 1,
     "conditions": [{"type": "Available", "status": "True"}],
 }
+NO_PROXY = 'User "eve" cannot get resource "pods/proxy" in API group "" in the namespace "tidemill"'
 NO_NODES = 'nodes is forbidden: User "eve" cannot list resource "nodes" in API group "" at the cluster scope'
 
 
@@ -113,6 +114,59 @@ def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys
     assert cli.main(["status", "--context", "any", "--format", "json"]) == 0
     decode = json.loads(capsys.readouterr().out)["units"][1]
     assert decode["stand_ins"] == [{"for_node": "node-2", "node": "node-7"}]
+
+
+def store_gateway(fake, name, answer, status=503):
+    """A gateway's pod that runs, and what the API server brings of its /readyz."""
+    labels = {"tidemill.dev/plan": "demo", "app.kubernetes.io/component": "gateway"}
+    metadata = {"name": name, "namespace": "tidemill", "labels": labels}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [{"name": "gateway"}]}}
+    fake.store(f"{NAMESPACE}/pods/{name}", pod | {"status": {"phase": "Running"}})
+    fake.answers[f"{NAMESPACE}/pods/{name}:8000/proxy/readyz"] = (status, answer)
+
+
+def test_a_unit_that_a_gateway_refuses_has_failed_with_its_reason(server, plan):
+    """To its kubelet it is just not ready. A gateway without any ready unit answers with 503, and is heard as well."""
+    fake, api = server
+    units = [{"unit": "demo-prefill-0"}, {"unit": "demo-decode-0", "refused": "it loaded other weights"}]
+    store_gateway(fake, "gateway-0", {"ready": False, "units": units})
+    store_gateway(fake, "gateway-1", {"ready": True, "units": units[:1]}, status=200)
+
+    live = look_at(plan, api)
+
+    assert states(live) == {
+        "demo-prefill-0": ("ready", None),
+        "demo-decode-0": ("failed", "demo-decode-0 gets no requests: it loaded other weights"),
+    }
+    assert live.unasked is None
+
+
+@pytest.mark.parametrize(
+    ("status_", "answer", "reason"),
+    [
+        (
+            403,
+            {"message": NO_PROXY},
+            "may not get pods/proxy in namespace tidemill; bind a Role to it that allows get of",
+        ),
+        (503, {"message": "error trying to reach service: dial tcp"}, "error trying to reach service: dial tcp"),
+        (200, {"units": [{}]}, "answers at port 8000, but not as expected"),
+    ],
+)
+def test_a_gateway_that_cannot_be_asked_is_said_and_hides_nothing(
+    server, plan, status_, answer, reason, monkeypatch, capsys
+):
+    """Units are shown as the cluster has them."""
+    fake, api = server
+    store_gateway(fake, "gateway-0", answer, status_)
+    monkeypatch.setattr(status, "connect", lambda context: api)
+
+    assert cli.main(["status", str(DEMO_SPEC), "--context", "any"]) == 0
+
+    said = capsys.readouterr()
+    assert "  demo-decode-0  decode  4 ranks  ready" in said.out.splitlines()
+    assert "not every gateway could be asked which units it refuses: Pod tidemill/gateway-0" in said.err
+    assert reason in said.err
 
 
 def with_spare(plan, unit, node):

@@ -52,14 +52,14 @@ def text(tidemill: Tidemill) -> str:
     return client.completions.create(model="tidemill-demo", prompt=prompt, max_tokens=16, temperature=0).choices[0].text
 
 
-def kill_gateway(tidemill: Tidemill) -> None:
-    os.kill(get_json(f"http://{tidemill.host}:8000/readyz")["pid"], signal.SIGKILL)
-
-
-def kill_rank(tidemill: Tidemill) -> None:
-    """Kill the one rank, and the gateway, which must remember what it served with."""
+def pids(tidemill: Tidemill) -> tuple[int, int]:
+    """The processes of the one rank and of the gateway."""
     report = get_json(f"http://{tidemill.host}:8000/readyz")
-    for pid in (report["units"][0]["ranks"][0]["pid"], report["pid"]):
+    return report["units"][0]["ranks"][0]["pid"], report["pid"]
+
+
+def kill(*processes: int) -> None:
+    for pid in processes:
         os.kill(pid, signal.SIGKILL)
 
 
@@ -93,7 +93,11 @@ def test_a_changed_checkpoint_is_not_served_before_the_user_starts_it(tidemill, 
     before = text(tidemill)
 
     tokenizer = swap_two_tokens(checkpoint)
-    kill_gateway(tidemill)
+    kill(pids(tidemill)[0])
+    wait_until(lambda: "its tokenizer.json (sha256:" in unit(tidemill).get("reason", ""))
+    assert unit(tidemill)["state"] == "failed"
+    refused_rank, old_gateway = pids(tidemill)
+    kill(old_gateway)
     wait_until(lambda: "tokenizer.json changed" in gateway(tidemill).get("reason", ""))
     with pytest.raises(APIConnectionError):
         text(tidemill)
@@ -101,11 +105,12 @@ def test_a_changed_checkpoint_is_not_served_before_the_user_starts_it(tidemill, 
     assert gateway(tidemill)["reason"] in (tidemill.state / "tidemill/demo/gateway.log").read_text()
     assert tidemill.run("status").returncode == 1
     (checkpoint / "tokenizer.json").write_bytes(tokenizer)
+    kill(refused_rank)
     wait_until(lambda: gateway(tidemill)["state"] == "ready" and unit(tidemill)["state"] == "ready")
     assert text(tidemill) == before
 
     flip(checkpoint)
-    kill_rank(tidemill)
+    kill(*pids(tidemill))  # which must remember what it served with
     wait_until(lambda: unit(tidemill).get("reason", "").startswith(REASON))
     with pytest.raises(InternalServerError):
         text(tidemill)

@@ -1,5 +1,6 @@
 """Two gateways side by side on this machine: what is started, what is made of their words, and what users are told."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -158,9 +159,30 @@ def test_a_gateway_that_dies_is_started_again_and_its_unit_stays_ready(watched):
     assert [states for _, states, _ in seen] == [["ready", "failed"]] * 3 + [["ready", "starting"]]
     assert {unit for _, _, unit in seen} == {"ready"}
     assert [record.has_failed for record, _, _ in seen] == [True, True, True, False]
+    assert [record.gateways[1].starts_at for record, _, _ in seen] == [3.0, 3.0, None, None]
     assert seen[0][0].gateways[1].reason == DIES[1]
     assert last.gateways == (READY[0], replace(READY[1], restarts=1))
     assert [groups[name].group.num_starts for name in groups] == [0, 1]
+
+
+def test_status_says_when_what_is_down_is_started_again(tmp_path, monkeypatch, capsys):
+    """By the clock, so that --watch shows it once; never of a deployment that ends."""
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
+    starts = {"starts_at": time.monotonic() + 40}
+    down, unit = replace(READY[1], state="failed", reason=DIES[1], **starts), replace(UNITS[0], state="ended", **starts)
+    known = Record("demo", "sha256:0", (READY[0], down), "m", (unit,))
+    folder.write(known)
+    shown = {
+        time.strftime("starts again at %H:%M:%S", time.localtime(time.time() + seconds)) for seconds in range(30, 43)
+    }
+
+    assert cli.main(["status"]) == 1
+    *_, gateway, ended = capsys.readouterr().out.splitlines()
+    assert gateway.partition("failed (gateway-1 was killed by SIGKILL; ")[2].rstrip(")") in shown
+    assert ended.partition("ended (")[2].rstrip(")") in shown
+    assert 0 < record_json(folder.read())["gateways"][1]["starts_in_s"] <= 40
+    assert "starts_in_s" not in record_json(replace(known, is_stopping=True))["units"][0]
 
 
 def test_status_shows_both_gateways(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,100 @@
+"""Merge a patch into an object of Kubernetes as `kubectl patch` does.
+
+A strategic merge, for Kubernetes' own kinds and every pod template:
+
+    mapping            key by key; null removes a key
+    list with a key    item by item: `MERGE_KEYS` says which field tells items apart; new ones come last
+    any other list     replaced
+    `$patch: replace`  in a mapping, or as an item of a list: the rest of the patch stands there alone
+    `$patch: delete`   in a mapping: it becomes empty; in an item of a list: the item of that key goes
+
+A JSON merge (RFC 7386), for custom kinds, has no keys and no directives: each list is replaced.
+
+Merging nothing changes nothing, and merging twice is merging once. The base is never changed.
+
+Source: github.com/kubernetes/apimachinery 6e531d37 pkg/util/strategicpatch/patch.go: mergeMap, mergeSlice
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["DIRECTIVE", "DIRECTIVES", "JSON_MERGE", "POD_KEYS", "MergeKeys", "keys_of_kind", "merged"]
+
+MergeKeys = Mapping[str, str] | None  # field -> the key of its items; None is a JSON merge
+
+DIRECTIVE, DIRECTIVES = "$patch", ("replace", "delete")
+JSON_MERGE = None
+
+# Source: github.com/kubernetes/api 10b39a39 core/v1/types.go, `patchMergeKey` of PodSpec, Container, ServiceSpec and
+# ServiceAccount. Tolerations and the like have none, and are replaced.
+POD_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "schedulingGates": "name",
+}
+MERGE_KEYS: Mapping[str, Mapping[str, str]] = {
+    "Pod": POD_KEYS,
+    "Deployment": POD_KEYS,
+    "StatefulSet": POD_KEYS,
+    "Service": {"ports": "port"},
+    "ServiceAccount": {"imagePullSecrets": "name", "secrets": "name"},
+    "Namespace": {},
+    "NetworkPolicy": {},
+    "PodDisruptionBudget": {},
+}
+
+
+def keys_of_kind(kind: str) -> MergeKeys:
+    """Return the merge keys in objects of `kind`; `JSON_MERGE` for a kind that is not Kubernetes' own."""
+    return MERGE_KEYS.get(kind, JSON_MERGE)
+
+
+def merged(base: Mapping[str, Any], patch: Mapping[str, Any], keys: MergeKeys) -> dict[str, Any]:
+    """Return `base` with `patch` merged into it."""
+    directive = patch.get(DIRECTIVE) if keys is not JSON_MERGE else None
+    if directive == "delete":
+        return {}
+    result = {} if directive == "replace" else dict(base)
+    for field, value in patch.items():
+        if field == DIRECTIVE and keys is not JSON_MERGE:
+            continue
+        if value is None:
+            result.pop(field, None)
+        else:
+            result[field] = _merged_value(result.get(field), value, field, keys)
+    return result
+
+
+def _merged_value(base: Any, patch: Any, field: str, keys: MergeKeys) -> Any:
+    if isinstance(patch, dict):
+        return merged(base if isinstance(base, dict) else {}, patch, keys)
+    if isinstance(patch, list) and keys is not JSON_MERGE and field in keys:
+        return _merged_items(base if isinstance(base, list) else [], patch, keys[field], keys)
+    return patch
+
+
+def _merged_items(base: Sequence[Any], patch: Sequence[Any], key: str, keys: MergeKeys) -> list[Any]:
+    """Merge items with the same `key`, in the order of `base`, and put new ones behind them."""
+    result = [] if {DIRECTIVE: "replace"} in patch else list(base)
+    for item in patch:
+        if item == {DIRECTIVE: "replace"}:
+            continue
+        place = next((index for index, each in enumerate(result) if _has(each, key, item)), len(result))
+        if item.get(DIRECTIVE) == "delete":
+            del result[place : place + 1]
+        else:
+            result[place : place + 1] = [merged(result[place] if place < len(result) else {}, item, keys)]
+    return result
+
+
+def _has(item: Any, key: str, other: Mapping[str, Any]) -> bool:
+    return isinstance(item, dict) and key in item and item[key] == other.get(key)

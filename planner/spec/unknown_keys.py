@@ -1,0 +1,139 @@
+"""Keys that the spec does not have, each with the field that may have been meant.
+
+In this order: what people who come from elsewhere call it (`elsewhere.yaml`), a field of the same name in another
+section, the field of the same section that is spelt most like it. Only a single field is a change.
+
+What stands at an unknown key may be anything, a secret too: no finding quotes it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from planner.facts.terms import PHASES
+from planner.problems.errors import Violation, may_be_secret
+from planner.problems.fix import HERE, Fix, close_to, is_misspelling, plain, removal
+from planner.spec.declared import holds_list, path_of, place_of, section_at, section_of
+from planner.spec.schema import Spec
+
+__all__ = ["Row", "explain_unknown_key", "find_row", "read_table"]
+
+TABLE = Path(__file__).with_name("elsewhere.yaml")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table, whose head says what each column is."""
+
+    names: Sequence[str]
+    at: str | Sequence[str] | None = None
+    write: str = ""
+    why: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Return why there is no such name here."""
+        return self.why or f"tidemill calls it {self.write}"
+
+    @property
+    def places(self) -> Sequence[str | None]:
+        """Return where it applies; None stands for everywhere."""
+        return [self.at] if self.at is None or isinstance(self.at, str) else self.at
+
+
+@cache
+def read_table() -> Sequence[Row]:
+    """Return the whole table."""
+    return [Row(**row) for row in yaml.load(TABLE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)]
+
+
+def find_row(place: str, name: str) -> Row | None:
+    """Return what the table says of a key in the section `place`, or of a value of the field `place`."""
+    rows = _rows_by_name()
+    return rows.get((place, plain(name))) or rows.get((None, plain(name)))
+
+
+def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Violation:
+    """Return the finding about the key of `spec` that Pydantic complains of in `detail`."""
+    parent, name = path_of(detail["loc"][:-1]), str(detail["loc"][-1])
+    reason, fix = _answer(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
+    rule = f"S201 is not a key of {parent or 'the spec'}"
+    return Violation(_join(parent, name), None, rule, reason, fix)
+
+
+def _answer(
+    parent: str, name: str, fields: Sequence[str], value: Any, spec: Mapping[str, Any]
+) -> tuple[str, Fix | str]:
+    """Return why there is no such key, and what to do."""
+    row = find_row(place_of(parent), name)
+    if row and not row.write:
+        return row.reason, removal()
+    ours = row.write if row else name
+    if meant := [_join(parent, ours)] if ours in fields else _find_homes(ours, spec):
+        sections = (path.rpartition(".")[0] or "the spec" for path in meant)
+        return row.reason if row else f"it is a key of {' and '.join(sections)}", _move(parent, meant, value, spec)
+    if row:
+        return row.reason, f"write {row.write}"
+    near = close_to(name, fields)
+    if near is None:
+        return f"known keys: {', '.join(fields)}", "write one of these, or remove it"
+    fix = _move(parent, [_join(parent, near)], value, spec)
+    return f"{parent or 'the spec'} has {near}", fix if is_misspelling(name, near) else str(fix)
+
+
+def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
+    """Return the fix that what stands at a key stands at the field that was `meant`, which must be one and free."""
+    if len(meant) > 1:
+        return f"write {' or '.join(meant)}"
+    words = f"did you mean {meant[0].removeprefix(f'{parent}.')}?"
+    is_certain = _is_free(meant[0], spec) and not may_be_secret(meant[0])
+    return Fix(words, ({HERE: None, meant[0]: value},)) if is_certain else words
+
+
+def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
+    """Return whether nothing stands at `path`, and what stands above it can hold it."""
+    here: Any = spec
+    *above, last = path.split(".")
+    for part in above:
+        if isinstance(here, list) and part.isdecimal():
+            here = here[int(part)]
+        elif isinstance(here, dict):
+            here = here.get(part)
+        if here is None:
+            return True
+    return isinstance(here, dict) and last not in here
+
+
+def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
+    """Return where the spec has a field called `name`, which may be a path: in its phases, and in no list."""
+    absent = [f"{phase}." for phase in PHASES if phase not in spec]
+    found = [path for path in _fields() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
+    return [path for path in found if path.count(".") == min(each.count(".") for each in found)]
+
+
+@cache
+def _fields() -> Sequence[str]:
+    """Return the paths of all fields, apart from those of lists' items."""
+    return list(_fields_of(Spec, ""))
+
+
+def _fields_of(section: type[BaseModel], parent: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield (path := _join(parent, name))
+        if (inner := section_of(field)) and not holds_list(field):
+            yield from _fields_of(inner, path)
+
+
+@cache
+def _rows_by_name() -> Mapping[tuple[str | None, str], Row]:
+    return {(place, plain(name)): row for row in read_table() for name in row.names for place in row.places}
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name
