@@ -157,7 +157,7 @@ def tell_rows_aside(document: Any, goals: Goals) -> None:
 
 
 def tell_drafts() -> None:
-    """Print what a draft is predicted to gain where its acceptance rate was not published (0562)."""
+    """Print what a draft is predicted to gain where its acceptance rate was not published: such a row tests nothing."""
     sglang = engine_model("sglang", "h200")
     overheads = replace(sglang.overheads, host_ms=sglang.overheads.host_ms + HOST_ALONE_MS)
     alone = SGLANG_DRAFTS.case(replace(sglang, overheads=overheads))
