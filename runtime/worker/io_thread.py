@@ -30,6 +30,7 @@ from runtime.protocol.messages import (
     Hello,
     Load,
     Offer,
+    PrefixHit,
     RankState,
     State,
     StepTime,
@@ -141,7 +142,7 @@ class Network:
         """Return whether a handover is on its way."""
         return self._transfers.are_under_way
 
-    def say(self, message: Token | Embedding | Failed) -> None:
+    def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Tell something about a request to the gateway whose it is."""
         self._soon(self._links.say, message)
 

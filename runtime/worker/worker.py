@@ -29,6 +29,7 @@ from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
+from runtime.kv.blocks import block_digest, block_identity
 from runtime.kv.receiver import KvReceiver, check_layout
 from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
@@ -97,7 +98,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         engine, group, weights = _bring_up(launch, place, addresses, folder, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, weights)
-        phase = PHASES[launch.phase](engine, launch, network, metrics)
+        blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
+        phase = PHASES[launch.phase](engine, launch, network, metrics, blocks)
         network.say_hello_again(hello.once_loaded(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))

@@ -139,7 +139,7 @@ def test_latents_of_a_request_are_written_beside_the_computation():
     """Which rows they go to is told to the device before: a copy from ordinary memory would wait for the queue."""
     queue, made = Queue(), []
     cache = LatentCache(2, 4, 128, torch.float32, CPU, PinnedLink(CPU, queue))
-    cache._rows = lambda table, num_tokens: made.append(list(queue.record)) or torch.arange(num_tokens)
+    cache._rows = lambda table, start, end: made.append(list(queue.record)) or torch.arange(start, end)
     arrival = cache.swap_in([0, 1], torch.ones(2, 70, 4))
 
     assert (made, queue.record) == ([[]], ["beside", "mark", "compute"])
