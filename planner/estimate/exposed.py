@@ -1,8 +1,8 @@
-"""Warn where an overlay opens the node to a pod.
+"""Warn where a spec opens the node to a pod.
 
-Pods see nothing of their node but what a field of the spec names. An overlay may let them, since some site needs it; it
-should not go unseen in a review of the spec. What else a namespace admits is Pod Security's to say: `tidemill doctor`
-asks the cluster.
+Pods see nothing of their node but what a field of the spec names. `host_network` and an overlay may let them, since
+some site needs it; it should not go unseen in a review of the spec. What else a namespace admits is Pod Security's to
+say: `tidemill doctor` asks the cluster.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.problems.errors import Violation
 from planner.problems.fix import removal
-from planner.spec.pods import OverlaySpec
+from planner.spec.kubernetes import KubernetesSpec
 
 __all__ = ["exposed_by"]
 
@@ -24,12 +24,16 @@ EXPOSING = {
 }
 
 
-def exposed_by(overlay: OverlaySpec | None) -> Iterator[Violation]:
-    """Warn of each such field of `overlay`, by its path in the spec."""
-    if overlay is not None:
-        for path in _exposing(overlay.model_dump(), "kubernetes.overlay"):
-            reason = EXPOSING[path.rpartition(".")[2]]
-            yield Violation(path, None, "W108 opens the node to a pod", reason, removal())
+def exposed_by(kubernetes: KubernetesSpec) -> Iterator[Violation]:
+    """Warn of each such field, by its path in the spec; of the node's network where policies are meant to hold."""
+    rule = "W108 opens the node to a pod"
+    if kubernetes.host_network and kubernetes.network_policies:
+        reason = "NetworkPolicies do not hold there: who can reach the nodes can reach the ranks' ports"
+        fix = "protect the nodes with a firewall, or remove it and give pods their NICs with kubernetes.rdma"
+        yield Violation("kubernetes.host_network", True, rule, reason, fix)
+    if kubernetes.overlay is not None:
+        for path in _exposing(kubernetes.overlay.model_dump(), "kubernetes.overlay"):
+            yield Violation(path, None, rule, EXPOSING[path.rpartition(".")[2]], removal())
 
 
 def _exposing(value: Any, path: str) -> Iterator[str]:
