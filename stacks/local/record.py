@@ -60,7 +60,7 @@ PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else
 ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
 FULL = (errno.ENOSPC, errno.EDQUOT)  # what a full disk, or a full share of it, answers
 NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # what reading says of what is no record's file
-CUT_OFF = "was killed, or this machine was restarted: nothing of it runs"
+CUT_OFF = "ended without a word (killed, a full disk, or this machine was restarted): nothing of it runs"
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 

@@ -295,7 +295,10 @@ def test_a_killed_deployment_is_told_until_it_is_taken_down(plan, capsys):
     """By its name and among all; `down` by name closes its record, and its name goes on to be known."""
     for words in (["status", "creek"], ["status"], ["status", "creek", "--format", "json"]):
         assert cli.main(words) == 1
-        assert "was killed, or this machine was restarted: nothing of it runs" in capsys.readouterr().out
+        assert (
+            "ended without a word (killed, a full disk, or this machine was restarted): nothing of it runs"
+            in capsys.readouterr().out
+        )
     assert cli.main(["down", "creek"]) == 0
     assert capsys.readouterr().out == "creek is stopped\n"
     for words in (["status", "creek"], ["down", "creek"]):

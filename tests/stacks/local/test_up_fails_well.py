@@ -87,14 +87,19 @@ def test_a_rank_that_is_told_to_leave_lets_its_unit_answer_first(tidemill, few_r
 
 @pytest.mark.whole
 def test_everything_dies_with_a_killed_supervisor(tidemill, few_ranks):
-    """Even SIGKILL of the supervisor leaves no process, and `status` does not pretend."""
+    """Even SIGKILL of the supervisor leaves no process, and `status` does not pretend. `down` closes the record."""
     assert tidemill.up(few_ranks).returncode == 0
     supervisor = int(
         (tidemill.run("up", few_ranks, "--host", tidemill.host).stderr).partition("process ")[2].split(")")[0]
     )
 
     os.kill(supervisor, signal.SIGKILL)
+    wait_until(lambda: not tidemill.processes())
+    left = tidemill.status()
 
+    assert {unit["state"] for unit in left["units"]} == {"ended"}
+    assert left["failure"].startswith(f"its supervisor, process {supervisor}, ended without a word")
+    assert tidemill.run("down", "demo").returncode == 0
     assert_nothing_is_left(tidemill)
 
 
