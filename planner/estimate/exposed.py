@@ -37,7 +37,9 @@ def exposed_by(overlay: OverlaySpec | None) -> Iterator[Violation]:
         for index, each in enumerate(overlay.objects):
             patch = each.patch if each.kind == "NetworkPolicy" else {}
             for path in _opening(patch, f"kubernetes.overlay.objects.{index}.patch"):
-                yield Violation(path, None, "W108 opens pods to everybody", "the policy then keeps nobody out", removal())
+                yield Violation(
+                    path, None, "W108 opens pods to everybody", "the policy then keeps nobody out", removal()
+                )
 
 
 def _exposing(value: Any, path: str) -> Iterator[str]:
