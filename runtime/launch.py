@@ -85,7 +85,7 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """The form of latent KV on the wire and in memory."""
 
-    wire_version: Literal[9]
+    wire_version: Literal[10]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
 

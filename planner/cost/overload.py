@@ -52,13 +52,9 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
         )
         reason = f"requests are refused while no unit is on{_uncounted(spec, load)}"
     asked += over if load.hours_beyond else ""
-    promises = _promises(spec, load.phase)
-    if not promises:
-        yield Violation("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
-        return
-    (first, promised), *others = promises.items()
-    neither = "".join(f", and neither is {each}" for each, _ in others)
-    yield Violation(first, promised, f"W126 is not kept{neither}, because traffic {asked}", reason, _fix(spec, load))
+    broken = " and ".join(_promises(spec, load.phase))
+    reason += f", and {broken} {'are' if ' and ' in broken else 'is'} not kept" if broken else ""
+    yield Violation("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
 
 
 def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
@@ -77,7 +73,7 @@ def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator
         if not served.keeps(mean, promised):
             where = _where(spec, load) or " at their operating point"
             rule = (
-                f"W126 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "
+                f"W115 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "
                 f"serve{where} at {_time(load)}{over}"
             )
             name = path.removeprefix("slo.").removesuffix("_ms").upper()

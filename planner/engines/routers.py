@@ -6,7 +6,7 @@ before it refuses requests. Units that the day turns on and off come and go by t
 
 A process that dies without a word is noticed by the router's own look at `/health`, and less soon by the kubelet's.
 With their defaults routers look once a minute and believe the third failure. How long requests then fail, by what a
-router is told, is measured in docs/decisions/0637-routers-watch-pods.md.
+router is told, is measured in docs/performance.md.
 """
 
 from collections.abc import Iterator

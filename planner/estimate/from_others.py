@@ -1,9 +1,8 @@
-"""Warnings about what other people made and nobody here has looked at: code of a checkpoint, and images by their names.
+"""Warnings about what other people made: code and KV of a checkpoint, and images that another engine's pods start from.
 
 Another engine runs the code that a checkpoint's `auto_map` names (`--trust-remote-code`): without it, it takes another
-tokenizer and says nothing. A plan pins config.json and tensors by their digests, and no program beside them.
-
-Images are guessed from how earlier versions were named (`facts/engines.py`), and their versions read the same way.
+tokenizer and says nothing. A plan pins config.json and tensors by their digests, and no program beside them. An image's
+engine and version are read from its name (`facts/engines.py` has how they are named).
 """
 
 import re
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.terms import EngineName
 from planner.problems.errors import Violation
-from planner.problems.fix import Change, Fix, removal
+from planner.problems.fix import Change, Fix
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.precision import kv_dtype
@@ -28,7 +27,6 @@ def from_others(spec: ResolvedSpec) -> Iterator[Violation]:
     if spec.written.engine_name == OURS:
         return
     yield from _code_of_the_checkpoint(spec)
-    yield from _guessed_images(spec)
     yield from _kv_of_the_checkpoint(spec)
 
 
@@ -40,14 +38,12 @@ def image_of_another(spec: Spec) -> Iterator[Violation]:
     name = image.rpartition("@")[0] or image
     called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
     if called and engine not in called:
-        rule = f"W110 has the name of an image of {called[0]}, and engine is {engine}"
+        rule = f"W107 has the name of an image of {called[0]}, and engine is {engine}"
         reason = f"pods start with the command of {engine}"
-        published = ENGINES[engine].image
-        words = f"remove it, and pods run {published.format(version=spec.engine_version)}" if published else ""
-        fix = removal(words=words) if words else f"name an image of {engine}, or write engine: {called[0]}"
+        fix = f"name an image of {engine}, or write engine: {called[0]}"
         yield Violation("kubernetes.image", image, rule, reason, fix)
     elif (tagged := _tagged_version(image, ENGINES[engine].image)) not in (None, spec.engine_version):
-        rule = f"W110 is tagged as {engine} {tagged}, and the plan is for {spec.engine_version}"
+        rule = f"W107 is tagged as {engine} {tagged}, and the plan is for {spec.engine_version}"
         reason = f"a flag of {spec.engine_version} that it lacks ends its pods as they start, again and again"
         yield Violation("kubernetes.image", image, rule, reason, f"name an image of {engine} {spec.engine_version}")
 
@@ -81,15 +77,3 @@ def _tagged_version(image: str, published: str | None) -> str | None:
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     found = re.match(r"v?(\d+\.\d+\.\d+)", tag)
     return found[1] if name == own and found else None
-
-
-def _guessed_images(spec: ResolvedSpec) -> Iterator[Violation]:
-    kubernetes, engine = spec.written.kubernetes, ENGINES[spec.written.engine_name]
-    fix = "write the name of an image that you have seen, best with its digest"
-    reason = "that name follows others of its makers', and nobody here has seen the image"
-    if kubernetes.image == DEFAULT_IMAGE and engine.image is not None:
-        rule = f"W161 is not given, so pods run {engine.image.format(version=spec.written.engine_version)}"
-        yield Violation("kubernetes.image", None, rule, reason, fix)
-    if kubernetes.gateway.image is None and engine.router_image is not None:
-        rule = f"W161 is not given, so the router runs {engine.router_image}"
-        yield Violation("kubernetes.gateway.image", None, rule, reason, fix)

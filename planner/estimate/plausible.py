@@ -1,48 +1,94 @@
-"""Warnings about rates of a user's own GPU that no GPU has: PFLOPS written as TFLOPS, or FP8 below BF16.
+"""Warnings about numbers that nothing known has, mostly because they were written in another unit.
 
-They stay warnings, because a GPU may be unlike all that the catalog has.
+A table has each field with its bounds. They stay warnings, because a GPU or a market may be unlike all others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
-from planner.facts.catalog import GPUS, Gpu
+from planner.facts.catalog import GPUS
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Fix, nearest
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["implausible_rates"]
+__all__ = ["implausible_figures"]
 
-RATES = ("fp8_tflops", "bf16_tflops")
+PRICED = ("input_hit", "input_miss", "output")
 MARGIN = 10.0  # times the fastest, or as many times below the slowest of the catalog: assumed
-THOUSAND = 1000.0  # TFLOPS of a PFLOPS, and GFLOPS of a TFLOPS
 
 
-def implausible_rates(spec: ResolvedSpec) -> Iterator[Violation]:
-    """Yield rates of an own GPU that are far from all of the catalog, and FP8 that is slower than BF16."""
-    if isinstance(spec.cluster.gpu, str):
-        return
-    far = [violation for field in RATES if (violation := _far(spec.gpu, field))]
-    yield from far or _slower_in_fp8(spec.gpu)
+@dataclass(frozen=True)
+class Figure:
+    """Bounds of the numbers of a field, as far as anybody knows."""
+
+    path: str  # with a star for each item of a list
+    least: float
+    most: float
+    rule: str  # what is said of a number that is not
+    reason: str
 
 
-def _far(gpu: Gpu, field: str) -> Violation | None:
-    rate, known = getattr(gpu, field), sorted(each for known in GPUS.values() if (each := getattr(known, field)))
-    if rate is None or known[0] / MARGIN <= rate <= known[-1] * MARGIN:
-        return None
-    rule = f"W117 is far from the {known[0]:,g} to {known[-1]:,g} TFLOPS of the GPUs that tidemill knows"
-    meant = rate * THOUSAND if rate < known[0] else rate / THOUSAND
-    is_likely = known[0] / MARGIN <= meant <= known[-1] * MARGIN
-    unit = "PFLOPS" if rate < known[0] else "GFLOPS"
-    reason = f"rates are in TFLOPS, and this may be in {unit}"
-    plain = int(meant) if meant == int(meant) else meant
-    return Violation(f"cluster.gpu.{field}", rate, rule, reason, nearest(plain) if is_likely else "check it")
+def _of_catalog(field: str) -> Figure:
+    known = [value for gpu in GPUS.values() if (value := getattr(gpu, field))]
+    rule = f"is far from the {min(known):,g} to {max(known):,g} TFLOPS of known GPUs"
+    return Figure(f"cluster.gpu.{field}", min(known) / MARGIN, max(known) * MARGIN, rule, "it is in TFLOPS")
 
 
-def _slower_in_fp8(gpu: Gpu) -> Iterator[Violation]:
-    """Yield FP8 below BF16, which is most likely the two in each other's place."""
-    fp8, bf16 = gpu.fp8_tflops, gpu.bf16_tflops
-    if fp8 is not None and bf16 is not None and fp8 < bf16:
-        change = {HERE: bf16, "cluster.gpu.bf16_tflops": fp8}
-        fix = Fix(f"write fp8_tflops: {bf16:g} and bf16_tflops: {fp8:g}", (change,))
-        rule = f"W118 is less than bf16_tflops ({bf16:g})"
-        yield Violation("cluster.gpu.fp8_tflops", fp8, rule, "GPUs with FP8 matmuls are faster in FP8", fix)
+LEAST_PRICE = 1e-4  # US dollars; assumed: a hundredth of the cheapest tokens that are sold
+MOST_TIMES = 10.0  # assumed: no hour of a day is so much dearer
+LEAST_PER_USD = 0.25  # assumed: the dearest currency, Kuwait's dinar, is about 0.31 a US dollar
+
+PRICE = f"is less than {LEAST_PRICE:g}, a hundredth of what tokens cost", "it is the price of a million tokens"
+FACTOR = f"makes prices more than {MOST_TIMES:g} times as high", "it is a factor, where 1 leaves prices as they are"
+CURRENCY = f"is less than {LEAST_PER_USD:g}, and no currency is worth so many US dollars"
+PER_USD = "it is how much of the currency a US dollar is"
+
+FIGURES = (
+    *(_of_catalog(field) for field in ("fp8_tflops", "bf16_tflops")),
+    *(Figure(f"cost.prices.{field}", LEAST_PRICE, inf, *PRICE) for field in PRICED),
+    *(Figure(f"cost.prices.*.{field}", LEAST_PRICE, inf, *PRICE) for field in PRICED),
+    Figure("cost.prices.hours.*.factor", 0, MOST_TIMES, *FACTOR),
+    Figure("cost.prices.*.hours.*.factor", 0, MOST_TIMES, *FACTOR),
+    Figure("cost.currency.per_usd", LEAST_PER_USD, inf, CURRENCY, PER_USD),
+)
+
+
+def implausible_figures(spec: ResolvedSpec) -> Iterator[Violation]:
+    """Yield each number of `spec` that is outside the bounds of its kind, once."""
+    data, said = spec.written.model_dump(include={"cluster", "cost"}), set()
+    for figure in (*FIGURES, *_of_one_another(spec)):
+        for path, value in _numbers_at(data, figure.path):
+            if value and not figure.least <= value <= figure.most and path not in said:
+                said.add(path)
+                fix = "correct it, unless it is right"
+                yield Violation(path, value, f"W112 {figure.rule}", figure.reason, fix)
+
+
+def _of_one_another(spec: ResolvedSpec) -> Iterator[Figure]:
+    """Yield figures whose bounds are others of the spec: FP8 is as fast as BF16, and nodes are built with so many."""
+    bf16 = spec.gpu.bf16_tflops
+    if bf16:
+        rule = f"is less than bf16_tflops ({bf16:,g})"
+        yield Figure("cluster.gpu.fp8_tflops", bf16, inf, rule, "GPUs with FP8 matmuls are faster in FP8")
+    for _, name, gpu in spec.named_gpus():
+        usual = gpu.node_gpus if gpu.nvlink_leaves_node else gpu.nvlink_domain
+        if usual is not None:
+            rule = f"is more than the {usual} GPUs that nodes with {name} have"
+            yield Figure(
+                "cluster.gpus_per_node", 0, usual, rule, "the plan takes links between them as links of a node"
+            )
+
+
+def _numbers_at(data: Any, path: str, above: str = "") -> Iterator[tuple[str, float]]:
+    key, _, rest = path.partition(".")
+    if key == "*":
+        below: Mapping[Any, Any] = dict(enumerate(data)) if isinstance(data, list) else {}
+    else:
+        below = {key: data.get(key)} if isinstance(data, dict) else {}
+    for name, value in below.items():
+        here = f"{above}.{name}".lstrip(".")
+        if rest:
+            yield from _numbers_at(value, rest, here)
+        elif isinstance(value, int | float):
+            yield here, value

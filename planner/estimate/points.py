@@ -1,6 +1,6 @@
 """The operating point of each phase: as the spec writes it, or as its limits allow; and whether memory holds it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +24,8 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
     written = getattr(spec.written.operating_point, phase)
     section, elsewhere = spec.phase(phase), _said_elsewhere(spec, phase)
     if written is not None:
-        numbers = {key: value for key, value in written if value is not None}
-        return _written_point(section, elsewhere | numbers, kv_room)
+        numbers = elsewhere | {key: value for key, value in written if value is not None}
+        return _written_point(section, numbers | _answers(spec, phase, numbers), kv_room)
     lengths = request_lengths(spec.written, phase)
     requests, kv_tokens = section.max_requests, lengths.kv
     if kv_room is not None and lengths.are_assumed:
@@ -67,6 +67,14 @@ def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
         return found
     hits = traffic.cache_hit_rate if traffic else 0.0
     return found | {"cache_hit_rate": hits, "cache_read_gbps": read_link(CACHE_READ_RATE)}
+
+
+def _answers(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
+    """Return how long answers of mixed units are where traffic says it: as much for each prompt token."""
+    traffic = spec.written.traffic
+    if phase != "mixed" or traffic is None:
+        return {}
+    return {"output_tokens": numbers["prompt_tokens"] * traffic.output_tokens / traffic.input_tokens}
 
 
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:

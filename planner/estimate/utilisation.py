@@ -30,7 +30,7 @@ __all__ = [
     "shorter_steps",
 ]
 
-KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT (0421)
+KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT
 LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
 LEAST_OFFERED = 0.05  # to whoever promises less: assumed, nobody pays for units that do nothing
 SHORTEST_STEP = 512  # tokens: as few as a search tries

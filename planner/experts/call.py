@@ -193,19 +193,19 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
 def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
     """Yield options that need another one which is absent: whoever gives them believes that they count."""
     if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
-        rule, reason = "S820 must come with --coverage rack", "racks have no effect otherwise"
+        rule, reason = "S820 has no effect without --coverage rack", "replicas are not spread over racks then"
         yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
     has_groups = call.groups > 1
     is_of_no_effect = call.experts_per_token is not None and call.step_tokens is None and not has_groups
     if is_of_no_effect and not {"experts_per_token", "groups"} & wrong:
-        rule = "S821 must come with --step-tokens or --groups"
-        reason = "it has an effect only on sampling within a step, and on how many nodes a token goes to"
+        rule = "S820 has no effect without --step-tokens or --groups"
+        reason = "it counts in sampling within a step, and in how many nodes a token goes to"
         yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
     if call.groups_per_token is not None and not has_groups and not {"groups_per_token", "groups"} & wrong:
-        rule, reason = "S829 must come with --groups", "without --groups, all experts form one group"
+        rule, reason = "S820 has no effect without --groups", "all experts form one group then"
         yield Violation("--groups-per-token", call.groups_per_token, rule, reason, _without("--groups-per-token"))
     if 0 < call.keep_within < math.inf and call.previous is None:
-        rule, reason = "S822 must come with --previous", "there is no earlier map to keep"
+        rule, reason = "S820 has no effect without --previous", "there is no earlier map to keep"
         yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
 
 
@@ -224,8 +224,8 @@ def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: b
         return
     counts = drops_rows or recorded is not None or call.previous is not None or call.export in NUMBERED_BY_MODEL
     if call.first_layer > 0 and not counts:
-        rule = f"S823 must come with --export {' or '.join(NUMBERED_BY_MODEL)}, or with --previous"
-        reason = "it has no effect otherwise"
+        rule = f"S820 has no effect without --export {' or '.join(NUMBERED_BY_MODEL)}, or --previous"
+        reason = "no row has the number of a layer then"
         yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
 
 
@@ -234,7 +234,7 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
     if call.quantile is None:
         return
     if len(call.loads) == 1:
-        rule, reason = "S827 must come with several LOADS", "with one window, mean and worst are the same"
+        rule, reason = "S820 has no effect without several LOADS", "with one window, mean and worst are the same"
         yield Violation("--balance", call.balance, rule, reason, _without("--balance"))
         return
     if not 0 < call.quantile <= 1:

@@ -13,7 +13,7 @@ make the mean of logarithms that of hardly any demand. What no day of a weekday 
 The quantile is of each entry by itself. That a whole day turns out busier than usual is in the residuals, because
 they keep the days' levels. It knows no holidays and no weather: a day that is known to be unlike others has a profile.
 
-It was compared with exponential smoothing of a well-kept library: see docs/decisions/0466.
+It was compared with exponential smoothing of a well-kept library: see docs/design/schedule.md.
 """
 
 from dataclasses import dataclass

@@ -142,7 +142,11 @@ def _shared(plan: Deployable) -> Iterator[Manifest]:
 
 
 def _budget(plan: Deployable, phase: Phase, shared: Variables) -> Iterator[Manifest]:
-    """How many pods of a phase evictions leave: whole units, but for the first pod of one that may go."""
+    """Yield the budget of a phase. It counts pods and has to let whole units go (docs/design/pods.md).
+
+    The last unit that may go must lose its first pod, and then no pod of another unit may follow. So one pod less than
+    `stay + 1` units have must stay.
+    """
     units = plan.units_of(phase)
     allowed = plan.kubernetes.disruptions
     if allowed is None:

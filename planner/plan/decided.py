@@ -50,7 +50,7 @@ class DecidedPlan:
     expert_maps: Mapping[Phase, ExpertMap]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why its engine cannot run it
-    warnings: tuple[Problem, ...]  # what is probably a mistake, though it plans
+    warnings: tuple[Problem, ...]  # what is lost, though it plans
 
     @property
     def name(self) -> str:

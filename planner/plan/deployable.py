@@ -47,7 +47,7 @@ class Deployable:
     drain_s: float  # for answers that run when their process is told to end
     launch_documents: Mapping[str, LaunchDocument]  # by file name
     refusals: tuple[Problem, ...]  # why its engine cannot run it
-    warnings: tuple[Problem, ...]  # what is probably a mistake, though it runs
+    warnings: tuple[Problem, ...]  # what is lost, though it runs
 
     @property
     def endpoint(self) -> str:

@@ -33,6 +33,7 @@ from planner.problems.fix import Change, applied
 from planner.search.auto import Decided
 from planner.search.decision import DEFAULT, Decision
 from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.effect_rules import without_spent
 
 __all__ = ["with_estimates"]
 
@@ -94,9 +95,9 @@ def _fuller(plan: Plan, load: PhaseLoad) -> Prediction | None:
 
 
 def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """The spec's data with the defaults that were taken, as one would write it."""
+    """The spec's data with the defaults that were taken, as one would write it who decides all by himself."""
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
-    return applied(spec.document.data, defaults)
+    return without_spent(applied(spec.document.data, defaults), spec.document.autos)
 
 
 def _sampled(spec: ResolvedSpec, decided: DecidedPlan, loads: Loads) -> dict[Phase, tuple[float, ...]]:

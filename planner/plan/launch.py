@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 9
+KV_WIRE_VERSION = 10
 # A rank on a CPU compiles before it is ready, and its unit's collectives end a step after 120 s (STEP_TIMEOUT in
 # `runtime/expert_parallel/group.py`). The rest is for its word, which comes every 10 s.
 CPU_STALL_S = 150

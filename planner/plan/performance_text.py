@@ -86,7 +86,7 @@ def _notes(plan: Plan, outlook: PhaseOutlook, found: Prediction, kv_room: int | 
         "decode": f"{point.requests:,} requests per rank or group, each with {point.kv_tokens:,} tokens of KV",
         "prefill": f"steps of {point.step_tokens:,} tokens per rank or group and prompts of {point.prompt_tokens:,}",
         "mixed": f"{point.requests:,} requests per rank or group, prompts of {point.prompt_tokens:,} tokens and "
-        f"answers of {point.output_tokens:,}",
+        f"answers of {point.output_tokens:,.0f}",
     }[found.phase]
     origin = _origin(plan, found) if point.is_derived else ""
     used = ""

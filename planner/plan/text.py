@@ -23,6 +23,7 @@ from planner.plan.kv_cache_text import kv_cache_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
 from planner.plan.plan import Plan
+from planner.plan.relied_on import relied_on
 from planner.plan.search_text import search_text
 from planner.plan.uptime_text import uptime_text
 from planner.problems.errors import Problem
@@ -49,6 +50,7 @@ def plan_text(plan: Plan) -> str:
         _head,
         _warnings,
         _decisions,
+        _relied_on,
         search_text,
         _phases,
         _memory,
@@ -132,7 +134,7 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
 
 
 def _warnings(plan: Plan) -> str:
-    """What is probably a mistake, though it plans."""
+    """Return what a deployment loses, though it plans."""
     return "\n".join(["Warnings:", *_listed(plan.warnings)]) if plan.warnings else ""
 
 
@@ -162,6 +164,11 @@ def _defaults(plan: Plan) -> Iterator[str]:
         lines += filled(f"{left}. The JSON lists them under decisions (--format json), docs/spec.md explains them.")
     if lines:
         yield "\n".join(lines)
+
+
+def _relied_on(plan: Plan) -> str:
+    rows = list(relied_on(plan))
+    return wrapped([("relies on", "what it means"), *rows]) if rows else ""
 
 
 def _value(value: object) -> str:
@@ -367,7 +374,7 @@ def _runnable(plan: Plan) -> str:
 def _untried(is_ours: bool) -> str:
     """Say what nobody of us has seen on GPUs."""
     if is_ours:
-        return "We have run it on one GPU, but no exchange between GPUs yet: try one unit first."
+        return "Its ranks have run on one GPU, none between GPUs yet: try one unit first."
     return "We have not run it on a GPU yet: try one unit first."
 
 

@@ -117,6 +117,8 @@ def _days_with(
         raise SpecError([spec.problem(_other_windows(spec))])
     if traffic is None or traffic.profile is None:
         raise SpecError([spec.problem(_no_profile())])
+    if traffic.capacity is not None and rates.keys() >= layouts.keys():
+        raise SpecError([spec.problem(_uncounted(traffic.capacity))])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     days = [None, *(each.days[0] for each in traffic.other_days)]
     asked = [_asked(traffic, each, layouts, rates) for each in days]
@@ -168,6 +170,11 @@ def _other_windows(spec: ResolvedSpec) -> Violation:
     written = spec.document.data["schedule"]["other_days"]
     rule, reason = "S527 must not be combined with windows: auto", "auto windows follow traffic.other_days"
     return Violation("schedule.other_days", written, rule, reason, removal())
+
+
+def _uncounted(capacity: float) -> Violation:
+    reason = "units that are auto are counted from the tokens/s that they are predicted to make"
+    return Violation("traffic.capacity", capacity, "S560 has no effect with units: auto", reason, removal())
 
 
 def _no_profile() -> Violation:

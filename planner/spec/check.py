@@ -32,6 +32,7 @@ from planner.spec.named import Named
 from planner.spec.phase import PhaseSpec
 from planner.spec.places import in_full
 from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO
 from planner.spec.yaml import Document, read_document
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _resolve(document: Document) -> ResolvedSpec:
     named = Named(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved | _given_keys(document.data, fields.renamed) | _units(fields.values)
     values |= _exchanged(values) | _largest_group(values)
-    as_written = {f"{phase}.as_written": phase for phase in PHASES}
+    as_written = {f"{phase}.as_written": phase for phase in PHASES} | {"spec.autos": document.autos}
     violations = [*fields.violations, *named.violations, *broken_rules(values | as_written)]
     refused = [problem for _, problem in document.refused]
     if violations or refused:
@@ -167,7 +168,17 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
-    return _resolve(replace(spec.document, data=applied(in_full(spec.document.data, values), values)))
+    data = applied(in_full(spec.document.data, values), values)
+    return _resolve(replace(spec.document, data=data, autos=spec.document.autos | set(_left_open(values))))
+
+
+def _left_open(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the paths at which `values` say `auto`, as a file would."""
+    for key, value in values.items():
+        if value == AUTO:
+            yield f"{above}{key}"
+        elif isinstance(value, dict):
+            yield from _left_open(value, f"{above}{key}.")
 
 
 def _keep_sound_changes(problems: Sequence[Problem], document: Document) -> Iterator[Problem]:

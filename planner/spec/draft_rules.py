@@ -32,12 +32,3 @@ def a_module_drafts(draft_tokens: int, model: Model, phase: Phase) -> Broken | N
     if model.num_mtp_layers:
         has = f"the shape of the model's {model.num_mtp_layers} MTP modules is not known"
     return Broken(f"S555 must be 0 for {model.model_type}", f"an MTP module makes the drafts, and {has}", nearest(0))
-
-
-@_reads("operating_point.{phase}.acceptance_rate", "{phase}.draft_tokens", "{phase}.name")
-def nothing_is_accepted_without_drafts(acceptance_rate: float | None, draft_tokens: int, phase: Phase) -> Broken | None:
-    """A rate of nothing predicts nothing."""
-    if acceptance_rate is None or draft_tokens:
-        return None
-    rule = f"S556 must come with {phase}.draft_tokens"
-    return Broken(rule, "nothing is drafted, so there is nothing to accept", removal())

@@ -5,8 +5,8 @@ What an engine cannot do is not asked here: such a spec is right, and `planner/e
 
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName
-from planner.problems.fix import nearest, removal
-from planner.spec.rule import Broken, Rule, declare_in
+from planner.problems.fix import nearest
+from planner.spec.rule import Broken, Rule, declare_in, without_effect
 
 __all__ = ["RULES"]
 
@@ -21,7 +21,7 @@ def versions_are_known(version: str | None, name: EngineName) -> Broken | None:
     if version is None or version in known:
         return None
     if not known:
-        return Broken(f"S541 must be left out with engine {name}", "kubernetes.image decides the version", removal())
+        return without_effect(f"with engine {name}", "kubernetes.image decides the version", "engine.version", version)
     rule = f"S540 must be {' or '.join(known)}"
     return Broken(rule, f"tidemill knows the options of no other version of {name}", nearest(*known))
 
@@ -35,5 +35,5 @@ def engines_choose_replicas(
     own = ENGINES[used].split if used else None
     if own is None or "split" not in sections or split == own:
         return None
-    rule = f"S542 must be left out with engine {used}"
-    return Broken(rule, f"{used} chooses replicas by a rule of its own ({own})", removal())
+    reason = f"{used} chooses replicas by a rule of its own ({own})"
+    return without_effect(f"with engine {used}", reason, "split", split)

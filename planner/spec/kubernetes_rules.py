@@ -140,19 +140,6 @@ def quotas_are_of_objects(queue: str, flavor: str) -> Iterator[Broken]:
             yield no_object_name(f"kubernetes.controller.kueue.{name}", value)
 
 
-@_reads("kubernetes.controller.kueue.cluster_queue", "kubernetes.controller.lend_nodes")
-def quotas_are_of_nodes_that_are_lent(_: str, lends: bool) -> Broken | None:
-    """Nodes that are never free have no quota."""
-    if lends:
-        return None
-    fix = Fix(
-        "set kubernetes.controller.lend_nodes: true, or remove kubernetes.controller.kueue",
-        ({"kubernetes.controller.lend_nodes": True}, {"kubernetes.controller.kueue": None}),
-    )
-    rule = "S475 must come with lend_nodes: true"
-    return Broken(rule, "no node would ever be free for Kueue's jobs", fix, "kubernetes.controller.kueue")
-
-
 @_reads("kubernetes.controller.heal.conditions")
 def sound_nodes_are_not_left(conditions: Sequence[str]) -> Iterator[Broken]:
     """A condition of heal is true when something is wrong; one of Kubernetes' own is true when all is well."""

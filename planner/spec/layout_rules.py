@@ -21,13 +21,15 @@ from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.errors import Violation
-from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of, removal
+from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec import (
     attention_rules,
     cluster_rules,
     cost_rules,
     draft_rules,
+    effect_rules,
     engine_rules,
+    history_rules,
     kubernetes_rules,
     model_rules,
     overlay_rules,
@@ -39,7 +41,7 @@ from planner.spec import (
 from planner.spec.object_names import DNS_1035
 from planner.spec.phase import MAX_EP_SIZE
 from planner.spec.precision import kv_dtype
-from planner.spec.rule import Broken, Rule, declare_in
+from planner.spec.rule import Broken, Rule, declare_in, without_effect
 from planner.spec.undecided import AUTO
 
 __all__ = ["broken_rules"]
@@ -49,7 +51,7 @@ __all__ = ["broken_rules"]
 OTHERS = (
     *(model_rules, engine_rules, attention_rules, cluster_rules, schedule_rules, cost_rules),
     *(kubernetes_rules, volume_rules, pod_rules, overlay_rules),
-    *(performance_rules, draft_rules),
+    *(performance_rules, draft_rules, effect_rules, history_rules),
 )
 RULES: list[Rule] = []
 _reads = declare_in(RULES)
@@ -295,8 +297,8 @@ def precision_is_the_checkpoints(
 ) -> Broken | None:
     """FP8 in blocks and BF16 are made of each other while weights are loaded. Nothing makes others of other forms."""
     own = model.quantisation
-    may_differ = own.precision == "bf16" or (own.precision == "fp8" and own.other_method is None)
-    if config is None or "precision" not in given or may_differ or own.precision == precision:
+    is_widened = own.precision == "fp8" and own.other_method is None and precision in ("fp8", "bf16", "fp32")
+    if config is None or "precision" not in given or own.precision in ("bf16", precision) or is_widened:
         return None
     rule = f"S315 must be {own.precision}: the checkpoint is in {own.words}"
     return Broken(rule, "no engine makes weights of another format from these", nearest(own.precision))
@@ -306,14 +308,11 @@ def precision_is_the_checkpoints(
 
 
 @_reads("expert_load.file", "expert_load.given")
-def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Broken | None:
+def loads_have_one_origin(file: str | None, given: frozenset[str]) -> Iterator[Broken]:
     """Measured or drawn, not both."""
-    drawn = sorted(given - {"file"})
-    if file is None or not drawn:
-        return None
-    others = " and ".join(drawn)
-    fix = removal(*(f"expert_load.{key}" for key in drawn), words=f"remove {others}")
-    return Broken(f"S601 must not be combined with {others}", "with measured loads, nothing is drawn at random", fix)
+    for key in sorted(given & {"alpha", "seed"}) if file is not None else ():
+        reason = "with measured loads, nothing is drawn at random"
+        yield without_effect("with expert_load.file", reason, f"expert_load.{key}")
 
 
 @_reads("expert_load.file", "expert_load.loads", "model.shapes")

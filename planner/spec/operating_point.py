@@ -67,8 +67,8 @@ class PrefillPointSpec(Section):
         default=None,
         ge=0,
         le=0.999,
-        description="Share of prompts' tokens whose KV is read from a cache, and not computed; traffic.cache_hit_rate "
-        "unless given.",
+        description="Share of prompts' tokens whose KV is read from a cache, and not computed, where there is no"
+        " traffic to say it.",
         examples=[0.563],
     )
     cache_read_rate: Annotated[float, *quantity("link")] = Field(
@@ -102,7 +102,13 @@ class MixedPointSpec(Section):
         ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[2500]
     )
     prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
-    output_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each answer, on average.", examples=[1000])
+    output_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Tokens of each answer, on average, where there is no traffic to say how many a prompt token has.",
+        examples=[1000],
+    )
     acceptance_rate: float | None = Field(default=None, ge=0, le=1, description=ACCEPTED, examples=[0.85])
 
 

@@ -1,11 +1,11 @@
-"""The rules of operating points: within the limits of their phase, and of a phase that there is."""
+"""The rules of operating points: whole, and within the limits of their phase."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from planner.facts.model import Model
 from planner.facts.terms import PHASES, Phase
-from planner.problems.fix import Fix, nearest, removal
+from planner.problems.fix import Fix, for_example, nearest
 from planner.spec.operating_point import MAX_TOKENS
 from planner.spec.rule import Broken, Rule, declare_in
 
@@ -23,12 +23,14 @@ _OF_REQUESTS = (
 )
 
 
-@_reads("operating_point.given", "spec.sections")
-def points_are_of_phases(given: frozenset[str], sections: frozenset[str]) -> Iterator[Broken]:
-    """A point of a phase that the spec does not have predicts nothing."""
-    for phase in sorted(given & {"prefill", "decode", "mixed"} - sections):
-        path = f"operating_point.{phase}"
-        yield Broken(f"S550 must come with {phase}", "there is no such phase to predict", removal(path), path, None)
+@_reads("operating_point.mixed.prompt_tokens", "operating_point.mixed.output_tokens", "spec.sections")
+def answers_have_a_length(_: int, outputs: int | None, sections: frozenset[str]) -> Broken | None:
+    """Mixed units divide their time by it; a day's traffic says it too."""
+    if outputs is not None or "traffic" in sections:
+        return None
+    rule = "S561 is required without traffic"
+    path = "operating_point.mixed.output_tokens"
+    return Broken(rule, "the point has to say how long answers are", for_example("output_tokens: 1000"), path)
 
 
 @_reads("operating_point.{phase}.requests", "{phase}.max_requests", "{phase}.given", "{phase}.name?")

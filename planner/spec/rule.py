@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from planner.problems.fix import Fix
+from planner.problems.fix import Fix, removal
 
-__all__ = ["Broken", "Partial", "Rule", "Verdict", "declare_at", "declare_in"]
+__all__ = ["Broken", "Partial", "Rule", "Verdict", "declare_at", "declare_in", "without_effect"]
 
 
 class Partial(dict[str, Any]):
@@ -47,6 +47,11 @@ class Rule:
             return ()
         found = self.check(*(values.get(path.removesuffix("?")) for path in reads))
         return (found,) if isinstance(found, Broken) else tuple(found or ())
+
+
+def without_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Broken:
+    """Return the verdict that nothing reads what stands at `path`: the same of all fields, and always removable."""
+    return Broken(f"S560 has no effect {where}", reason, fix or removal(path, words="remove it"), path, value)
 
 
 def declare_in(rules: list[Rule]) -> Callable[..., Callable[[Check], Check]]:

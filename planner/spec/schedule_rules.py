@@ -94,15 +94,6 @@ def units_are_counted_once(_: int, given: frozenset[str], windows: list[dict[str
     )
 
 
-@_reads("spec.sections", *(f"schedule.min_units.{phase}?" for phase in PHASES))
-def floors_are_of_phases_that_there_are(sections: frozenset[str], *floors: int | None) -> Iterator[Broken]:
-    """A floor of another phase would hold nothing."""
-    for phase, floor in zip(PHASES, floors, strict=True):
-        if floor is not None and phase not in sections:
-            place = f"schedule.min_units.{phase}"
-            yield Broken(f"S522 must come with {phase}", "there is no such phase", removal(place), place, floor)
-
-
 def _all_windows(windows: Windows | None, others: OtherDays | None) -> Iterator[tuple[str, Windows]]:
     """Yield the windows of each kind of day, and where they stand."""
     if windows is not None:

@@ -18,7 +18,8 @@ DeepEP has two low-latency buffers, and the third exchange would overwrite the f
 Worked example of the order in the normal form, 2 slots, tiles of 4: three tokens come, with slots (0), (0, 1) and (1).
 Their rows lie at 0, 1 | 4, 5; rows 2, 3, 6 and 7 fill the tiles. Combine adds rows 1 and 4 for the second token.
 
-We have not run it yet: it needs several GPUs.
+Of the normal form we have run exchanges between two ranks on one H100 (docs/performance.md), and none between GPUs. The
+low-latency form, which needs an InfiniBand NIC, we have not run.
 
 Source: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py, docs/legacy.md ("Interfaces and Examples") and
 tests/legacy.
@@ -31,7 +32,6 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.errors import PeerLost
@@ -187,8 +187,8 @@ class NormalDispatcher(_DeepEp):
 
     def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
         """Add what this rank's slots made of each token, then send the sums back."""
-        handle, place_RK, weights_RK = dispatched.way_back
-        rows_RD = _added(results, place_RK, weights_RK)
+        handle, place_TK, weights_TK = dispatched.way_back
+        rows_RD = self.ops.add_rows(results, place_TK, weights_TK)
         contracts.check_combine(rows_RD)
         combined_TD, _, event = self._buffer.combine(
             rows_RD,
@@ -201,34 +201,12 @@ class NormalDispatcher(_DeepEp):
 
     def _in_order(self, arrived: list[Any], counts: list[int], handle: Any, sent_W: Tensor) -> Dispatched:
         """Put the tokens that came, each once, into the rows of their slots here."""
-        came, slots_RK, weights_RK = arrived
+        came, slots_TK, weights_TK = arrived
         arrived.clear()
-        place_RK, counts_M = self._places(slots_RK)
-        token_of_row = self._token_of_row(place_RK, sum(counts))
-        if isinstance(came, tuple):
-            codes, scales = came
-            codes_R = codes.view(torch.uint8).index_select(0, token_of_row).view(codes.dtype)  # bytes are quick to copy
-            rows: Tensor | Quantised = Quantised(codes_R, scales.index_select(0, token_of_row))
-        else:
-            rows = came.index_select(0, token_of_row)
-        way_back = handle, place_RK, weights_RK.masked_fill(slots_RK < 0, 0)
-        return Dispatched(ContiguousRows(rows, counts_M, counts), sent_W, way_back)
-
-    def _places(self, slots_RK: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the row of each (token, choice) pair that is here, -1 for the others, and how many each slot got."""
-        slots = slots_RK.flatten()
-        slots = torch.where(slots < 0, self.slots_per_rank, slots)  # one slot more, for what is not here
-        counts, _, order = self.ops.sort_by_slot(slots[:, None], self.slots_per_rank + 1)
-        aligned = -(-counts // self.ops.row_alignment) * self.ops.row_alignment
-        moved = (aligned.cumsum(0) - aligned) - (counts.cumsum(0) - counts)
-        place = (order.flatten() + moved[slots]).masked_fill(slots == self.slots_per_rank, -1)
-        return place.view(slots_RK.shape), counts[: self.slots_per_rank]
-
-    def _token_of_row(self, place_RK: Tensor, num_rows: int) -> Tensor:
-        """Return the token that came for each row; rows that fill a tile are copies of the first."""
-        tokens_RK = torch.arange(len(place_RK), device=place_RK.device)[:, None].expand(place_RK.shape)
-        places = torch.where(place_RK < 0, num_rows, place_RK).flatten()
-        return place_RK.new_zeros(num_rows + 1).scatter_(0, places, tokens_RK.flatten())[:num_rows]
+        place_TK, counts_M = self.ops.place_rows(slots_TK, self.slots_per_rank)
+        came = Quantised(*came) if isinstance(came, tuple) else came
+        rows = self.ops.spread_rows(came, place_TK, sum(counts))
+        return Dispatched(ContiguousRows(rows, counts_M, counts), sent_W, (handle, place_TK, weights_TK))
 
     def _new_buffer(self) -> Any:
         deep_ep, size = self.ops.packages.deep_ep, self.group.size
@@ -348,16 +326,3 @@ def _peer_loss_named() -> Iterator[None]:
         if TOO_LATE not in str(error):
             raise
         raise PeerLost(f"a rank of this unit is gone ({error})") from None
-
-
-def _added(results_RD: Tensor, place_RK: Tensor, weights_RK: Tensor) -> Tensor:
-    """Add up each token's rows with their weights, [tokens that came, D]; a place of -1 means no row.
-
-    For such a place the token's first row is read with a weight of 0, so that another token's row cannot matter.
-    """
-    if not len(place_RK):
-        return results_RD.new_empty(0, results_RD.shape[1])
-    first_R1 = place_RK.amax(1, keepdim=True)
-    places_RK = torch.where(place_RK < 0, first_R1, place_RK)
-    weights_RK = weights_RK.to(results_RD.dtype)
-    return F.embedding_bag(places_RK, results_RD, per_sample_weights=weights_RK, mode="sum")

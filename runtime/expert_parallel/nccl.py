@@ -14,7 +14,8 @@ A peer that ends while rows travel shows up as NCCL's error or, where its transp
 ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps. The watchdog sees nothing of what is
 replayed: there `worker/step_deadline.py` ends the rank.
 
-ROCm's torch has RCCL under the same names. We have not run it between GPUs yet.
+We have run exchanges of 2 and 4 ranks on one H100 (docs/performance.md), and none between GPUs yet. ROCm's torch has
+RCCL under the same names, which we have not run.
 
 Sources: torch `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp` (waits, watchdog); NCCL documentation, "Environment
 Variables".

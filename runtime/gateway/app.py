@@ -239,6 +239,7 @@ async def _answer(
             asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
             call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
+            call = call.of_tenant(account.name)
         request_id = f"{prefix}{uuid4().hex}"
         dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name, call)
         headers = {REQUEST_ID: request_id}
@@ -280,7 +281,9 @@ def _close(generation: Generation, spending: Spending, idempotent: IdempotentCal
     computed = generation.num_prompt_tokens, generation.num_generated_tokens
     spending.num_used = sum(computed)
     gateway: Gateway = begun.request.app.state.gateway
-    gateway.log.ended(begun, generation.units, *idempotent.count(*computed), is_answered=generation.is_answered)
+    counted = idempotent.count(*computed)
+    num_hits = min(generation.num_hit_tokens, counted[0])
+    gateway.log.ended(begun, generation.units, *counted, num_hits, is_answered=generation.is_answered)
     if gateway.traces is not None:
         request = begun.request
         told = begun.request_id, begun.began, generation.phases, computed
@@ -353,7 +356,8 @@ async def _events(dialect: Dialect, generation: Generation, first: Delta | None)
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    return usage(generation.num_prompt_tokens, generation.num_generated_tokens, generation.num_thinking_tokens)
+    counts = generation.num_prompt_tokens, generation.num_generated_tokens, generation.num_hit_tokens
+    return usage(*counts, generation.num_thinking_tokens)
 
 
 def _model_card(gateway: Gateway) -> dict[str, Any]:

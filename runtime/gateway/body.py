@@ -11,9 +11,9 @@ A parameter has one of four fates, so that nothing that would change an answer i
 tools of a chat.
 Source: OpenAI API reference, "Create completion" and "Create chat completion"; DeepSeek API reference for 16 `stop`
 strings and `thinking`; vLLM's "OpenAI-compatible server" for `ignore_eos`, `min_tokens`, `stop_token_ids`, `top_k` (0
-or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs` and `continuous_usage_stats`. Completions'
-`logprobs` may be 20, as a chat's `top_logprobs` may; OpenAI's own limit is 5 there. The names in UNREAD are what the
-clients and servers beside them send or take.
+or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs`, `continuous_usage_stats` and `cache_salt`.
+Completions' `logprobs` may be 20, as a chat's `top_logprobs` may; OpenAI's own limit is 5 there. The names in UNREAD
+are what the clients and servers beside them send or take.
 """
 
 import re
@@ -33,6 +33,7 @@ __all__ = [
     "NO_LIMIT",
     "UNREAD",
     "Body",
+    "CacheSalt",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
@@ -56,7 +57,7 @@ UNREAD = frozenset(
     {
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),  # OpenAI
         *("safety_identifier", "service_tier", "user"),
-        *("cache_salt", "request_id", "session_id"),  # vLLM; there is no cache that callers share
+        *("request_id", "session_id"),  # vLLM
         "rid",  # SGLang
         *("backend_sampling", "cache_prompt", "id_slot", "reasoning_control", "return_progress"),  # llama.cpp
         *("sse_ping_interval", "timings_per_token"),
@@ -114,6 +115,7 @@ TopP = Annotated[float, msgspec.Meta(ge=0, le=1)]  # ranks take none of 0, which
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]  # which there are, `calls.py` knows
 StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every character takes a step in each
+CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # vLLM advises 43 characters of base64
 StopTokenIds = Annotated[list[Count], msgspec.Meta(max_length=128)]  # vLLM's: MAX_NUM_STOP_TOKEN_IDS
 
 
@@ -173,7 +175,10 @@ class Body(Part, frozen=True):
 
 
 class GenerationBody(Body):
-    """The fields that both routes share which generate text."""
+    """The fields that both routes share which generate text.
+
+    A prompt finds cached KV only of prompts with the same `cache_salt`, and of the same caller where there are keys.
+    """
 
     model: str | None = None
     max_tokens: PositiveInt | None = None
@@ -192,6 +197,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: CacheSalt | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """Return `stop` as a list, even if it was written as one text."""
@@ -266,11 +272,15 @@ class ChatBody(GenerationBody, kw_only=True):
 
 
 class EmbeddingsBody(Body, kw_only=True):
-    """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them."""
+    """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them.
+
+    No prompt finds another's KV here, so each `cache_salt` is obeyed.
+    """
 
     model: str | None = None
     input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class TokenizeBody(Body):

@@ -9,7 +9,7 @@ It does not know HTTP, and it does not choose ranks.
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from runtime.gateway.answer_parts import AnswerForm
 from runtime.gateway.body import ChatBody, CompletionBody, as_body, parse_body, read_object
 from runtime.gateway.conversation import ChatPrompt, Conversation, Json, Message, chat_prompt
 from runtime.gateway.http_errors import ApiError, invalid, no_json, unknown_model, unsupported
+from runtime.gateway.keys import salt_of
 from runtime.gateway.tokenizer import Tokenizer
 from runtime.protocol.json_grammar import why_refused_unread
 from runtime.protocol.messages import Sampling
@@ -51,12 +52,16 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt, ready for a prefill rank. `answer` says how its text is to be read; None means as it is."""
+    """One prompt, ready for a prefill rank. `answer` says how its text is to be read; None means as it is.
+
+    The prompt finds KV of requests with its `cache_salt` alone, which is a hash (`keys.py`).
+    """
 
     prompt_ids: list[int]
     sampling: Sampling
     stops: tuple[str, ...]
     answer: AnswerForm | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,12 @@ class Call:
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     echo: Json = field(default_factory=dict)  # what the answer repeats of the body
+    asked_salt: str | None = None  # the body's own
+
+    def of_tenant(self, name: str | None) -> "Call":
+        """Return the call as one of this tenant, None where there are no keys: its prompts share KV as that may."""
+        salt = salt_of(name, self.asked_salt)
+        return replace(self, requests=tuple(replace(request, cache_salt=salt) for request in self.requests))
 
     @property
     def most_tokens(self) -> int:
@@ -267,6 +278,7 @@ def _call(
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         usage_in_every_chunk=options is not None and bool(options.include_usage and options.continuous_usage_stats),
+        asked_salt=body.cache_salt,
     )
 
 

@@ -148,15 +148,17 @@ class ChatDialect(ChunkDialect):
         return {"index": delta.index, "delta": growth} | _chat_ending(delta)
 
 
-def usage(num_prompt_tokens: int, num_generated_tokens: int, num_thinking_tokens: int | None) -> Json:
-    """Return OpenAI's counts and DeepSeek's cache counts. Without a prefix cache, every prompt token was computed."""
+def usage(
+    num_prompt_tokens: int, num_generated_tokens: int, num_hit_tokens: int, num_thinking_tokens: int | None
+) -> Json:
+    """Return OpenAI's counts and DeepSeek's cache counts."""
     counts: Json = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated_tokens,
         "total_tokens": num_prompt_tokens + num_generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "prompt_cache_hit_tokens": 0,
-        "prompt_cache_miss_tokens": num_prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_hit_tokens},
+        "prompt_cache_hit_tokens": num_hit_tokens,
+        "prompt_cache_miss_tokens": num_prompt_tokens - num_hit_tokens,
     }
     if num_thinking_tokens is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": num_thinking_tokens}

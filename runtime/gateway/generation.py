@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import Literal
 
 import msgspec
@@ -84,6 +85,12 @@ class Generation:
     def num_generated_tokens(self) -> int:
         """The tokens that the model made so far. A stop token counts: it was computed like any other."""
         return sum(answer.num_tokens for answer in self._answers)
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """The prompts' tokens that no rank computed: of a prompt with several choices, for none of them."""
+        of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
+        return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)
 
     @property
     def is_answered(self) -> bool:

@@ -15,7 +15,7 @@ from uuid import uuid4
 from runtime.gateway.calls import GenerationRequest
 from runtime.gateway.rank_connection import Answer, Rank
 from runtime.gateway.rank_load import RequestSize
-from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill, Token
+from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill, PrefixHit, Token
 
 __all__ = ["InFlightRequest", "new_request_id"]
 
@@ -32,17 +32,17 @@ class InFlightRequest:
     """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
 
     A rank that says a token id outside the vocabulary of `num_token_ids`, a token twice, or more tokens or other
-    logprobs than were asked for, fails the request.
+    logprobs than were asked for, or that it found more tokens than the prompt has, fails the request.
     """
 
     def __init__(
-        self, prefill: Rank, decode: Rank, num_token_ids: int, deliver: Callable[[Token | Failed], None]
+        self, prefill: Rank, decode: Rank, num_token_ids: int, deliver: Callable[[PrefixHit | Token | Failed], None]
     ) -> None:
         self.request_id = new_request_id()
         self._prefill, self._decode = prefill, decode
         self._num_token_ids = num_token_ids
         self._deliver = deliver
-        self._next_index = self._max_tokens = 0
+        self._next_index = self._max_tokens = self._num_prompt_tokens = 0
         self._num_logprobs: int | None = None
         self._early: dict[int, Token] = {}  # by index
 
@@ -54,12 +54,12 @@ class InFlightRequest:
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> None:
         """Send the prompt off, with the tokens that other ranks have generated, which `size` counts as prompt."""
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
-        self._num_logprobs = request.sampling.num_logprobs
+        self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
         self._prefill.subscribe(self.request_id, size, self._receive)
         self._decode.subscribe(self.request_id, size, self._receive)
-        self._prefill.send(
-            Prefill(self.request_id, request.prompt_ids, request.sampling, *self._kv_way(), generated=list(generated))
-        )
+        asked = self.request_id, request.prompt_ids, request.sampling
+        salt = request.cache_salt
+        self._prefill.send(Prefill(*asked, *self._kv_way(), generated=list(generated), cache_salt=salt))
 
     def end(self) -> None:
         """End the request, wanted or not, and tell ranks that still work on it. Ending twice is ending once."""
@@ -82,6 +82,11 @@ class InFlightRequest:
         if isinstance(message, Failed):
             rank.unsubscribe(self.request_id)
             self._fail(message.reason + self._between_whom(rank), may_retry=message.may_retry)
+        elif isinstance(message, PrefixHit):
+            if message.num_tokens > self._num_prompt_tokens:
+                self._fail(f"{rank} said that it found {message.num_tokens} of {self._num_prompt_tokens} prompt tokens")
+            else:
+                self._deliver(message)
         elif not self._is_in_vocabulary(message):
             self._fail(f"{rank} said a token id outside the vocabulary")
         elif not self._has_its_logprobs(message):

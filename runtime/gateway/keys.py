@@ -11,6 +11,8 @@ changed, so that a key can be taken back while answers run.
 Tokens are counted as the usage tells them. A call begins while there are tokens left and takes all that it may need;
 what it did not need comes back at its end. So a key gets its tokens a minute, and one call beyond them at most.
 Of several gateways each gives its share of a key's limits, one at least: they do not ask each other.
+A key's name is a tenant's. A prompt finds cached KV of its own tenant alone (`salt_of`): else the time of an answer
+would tell what others ask.
 It does not know which routes need a key (`app.py` does).
 """
 
@@ -29,10 +31,11 @@ from runtime.errors import RuntimeFailure
 from runtime.gateway.http_errors import never_admitted, no_such_key, over_limit
 from runtime.protocol.complaints import Complaints
 
-__all__ = ["Account", "KeyRing", "Limits", "Spending", "read_keys", "share_of"]
+__all__ = ["Account", "KeyRing", "Limits", "Spending", "read_keys", "salt_of", "share_of"]
 
 LOOK_S = 5.0  # assumed: Kubernetes takes a minute to renew a Secret's files
 RETRY_S = 1
+SALT_DIGITS = 32  # of 16: 128 bits, which nobody meets by chance
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -211,6 +214,14 @@ def read_keys(path: Path) -> list[Limits]:
         if len(set(values)) < len(values):
             raise RuntimeFailure(f"{path} has two keys of one {what}")
     return keys
+
+
+def salt_of(tenant: str | None, asked: str | None) -> str:
+    """Return the salt of a tenant's KV, with what the call itself has asked for: a hash, of no key and no hash of one.
+
+    Without keys there is no tenant. Nobody can ask for another's salt: what he asks for is told from his name.
+    """
+    return hashlib.sha256(msgspec.json.encode([tenant, asked])).hexdigest()[:SALT_DIGITS]
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from runtime.protocol.messages import (
     Load,
     Moved,
     Pong,
+    PrefixHit,
     RankState,
     Renewal,
     Renewed,
@@ -40,7 +41,7 @@ __all__ = ["Answer", "Listener", "Rank"]
 
 MOVE_TIMEOUT_S = 30.0  # assumed: as long as a frame may take
 
-Answer = Token | Embedding | Failed
+Answer = PrefixHit | Token | Embedding | Failed
 Listener = Callable[["Rank", Answer], None]
 
 
@@ -120,7 +121,7 @@ class Rank:
                 self._may_have_room()
             case StepTime(own_us=own_us):
                 self.own_step_us = own_us
-            case Token() | Embedding() | Failed():
+            case PrefixHit() | Token() | Embedding() | Failed():
                 self._pass_on(message)
             case Moved(ticket=ticket):
                 self._move(ticket)

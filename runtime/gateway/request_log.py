@@ -57,11 +57,18 @@ class RequestLog:
         self._complain = Complaints(log.info)
 
     def ended(
-        self, call: Begun, units: Mapping[str, str], num_prompt_tokens: int, num_tokens: int, *, is_answered: bool
+        self,
+        call: Begun,
+        units: Mapping[str, str],
+        num_prompt_tokens: int,
+        num_tokens: int,
+        num_hit_tokens: int = 0,
+        *,
+        is_answered: bool,
     ) -> None:
         """Say that a call is over, and how many tokens are to be counted for it.
 
-        `units` are those that had it, with their digests.
+        `units` are those that had it, with their digests. Of the prompt's tokens, `num_hit_tokens` were not computed.
         """
         fields = {
             "request_id": call.request_id,
@@ -70,6 +77,7 @@ class RequestLog:
             "answered": is_answered,
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
+            "prompt_cache_hit_tokens": num_hit_tokens,
             "seconds": round(time.monotonic() - call.began, 3),
             "units": dict(units),
         }

@@ -23,6 +23,7 @@ import msgspec
 
 from runtime.gateway.body import (
     Body,
+    CacheSalt,
     NamedSchema,
     Neutral,
     ObjectFormat,
@@ -122,6 +123,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include: list[Include] | None = None
+    cache_salt: CacheSalt | None = None
 
 
 def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
@@ -163,6 +165,7 @@ def _chat(body: ResponsesBody, written: Json) -> Json:
         "tools": list(map(_tool, body.tools or ())),
         "tool_choice": _tool_choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,
+        "cache_salt": body.cache_salt,
     }
 
 

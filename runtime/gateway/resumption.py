@@ -23,7 +23,7 @@ from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RequestSize
 from runtime.gateway.registry import LEAST, Registry
 from runtime.gateway.tracing import Phase
-from runtime.protocol.messages import Failed, Token
+from runtime.protocol.messages import Failed, PrefixHit, Token
 
 __all__ = ["MAX_RESUMPTIONS", "ResumableRequest", "Resumptions"]
 
@@ -122,6 +122,7 @@ class ResumableRequest:
         deliver: Callable[[Token | Failed], None],
     ) -> None:
         self.units: dict[str, str] = {}  # that had it, with their digests
+        self.num_hit_tokens = 0  # of its prompt, that the ranks of its first token did not compute
         self._request, self._size, self._resumptions, self._clock = request, size, resumptions, clock
         self._num_token_ids, self._deliver = num_token_ids, deliver
         self._generated: list[int] = []
@@ -144,6 +145,11 @@ class ResumableRequest:
         if first is None or last is None:
             return [prefill(self._clock.started, time.monotonic())]
         return [prefill(self._clock.started, first), decode(first, last)]
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Its prompt, one list for all choices."""
+        return self._request.prompt_ids
 
     @property
     def num_generated(self) -> int:
@@ -178,13 +184,18 @@ class ResumableRequest:
             self._in_flight.end()
 
     def _start(self, prefill: Rank, decode: Rank) -> None:
+        if not self._generated:
+            self.num_hit_tokens = 0
         self.units |= {rank.hello.unit: rank.hello.unit_digest for rank in (prefill, decode)}
         self._weights = decode.loaded_digest
         self._in_flight = InFlightRequest(prefill, decode, self._num_token_ids, self._receive)
         self._in_flight.start(self._request, self._generated, self._size_now())
 
-    def _receive(self, message: Token | Failed) -> None:
-        if isinstance(message, Token):
+    def _receive(self, message: PrefixHit | Token | Failed) -> None:
+        if isinstance(message, PrefixHit):
+            if not self._generated:
+                self.num_hit_tokens = message.num_tokens
+        elif isinstance(message, Token):
             self._generated.append(message.token_id)
             self._clock.token()
             if message.finish_reason is not None:

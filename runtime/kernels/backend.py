@@ -5,7 +5,9 @@ threads, so set that number before. What only one kind of device needs is import
 second, and a machine with GPUs may not have it.
 """
 
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -36,6 +38,12 @@ class Backend:
         """The type of everything that is never quantised."""
         return unquantized_dtype(self.dtype)
 
+    @property
+    def kernels(self) -> list[str]:
+        """What decides the last bits of a CPU's sums: torch, the operations, and the kind of CPU."""
+        capability = torch.backends.cpu.get_cpu_capability()
+        return [str(torch.__version__), type(self.ops).__name__, platform.machine(), capability, _cpu_model()]
+
 
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
     """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant.
@@ -52,6 +60,13 @@ def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool
     from runtime.kernels.cpu.ops import cpu_ops
 
     return Backend(dtype, cpu_ops(dtype, deterministic), BatchInvariant() if deterministic else Batched())
+
+
+def _cpu_model() -> str:
+    """Return the CPU's name as Linux tells it, or nothing."""
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text(errors="replace").splitlines() if cpus.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _device_ops(device: torch.device) -> Ops:

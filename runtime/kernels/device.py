@@ -17,6 +17,7 @@ buffers" and "CUDA streams".
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -92,6 +93,10 @@ class HostLink:
         copy()
         return None
 
+    def copies_so_far(self) -> Callable[[], bool]:
+        """Return what tells whether the copies to the device that were begun until now have ended."""
+        return lambda: True
+
     def behind(self, device: torch.device) -> Callable[[], None]:
         """Return what waits until `device` has done all that it was told until now."""
         return lambda: None
@@ -137,6 +142,12 @@ class PinnedLink(HostLink):
         with self._queue.beside():
             copy()
             return Arrival(self._queue, self._queue.mark(), copy)
+
+    def copies_so_far(self) -> Callable[[], bool]:
+        """Mark the queue of the copies. Any thread may ask."""
+        if self._queue is None:  # nothing was copied
+            return lambda: True
+        return partial(self._queue.has_passed, self._queue.mark())
 
     def behind(self, device: torch.device) -> Callable[[], None]:
         """Record an event on the stream that computes."""

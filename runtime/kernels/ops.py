@@ -12,7 +12,7 @@ Nothing here asks a device for a value, except `read`, for which the host waits.
 The package's docstring has the legend of the shape letters.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,22 @@ from runtime.kernels import fp8
 from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import ExpertCodes, Quantised
 
-__all__ = ["Ops", "inverse", "own"]
+__all__ = ["GateRule", "Ops", "inverse", "own"]
 
 # Queries of a prompt are scored in blocks, each against the keys up to its end, so half of a causal square is left out.
 QUERY_BLOCK = 128
+
+
+class GateRule(NamedTuple):
+    """How a gate turns logits into experts and weights: `num_best` of a group's scores are its worth."""
+
+    is_softmax: bool  # else each score is a sigmoid
+    num_groups: int
+    num_best: int
+    topk_group: int
+    top_k: int
+    is_normalised: bool
+    factor: float
 
 
 class Ops:
@@ -164,6 +176,24 @@ class Ops:
         """Return x w^T, [T, E] in FP32."""
         return F.linear(x_TD.float(), w_ED.float())
 
+    def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+        """Return each token's experts, best first, and their weights in FP32: both [T, K].
+
+        The bias takes part in choosing, never in weighing.
+        """
+        scores_TE = logits_TE.softmax(-1) if rule.is_softmax else logits_TE.sigmoid()
+        eligible_TE = scores_TE if bias_E is None else scores_TE + bias_E
+        experts_TK = self.choose_experts(eligible_TE, rule.num_groups, rule.num_best, rule.topk_group, rule.top_k)
+        weights_TK = scores_TE.gather(1, experts_TK)
+        if rule.is_normalised:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+        return experts_TK, weights_TK * rule.factor
+
+    def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+        """Return a slot of each choice, [T, K]: token t takes replica (t + turn) % the number that its expert has."""
+        turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + turn
+        return slots_EX[experts_TK, turns_T1 % num_replicas_E[experts_TK]]
+
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
         """Choose each token's best `top_k` experts in its best `topk_group` groups, [T, K], best first.
 
@@ -187,6 +217,42 @@ class Ops:
         pair_of_row = slots.argsort(stable=True)
         counts_M = slots.new_zeros(num_slots).scatter_add_(0, slots, torch.ones_like(slots))
         return counts_M, pair_of_row, inverse(pair_of_row)
+
+    def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Give (token, choice) pairs their rows, slot after slot, each slot's in their order.
+
+        A slot's first row is a multiple of `row_alignment`. Return the row of each pair [T, K], and how many pairs each
+        slot has [M]. A slot of -1 is not here, and the row is -1 too.
+        """
+        slots = slots_TK.flatten()
+        slots = torch.where(slots < 0, num_slots, slots)  # one slot more, for what is not here
+        counts, _, order = self.sort_by_slot(slots[:, None], num_slots + 1)
+        aligned = -(-counts // self.row_alignment) * self.row_alignment
+        moved = (aligned.cumsum(0) - aligned) - (counts.cumsum(0) - counts)
+        place = (order.flatten() + moved[slots]).masked_fill(slots == num_slots, -1)
+        return place.view(slots_TK.shape), counts[:num_slots]
+
+    def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
+        """Copy tokens to their rows, of which there are `num_rows`. Rows that fill a tile may hold anything."""
+        tokens_TK = torch.arange(len(place_TK), device=place_TK.device)[:, None].expand(place_TK.shape)
+        places = torch.where(place_TK < 0, num_rows, place_TK).flatten()
+        token_of_row = place_TK.new_zeros(num_rows + 1).scatter_(0, places, tokens_TK.flatten())[:num_rows]
+        if not isinstance(x, Quantised):
+            return x.index_select(0, token_of_row)
+        codes = x.codes.view(torch.uint8).index_select(0, token_of_row)  # bytes are quick to copy
+        return Quantised(codes.view(x.codes.dtype), x.scales.index_select(0, token_of_row))
+
+    def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Add up each token's rows with their weights, [T, D]; a place of -1 means no row.
+
+        For such a place the token's first row is read with a weight of 0, so that another token's row cannot matter.
+        """
+        if not len(rows_RD):
+            return rows_RD.new_zeros(len(place_TK), rows_RD.shape[1])
+        is_here_TK = place_TK >= 0
+        first_T1 = place_TK.amax(1, keepdim=True).clamp_(min=0)
+        weights_TK = weights_TK.masked_fill(~is_here_TK, 0)
+        return self.weighted_sum(rows_RD, torch.where(is_here_TK, place_TK, first_T1), weights_TK)
 
     def expert(self, rows_RD: Tensor, gate_up_XD: Tensor, down_DI: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute one expert's gated MLP, [R, D]; gate and up are one matrix, `out` may be the rows themselves."""

@@ -4,8 +4,9 @@
     page table    a request's pages in order: position p lies in table[p // PAGE_TOKENS], at p % PAGE_TOKENS
     slot mapping  a position's row, counted over all pages
 
-Ask, then act: `can_allocate` before `allocate`. A page belongs to the table that it was given to until `free`, and the
-invariant is that every page is free or in one table. It does not choose who gets pages: `serving/scheduler.py` does.
+Ask, then act: `can_allocate` before `allocate`. A page is written by one table, the one that it was given to. Once it
+is full of a prompt's tokens it may get a name, and then several tables read it (`pages.py`); its latents stay until
+the page is needed for others. It does not choose who gets pages: `serving/scheduler.py` does.
 
 Worked example: PAGE_TOKENS 64, a prompt of 100 tokens takes two pages, [7, 2] say. Token 70 lies in row 2 x 64 + 6.
 
@@ -13,10 +14,13 @@ Latents go to the host and come back layer by layer: a long request's are gigaby
 cache fills has no second place.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from runtime.kernels.device import Arrival, HostLink
+from runtime.kv.pages import Pages
 from runtime.protocol.counting import PAGE_TOKENS, num_pages
 
 __all__ = ["LatentCache", "LayerPages", "PageTable", "slot_mapping"]
@@ -41,34 +45,63 @@ class LatentCache:
         self._pages = torch.zeros(num_layers, self.num_pages, PAGE_TOKENS, latent_dim, dtype=dtype, device=device)
         self.layers = [LayerPages(pages) for pages in self._pages]
         self.link = HostLink() if link is None else link
-        self._free = list(reversed(range(self.num_pages)))
+        self._owners = Pages(self.num_pages)
 
     @property
     def num_free_pages(self) -> int:
         """The number of pages that no table holds."""
-        return len(self._free)
+        return self._owners.num_free
 
-    def can_allocate(self, table: PageTable, num_tokens: int) -> bool:
-        """Return whether there are pages for `table` to hold `num_tokens` in all."""
-        return num_pages(num_tokens) - len(table) <= len(self._free)
+    def find(self, names: Sequence[bytes]) -> PageTable:
+        """Return the pages that hold the blocks of these names, up to the first that is not there."""
+        return self._owners.find(names)
 
-    def allocate(self, table: PageTable, num_tokens: int) -> None:
-        """Let `table` grow until it holds `num_tokens`."""
+    def can_allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> bool:
+        """Return whether there are pages for `table` to hold `num_tokens` in all, the next of which are `shared`."""
+        shared = shared or []
+        num_new = num_pages(num_tokens) - len(table) - len(shared)
+        return num_new <= self._owners.num_free - self._owners.num_idle(shared)
+
+    def allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> None:
+        """Let `table` grow until it holds `num_tokens`. Its next pages are `shared`, which have their latents."""
+        for page in shared or []:
+            self._owners.hold(page)
+            table.append(page)
         while len(table) < num_pages(num_tokens):
-            table.append(self._free.pop())
+            table.append(self._owners.take())
+
+    def share(self, table: PageTable, first: int, shared: PageTable) -> None:
+        """Put `shared` in the place of a table's pages from number `first` on, which it has not written."""
+        for number, page in enumerate(shared, first):
+            if table[number] != page:
+                self._owners.hold(page)
+                self._owners.release([table[number]])
+                table[number] = page
+
+    def name(self, table: PageTable, first: int, names: Sequence[bytes]) -> None:
+        """Let the blocks be found by these names that a table's pages hold from number `first` on."""
+        for page, name in zip(table[first : first + len(names)], names, strict=True):
+            self._owners.name(page, name)
+
+    def num_shared(self, table: PageTable) -> int:
+        """Return how many pages at the beginning of a table are in other tables too: freeing them frees nothing."""
+        return self._owners.num_shared(table)
 
     def free(self, table: PageTable) -> None:
         """Take all pages of a table back, because its request needs them no more; the table is empty afterwards."""
-        assert set(table).isdisjoint(self._free)
-        self._free += table
+        self._owners.release(table)
         table.clear()
 
-    def swap_in(self, table: PageTable, latents: Tensor) -> Arrival | None:
-        """Begin to write a request's latents `[num_layers, T, C]`, which come from host memory, from position 0.
+    def read(self, layer: int, table: PageTable, start: int, end: int) -> Tensor:
+        """Return a copy of a request's latents in a layer, of its tokens from `start` to before `end`: `[T, C]`."""
+        return self.layers[layer].read(self._rows(table, start, end))
+
+    def swap_in(self, table: PageTable, latents: Tensor, start: int = 0) -> Arrival | None:
+        """Begin to write a request's latents `[num_layers, T, C]`, which come from host memory, from position `start`.
 
         Return their arrival, before which nobody may use or free these pages; None if they are there.
         """
-        rows = self._rows(table, latents.shape[1])  # made before the copies and not among them, where it would wait
+        rows = self._rows(table, start, start + latents.shape[1])  # made before the copies: among them it would wait
 
         def write() -> None:
             for layer, latent_TC in zip(self.layers, latents, strict=True):
@@ -76,18 +109,18 @@ class LatentCache:
 
         return self.link.begin_to_device(write)
 
-    def swap_out(self, table: PageTable, num_tokens: int) -> Tensor:
-        """Copy a request's latents up to `num_tokens` to host memory, `[num_layers, T, C]`."""
-        rows = self._rows(table, num_tokens)
-        latents = self.link.empty((len(self.layers), num_tokens, self._pages.shape[-1]), self._pages.dtype)
+    def swap_out(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor:
+        """Copy a request's latents from `start` up to `num_tokens` to host memory, `[num_layers, T, C]`."""
+        rows = self._rows(table, start, num_tokens)
+        latents = self.link.empty((len(self.layers), num_tokens - start, self._pages.shape[-1]), self._pages.dtype)
         for layer, latent_TC in zip(self.layers, latents, strict=True):
             latent_TC.copy_(layer.read(rows), non_blocking=True)
         self.link.finish(self._pages.device)
         return latents
 
-    def _rows(self, table: PageTable, num_tokens: int) -> Tensor:
-        """Return the rows of a request's first tokens in every layer."""
-        return torch.tensor(slot_mapping(table, 0, num_tokens), dtype=torch.long, device=self._pages.device)
+    def _rows(self, table: PageTable, start: int, end: int) -> Tensor:
+        """Return the rows of a request's tokens from `start` to before `end` in every layer."""
+        return torch.tensor(slot_mapping(table, start, end), dtype=torch.long, device=self._pages.device)
 
 
 class LayerPages:

@@ -8,7 +8,8 @@ A connection carries one request at a time, and is kept for the next one. Whoeve
 said, and what still comes is thrown away. A refusal names nothing that only a unit of the same plan knows.
 
 An Abort comes on the gateway's line. It ends a transfer that has begun, and the ticket of one that has not.
-What arrives and what waits for a place in the cache is bounded in number and bytes (`room.py`).
+What arrives and what waits for a place in the cache is bounded in number and bytes, and on a GPU comes to memory that
+was pinned before (`room.py`).
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure, WireError
 from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
-from runtime.kv.room import Room, max_held_bytes
+from runtime.kv.room import Room, Staging, max_held_bytes, staged_bytes
 from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes
 from runtime.kv.tickets import Tickets
 from runtime.launch import KvLayout, UnitLaunch
@@ -55,7 +56,7 @@ class KvReceiver:
         accept: Callable[[Handover, Tensor], None],
         link: HostLink | None = None,
     ) -> None:
-        """Make the server. `token_shape` is (num_layers, latent_dim).
+        """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure where memory is short.
 
         `accept` gets every request that passed the checks, with its latents. `link` gives the memory that they come to,
         from which a device copies them.
@@ -65,6 +66,7 @@ class KvReceiver:
         self._vocab_size = vocab_size
         self._accept = accept
         self._link = HostLink() if link is None else link
+        self._staging = Staging(self._link, staged_bytes(launch)) if self._link.pins else None
         max_requests = launch.limits.max_requests + MAX_QUEUED
         self._room = Room(max_requests, max_held_bytes(launch))
         self._tickets = Tickets(max_requests)
@@ -150,11 +152,13 @@ class KvReceiver:
         return handover, latents
 
     async def _memory(self, offer: Offer) -> Tensor:
-        """Return memory for a request. Other connections need not wait while it is pinned, which may take a second.
+        """Return memory for a request. Memory that is not pinned is there at once, and so is what was pinned before.
 
-        Memory that is not pinned is there at once.
+        Beyond that it is pinned now, which other connections need not wait for. Torch keeps it for later requests.
         """
         memory = offer.shape, DTYPES[offer.dtype]
+        if self._staging is not None and (latents := self._staging.take(*memory)) is not None:
+            return latents
         return await asyncio.to_thread(self._link.empty, *memory) if self._link.pins else self._link.empty(*memory)
 
 

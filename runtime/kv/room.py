@@ -1,13 +1,23 @@
-"""The bound on latents that lie outside a cache, at either end of a transfer.
+"""Latents that lie outside a cache: their bound, at either end of a transfer, and memory that is ready for them.
 
-It is far from what a gateway makes ranks hold: it is for what goes wrong.
+The bound is far from what a gateway makes ranks hold: it is for what goes wrong. The memory is for what a decode rank
+holds on an ordinary day, those requests whose prompts are being computed.
 """
 
+import math
 import queue
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure
+from runtime.kernels.device import HostLink
 from runtime.launch import UnitLaunch
 
-__all__ = ["Room", "max_held_bytes"]
+__all__ = ["Room", "Staging", "max_held_bytes", "staged_bytes"]
 
 HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many times the cache's bytes, or a GiB
 
@@ -15,6 +25,17 @@ HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many ti
 def max_held_bytes(launch: UnitLaunch) -> int:
     """Return how many bytes of latents a rank may hold outside its cache."""
     return max(HELD_CACHES * launch.limits.kv_tokens * launch.kv_cache.bytes_per_token, HELD_BYTES)
+
+
+STAGED_SHARE = 16  # assumed: of the cache's bytes; of EP144's that is 3.2 GB, or 8 requests of 5,696 tokens
+ALIGNMENT = 64  # bytes, of a piece's beginning: a line of a CPU's cache, and whole elements of any type
+
+
+def staged_bytes(launch: UnitLaunch) -> int:
+    """Return how many bytes a decode rank has ready: a power of two, since torch pins no other sizes."""
+    limits = launch.limits
+    num_tokens = max(limits.kv_tokens // STAGED_SHARE, limits.max_request_tokens)
+    return 1 << (num_tokens * launch.kv_cache.bytes_per_token - 1).bit_length()
 
 
 class Room:
@@ -43,3 +64,59 @@ class Room:
     def give_back(self, num_bytes: int) -> None:
         """Give back the room of one request of `num_bytes`, which nobody holds any more."""
         self._given_back.put(num_bytes)
+
+
+class Staging:
+    """Memory for latents that arrive, pinned before requests come.
+
+    On an H100 a gigabyte took 0.53 s to pin, in which no other thread of the process could launch a kernel.
+
+    A request gets the first gap that is large enough. Its piece comes back as room does, when nobody holds the latents
+    any more. A copy to the device may still read it then: it is a gap again when the copies begun by then have ended.
+    """
+
+    def __init__(self, link: HostLink, num_bytes: int) -> None:
+        """Pin the memory. Raise RuntimeFailure where there is not so much."""
+        try:
+            self._memory = link.empty((num_bytes,), torch.uint8)
+        except RuntimeError as error:  # torch's
+            why = str(error).splitlines()[0]
+            raise RuntimeFailure(f"{num_bytes / 1e9:.1f} GB of host memory cannot be pinned for KV: {why}") from None
+        self._link = link
+        self._gaps = [(0, num_bytes)]  # from and up to which byte: in order, no two side by side
+        self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._read: deque[tuple[Callable[[], bool], list[tuple[int, int]]]] = deque()  # by copies that may go on
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return memory for a request, or None if no gap is large enough."""
+        self._collect()
+        num_bytes = math.prod(shape) * dtype.itemsize
+        whole_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        for number, (first, last) in enumerate(self._gaps):
+            end = first + whole_bytes
+            if end <= last:
+                self._gaps[number : number + 1] = [(end, last)] if end < last else []
+                latents = self._memory[first : first + num_bytes].view(dtype).view(*shape)
+                weakref.finalize(latents, self._came_back.put, (first, end))
+                return latents
+        return None
+
+    def _collect(self) -> None:
+        """Make gaps of what came back and is read no more."""
+        pieces = []
+        while not self._came_back.empty():
+            pieces.append(self._came_back.get())
+        if pieces:
+            self._read.append((self._link.copies_so_far(), pieces))
+        while self._read and self._read[0][0]():
+            _, pieces = self._read.popleft()
+            self._gaps = _joined([*self._gaps, *pieces])
+
+
+def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the gaps in order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(gaps):
+        first = joined.pop()[0] if joined and joined[-1][1] == first else first
+        joined.append((first, last))
+    return joined

@@ -3,8 +3,8 @@
     recording   the kernels of a step of exactly N requests, a CUDA graph: thousands of launches become one
     sizes       the N that are recorded; a step between two sizes is filled up with copies of its own requests
 
-A step of DeepSeek-V3's decode unit has about 6,000 kernels. On an H100 it took 379 ms when they were launched one by
-one, in 63 of which the GPU computed, and 70 ms replayed (docs/performance.md).
+A step of DeepSeek-V3's decode unit has about 20,000 kernels. On an H100 it took 347 ms when they were launched one by
+one, in 65 of which the GPU computed, and 61 ms replayed (docs/performance.md).
 
 A copy computes and writes what its request does, at the same places, so no page has to be kept free for it. Its logits
 are dropped; it counts in the load of the experts, all requests alike.

@@ -171,7 +171,7 @@ class DeepseekV3(nn.Module):
         moe_layer = layer - config.first_k_dense_replace
         if moe_layer < 0:
             return GatedMlp(config.hidden_size, config.intermediate_size, backend.dtype, backend.ops)
-        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts, rank, backend.device, self.nodes)
+        replicas = ReplicaTable(expert_map[moe_layer], config.n_routed_experts, rank, backend.ops, self.nodes)
         return MixtureOfExperts(config, backend, moe_layer, replicas, self.dispatcher, self.load)
 
 

@@ -10,9 +10,9 @@ It holds tensors about the tokens, not their values: those flow through the mode
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -23,11 +23,11 @@ __all__ = ["Chunk", "FixedRequests", "ForwardBatch", "LatentSink", "cut"]
 LatentSink = Callable[[int, int, Tensor], None]  # gets a layer, a position, and the latents [T, C] from there on
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
 
-    In decode it is one token. Nobody asks for logits of a chunk that goes on in the next micro-batch. `sink` gets each
+    In decode it is one token, and a step makes one chunk for each request: a struct of msgspec takes a tenth of the
+    time of a dataclass. Nobody asks for logits of a chunk that goes on in the next micro-batch. `sink` gets each
     layer's latents of these tokens as soon as they are computed.
     """
 

@@ -23,6 +23,7 @@ from runtime.expert_parallel.expert_load import ExpertLoad
 from runtime.expert_parallel.overlap import Flow, Pause
 from runtime.kernels.backend import Backend
 from runtime.kernels.fp8 import E4M3
+from runtime.kernels.ops import GateRule, Ops
 from runtime.model.config import ModelConfig
 from runtime.model.fp8 import Fp8Experts
 from runtime.model.layers import GatedMlp
@@ -49,21 +50,24 @@ class Gate(nn.Module):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's logical experts [T, K], and their weights [T, K] in FP32."""
-        logits_TE = self.ops.gate_logits(x_TD, self.weight)
-        scores_TE = logits_TE.softmax(-1) if self.config.scoring_func == "softmax" else logits_TE.sigmoid()
-        is_biased = self.config.topk_method == "noaux_tc"
-        eligible = scores_TE + self.e_score_correction_bias if is_biased else scores_TE
-        experts_TK = self.ops.choose_experts(
-            eligible,
-            self.config.n_group,
-            2 if is_biased else 1,
-            self.config.topk_group,
-            self.config.num_experts_per_tok,
+        return self.ops.choose_and_weigh(self.ops.gate_logits(x_TD, self.weight), self._bias_E, self._rule)
+
+    @property
+    def _bias_E(self) -> Tensor | None:  # noqa: N802 - a tensor's name ends with its dimensions
+        return self.e_score_correction_bias if self.config.topk_method == "noaux_tc" else None
+
+    @property
+    def _rule(self) -> GateRule:
+        config = self.config
+        return GateRule(
+            is_softmax=config.scoring_func == "softmax",
+            num_groups=config.n_group,
+            num_best=2 if config.topk_method == "noaux_tc" else 1,
+            topk_group=config.topk_group,
+            top_k=config.num_experts_per_tok,
+            is_normalised=config.norm_topk_prob,
+            factor=config.routed_scaling_factor,
         )
-        weights_TK = scores_TE.gather(1, experts_TK)
-        if self.config.norm_topk_prob:
-            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
-        return experts_TK, weights_TK * self.config.routed_scaling_factor
 
 
 class ReplicaTable:
@@ -74,7 +78,7 @@ class ReplicaTable:
         physical_to_logical: list[int],
         num_logical_experts: int,
         rank: int,
-        device: torch.device,
+        ops: Ops,
         nodes: Sequence[str] | None = None,
     ) -> None:
         """Make the table for tokens of `rank`.
@@ -88,9 +92,9 @@ class ReplicaTable:
             slots = [_nearest(replicas, rank, nodes, len(physical_to_logical) // len(nodes)) for replicas in slots]
         max_replicas = max(map(len, slots))
         filled_up = [replicas + replicas[:1] * (max_replicas - len(replicas)) for replicas in slots]
-        self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots], device=device)
-        self._slots_EX = torch.tensor(filled_up, device=device)
-        self._turn = rank
+        self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots], device=ops.device)
+        self._slots_EX = torch.tensor(filled_up, device=ops.device)
+        self._turn, self._ops = rank, ops
 
     def choose(self, experts_TK: Tensor) -> Tensor:
         """Return the slot of each choice, [T, K].
@@ -99,9 +103,9 @@ class ReplicaTable:
         """
         if self._slots_EX.shape[1] == 1:
             return self._slots_EX.take(experts_TK)
-        turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + self._turn
+        turn = self._turn
         self._turn += len(experts_TK)
-        return self._slots_EX[experts_TK, turns_T1 % self._num_replicas_E[experts_TK]]
+        return self._ops.replicas_in_turn(experts_TK, self._slots_EX, self._num_replicas_E, turn)
 
 
 def _nearest(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:

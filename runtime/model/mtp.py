@@ -42,7 +42,7 @@ class MultiTokenPrediction(nn.Module):
         self._main = [main]  # in a list, because its parameters are not this module's
         slots = torch.tensor([physical_to_logical], device=backend.device)
         self.load = ExpertLoad(slots.chunk(group.size, 1)[group.rank], group.size)
-        replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank, backend.device, main.nodes)
+        replicas = ReplicaTable(physical_to_logical, config.n_routed_experts, group.rank, backend.ops, main.nodes)
         experts = MixtureOfExperts(config, backend, 0, replicas, main.dispatcher, self.load)
         layer = Layer(config.num_hidden_layers, config, backend, experts)
         unquantized, ops = backend.unquantized_dtype, backend.ops

@@ -1,8 +1,9 @@
 """The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
 
     rank    -> gateway    Hello, again once it has loaded; State when it changes, then Token, Embedding and Failed for
-                          requests; Load now and then, when what the rank has to do has changed; StepTime now and then;
-                          Pong. On a connection that follows another one: Renewal first, and Moved last on the old one
+                          requests, and PrefixHit before the first token of one; Load now and then, when what the rank
+                          has to do has changed; StepTime now and then; Pong. On a connection that follows another one:
+                          Renewal first, and Moved last on the old one
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Expect announces its KV to a
                           decode rank; Abort ends one; Dismissed lets a draining rank end; Rejected ends it at once;
                           Wait sends it no requests; Ping asks whether it lives; Renewed answers Renewal
@@ -45,6 +46,7 @@ __all__ = [
     "Place",
     "Pong",
     "Prefill",
+    "PrefixHit",
     "RankState",
     "Refused",
     "Rejected",
@@ -190,6 +192,13 @@ class Token(_Message):
     logprobs: Logprobs | None = None
 
 
+class PrefixHit(_Message):
+    """The rank had the latents of the prompt's first `num_tokens` tokens. It does not say so of none."""
+
+    request_id: str
+    num_tokens: Amount
+
+
 class Failed(_Message):
     """The request ended without an answer. Where it `may_retry`, the fault is a rank's, and others may answer it."""
 
@@ -202,7 +211,8 @@ class Prefill(_Message):
     """Compute this prompt and draw the next token; hand the rest over to the decode rank at `kv_host:kv_port`.
 
     Its KV is taken there for `kv_ticket`. All three are None at a mixed rank, which goes on itself. A request that lost
-    its ranks comes with the tokens that they `generated`: what follows them is drawn next.
+    its ranks comes with the tokens that they `generated`: what follows them is drawn next. It finds the KV of requests
+    that had its `cache_salt`, and of no others.
     """
 
     request_id: str
@@ -212,6 +222,7 @@ class Prefill(_Message):
     kv_port: int | None = None
     kv_ticket: str | None = None
     generated: list[int] = []  # msgspec gives each its own
+    cache_salt: str = ""
 
 
 class Expect(_Message):
@@ -327,7 +338,7 @@ class Wait(_Message):
     reason: str
 
 
-FromRank = Hello | Renewal | Moved | State | Load | StepTime | Token | Embedding | Failed | Pong
+FromRank = Hello | Renewal | Moved | State | Load | StepTime | PrefixHit | Token | Embedding | Failed | Pong
 FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Wait | Renewed | Ping
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused

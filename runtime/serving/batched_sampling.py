@@ -24,9 +24,9 @@ Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64, which makes
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -42,8 +42,7 @@ GAMMA, MIX_1, MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEE
 UNIFORM_BITS = 52  # u is half a step more than a multiple of 2^-52: exact in FP64, and neither 0 nor 1
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What the draw of the token after `position` depends on, besides logits."""
 
     sampling: Sampling
@@ -51,8 +50,7 @@ class Ask:
     num_generated: int
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """A token, and its logprobs if they were asked for."""
 
     token_id: int

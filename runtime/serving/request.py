@@ -11,17 +11,22 @@ the last bits. A step may take many rows of one request: every row's latent is w
 sees no further than itself.
 
 Latents lie in the pages of `table`, or in `latents` while the request waits outside the cache, or nowhere while none
-is computed. On their way from `latents` into pages, there is an `arrival`.
+is computed. On their way from `latents` into pages, there is an `arrival`. Those of a prompt's first blocks may be in
+pages that other requests read too: they are found by the names of these blocks (`kv/blocks.py`). A request that waits
+outside the cache has no such page, and `latents` begin behind the `num_kept` tokens that it had there.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from runtime.kernels.device import Arrival
+from runtime.kv.blocks import block_names
 from runtime.kv.cache import PageTable
 from runtime.model.forward_batch import Chunk
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Handover, Sampling
 
 __all__ = ["Constraint", "Request", "Transfer"]
@@ -50,11 +55,12 @@ class Constraint:
 
 @dataclass(eq=False)
 class Request:
-    """A request on this rank. `latents` is `[num_layers, num_cached, latent_dim]`.
+    """A request on this rank. `latents` is `[num_layers, num_cached - num_kept, latent_dim]`.
 
     `num_generated_to_prefill`: the generated tokens that are computed as if they were of the prompt.
     `transfer` takes its latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt,
-    without a token.
+    without a token. `block_root` begins its chain of block names; None shares nothing with others. `num_hits` are the
+    tokens whose latents it found and did not compute.
     """
 
     id: str
@@ -68,6 +74,10 @@ class Request:
     transfer: Transfer | None = None
     embeds: bool = False
     num_generated_to_prefill: int = 0
+    block_root: bytes | None = None
+    num_kept: int = 0
+    num_hits: int = 0
+    starts_over: bool = False  # because latents are gone that it had computed, or found, before
     constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
 
     @property
@@ -89,6 +99,22 @@ class Request:
     def is_computed(self) -> bool:
         """True if every token has its latents, so that the next one can be drawn."""
         return self.num_cached == self.num_tokens
+
+    @cached_property
+    def block_names(self) -> list[bytes]:
+        """The names of the whole blocks of what it prefills."""
+        return [] if self.block_root is None else block_names(self.block_root, self._tokens(0, self.num_to_prefill))
+
+    @property
+    def names_to_find(self) -> list[bytes]:
+        """The names of the next blocks that need not be computed, if they are there.
+
+        None is of the last token of what it prefills: from that token the next one is drawn. None is there in the
+        middle of a block.
+        """
+        if self.num_cached % PAGE_TOKENS:
+            return []
+        return self.block_names[self.num_cached // PAGE_TOKENS : (self.num_to_prefill - 1) // PAGE_TOKENS]
 
     def next_of_prompt(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""

@@ -9,12 +9,15 @@ A step, in this order:
        preempted: its latents go to host memory and it to the head of `waiting`.
     2. entry for whoever waits, in order, while there are pages for all its tokens so far. Its latents, if it has any,
        are copied into them while others compute: it takes part once they are there, or at once if it would be alone.
-    3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all.
+    3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all. A prompt goes on behind the
+       blocks that others have computed, and waits for the one that an older prompt is computing now.
     4. a row for each request that decodes. The rows that `max_requests` leaves go to requests that replay tokens which
        lost ranks had generated, the oldest first.
 
 No request is lost and none starves: the cache holds one request of full length, the oldest is preempted by nobody, and
-nobody overtakes. Prefill, decode and mixed units differ in which requests they get, not in this policy.
+nobody overtakes. Whoever is preempted gives up the pages that it shares with others, and copies the rest alone. If
+those others are gone too when it comes back, and their pages with them, it starts over. Prefill, decode and mixed units
+differ in which requests they get, not in this policy.
 
 Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang's chunked prefill under a budget.
 """
@@ -22,9 +25,10 @@ Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang
 from collections import deque
 from dataclasses import dataclass
 
-from runtime.kv.cache import LatentCache
+from runtime.kv.cache import LatentCache, PageTable
 from runtime.launch import Limits
 from runtime.model.forward_batch import Chunk
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.serving.request import Request
 
 __all__ = ["Batch", "Scheduler"]
@@ -51,6 +55,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.num_queried_tokens = self.num_hit_tokens = 0  # of prompts that were looked up; found of these
         self._arrived: list[str] = []
 
     def has_work(self) -> bool:
@@ -80,6 +85,13 @@ class Scheduler:
             [row for _, row in decoding],
         )
 
+    def advance(self, request: Request, end: int) -> None:
+        """Note that a request's latents are computed up to `end`; whole blocks of a prompt can be found from now on."""
+        if request.is_prefilling:
+            first = request.num_cached // PAGE_TOKENS
+            self.cache.name(request.table, first, request.block_names[first : end // PAGE_TOKENS])
+        request.num_cached = end
+
     def end(self, request: Request) -> None:
         """Take out a running request that is finished, or that nobody waits for any more."""
         self.running.remove(request)
@@ -106,7 +118,9 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         if request.arrival is None:
-            request.latents = self.cache.swap_out(request.table, request.num_cached)
+            shared = min(self.cache.num_shared(request.table), request.num_cached // PAGE_TOKENS)
+            request.num_kept = shared * PAGE_TOKENS
+            request.latents = self.cache.swap_out(request.table, request.num_cached, request.num_kept)
         self._join(request)
         self.cache.free(request.table)
         self.waiting.appendleft(request)
@@ -115,12 +129,25 @@ class Scheduler:
     def _let_in(self) -> None:
         while self.waiting and len(self.running) < self._limits.max_requests:
             request = self.waiting[0]
-            if not self.cache.can_allocate(request.table, request.num_tokens):
+            shared = self._shared_pages(request)
+            if not self.cache.can_allocate(request.table, request.num_tokens, shared):
                 return
-            self.cache.allocate(request.table, request.num_tokens)
+            self.cache.allocate(request.table, request.num_tokens, shared)
             if request.latents is not None:
-                request.arrival = self.cache.swap_in(request.table, request.latents)
+                request.arrival = self.cache.swap_in(request.table, request.latents, request.num_kept)
+            elif request.block_root is not None and not request.starts_over:
+                self.num_queried_tokens += request.num_to_prefill
             self.running.append(self.waiting.popleft())
+
+    def _shared_pages(self, request: Request) -> PageTable:
+        """Return the pages that hold a waiting request's first blocks. Without those that it kept, it starts over."""
+        if request.latents is not None:
+            kept = self.cache.find(request.block_names[: request.num_kept // PAGE_TOKENS])
+            if len(kept) * PAGE_TOKENS == request.num_kept:
+                return kept
+            request.latents, request.starts_over = None, True
+            request.num_cached = request.num_kept = 0
+        return self.cache.find(request.names_to_find)
 
     def _take_in(self) -> None:
         """Let requests take part whose latents are there. A rank without any other lets its step wait for them."""
@@ -139,11 +166,34 @@ class Scheduler:
     def _chunks(self) -> dict[Request, Chunk]:
         chunks: dict[Request, Chunk] = {}
         room = self._limits.max_batch_tokens
+        under_way: set[bytes] = set()  # the blocks that older prompts are computing
         for request in self._present():
-            if request.is_prefilling and room:
+            if not request.is_prefilling:
+                continue
+            self._reuse(request)
+            if not under_way.isdisjoint(request.names_to_find[:1]):
+                continue
+            number = request.num_cached // PAGE_TOKENS
+            under_way.update(request.block_names[number : number + 1])
+            if room:
                 chunks[request] = request.next_of_prompt(room)
                 room -= len(chunks[request].token_ids)
         return chunks
+
+    def _reuse(self, request: Request) -> None:
+        """Let a prompt go on behind the blocks that others have computed; what is handed over is sent from there."""
+        found = self.cache.find(request.names_to_find)
+        if not found:
+            return
+        start, end = request.num_cached, request.num_cached + len(found) * PAGE_TOKENS
+        self.cache.share(request.table, start // PAGE_TOKENS, found)
+        request.num_cached = end
+        if request.transfer is not None:
+            for layer in range(len(self.cache.layers)):
+                request.transfer.put(layer, start, self.cache.read(layer, request.table, start, end))
+        if not request.starts_over:
+            request.num_hits += end - start
+            self.num_hit_tokens += end - start
 
     def _rows(self) -> list[tuple[Request, Chunk]]:
         decoding = [request for request in self._present() if not request.is_prefilling]

@@ -13,11 +13,12 @@ from torch.nn.functional import normalize
 
 from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
+from runtime.kv.blocks import root_name
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.bounds import why_not_computable
 from runtime.protocol.counting import attention_pairs
-from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, Sampling, Token
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, PrefixHit, Sampling, Token
 from runtime.serving.batched_sampling import Ask, Drawn, draw
 from runtime.serving.constraint import Constraints
 from runtime.serving.load_report import LoadReport
@@ -34,7 +35,7 @@ NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, top_p=1.0, seed=0, stop_id
 class Outbox(Protocol):
     """Sends a phase's messages. Nobody waits for their arrival."""
 
-    def say(self, message: Token | Embedding | Failed) -> None:
+    def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Tell something about a request to the gateway whose it is."""
 
     def say_load(self, load: Load) -> None:
@@ -57,8 +58,17 @@ class StepCounters(Protocol):
 class Phase(ABC, Generic[Arriving]):
     """One rank's requests. `Arriving` is how they come: as Prefill, or as Arrival with their latents."""
 
-    def __init__(self, engine: Engine, launch: UnitLaunch, outbox: Outbox, counters: StepCounters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        launch: UnitLaunch,
+        outbox: Outbox,
+        counters: StepCounters,
+        block_digest: bytes | None = None,
+    ) -> None:
+        """Make a rank without requests. Prompts share KV in blocks that `block_digest` names; without one, none."""
         self._engine, self._launch, self._outbox, self._counters = engine, launch, outbox, counters
+        self._block_digest = block_digest
         self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
         self._constraints = Constraints(engine.checkpoint, engine.config.vocab_size)
         counters.watch_requests(self._scheduler)
@@ -110,9 +120,12 @@ class Phase(ABC, Generic[Arriving]):
         )
         chunks = (*batch.prefilling, *batch.decoding)
         for request, chunk, row, state_D in zip(batch.requests, chunks, rows, states, strict=True):
-            request.num_cached = chunk.end
+            was_prefilling = request.is_prefilling
+            self._scheduler.advance(request, chunk.end)
             if request.is_prefilling:
                 continue
+            if was_prefilling and request.num_hits:
+                self._outbox.say(PrefixHit(request.id, min(request.num_hits, len(request.prompt_ids))))
             if request.embeds:
                 assert state_D is not None
                 self._scheduler.end(request)
@@ -137,6 +150,7 @@ class Phase(ABC, Generic[Arriving]):
             message.sampling,
             generated=list(message.generated),
             num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
+            block_root=None if self._block_digest is None else root_name(self._block_digest, message.cache_salt),
         )
         self._add(request)
         return request

@@ -21,7 +21,18 @@ from typing import Any
 
 import msgspec
 
-from runtime.protocol.messages import Abort, Embedding, Failed, FromGateway, Hello, Load, State, Token, gateway_of
+from runtime.protocol.messages import (
+    Abort,
+    Embedding,
+    Failed,
+    FromGateway,
+    Hello,
+    Load,
+    PrefixHit,
+    State,
+    Token,
+    gateway_of,
+)
 from runtime.worker.gateway_connection import (
     RETRY_OTHER_S,
     RETRY_S,
@@ -97,7 +108,7 @@ class GatewayLinks:
         for link in self._links.values():
             link.send(message)
 
-    def say(self, message: Token | Embedding | Failed) -> None:
+    def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Tell something of a request to the gateway whose it is."""
         gateway = gateway_of(message.request_id)
         for link in self._links.values():

@@ -4,7 +4,8 @@
         inbox.get()            <-- requests --   GatewayLinks, KvReceiver
         say(), Transfer.put()  --- messages -->  GatewayLinks, KvSender
 
-Only queues and `call_soon_threadsafe` cross between the two.
+Only queues and `call_soon_threadsafe` cross between the two. The event loop is woken once for all the calls that it has
+not looked at (`Calls`): to wake it is a system call, and a step of 128 requests says 128 tokens.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import queue
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -28,6 +30,7 @@ from runtime.protocol.messages import (
     Hello,
     Load,
     Offer,
+    PrefixHit,
     RankState,
     State,
     StepTime,
@@ -38,11 +41,34 @@ from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.gateway_links import LOOK_S, GatewayLinks
 from runtime.worker.transfers import RankTransfer, Transfers
 
-__all__ = ["Inbox", "Network"]
+__all__ = ["Calls", "Inbox", "Network"]
 
 ADMITTED_LOOKS = 4  # assumed: 20 s, in which every rank that serves has called a gateway that has just started
 
 Inbox = queue.SimpleQueue[Any]  # messages of the phase, or what ended this thread
+
+
+class Calls:
+    """Calls for an event loop from any thread, in the order in which they were made."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._is_woken = False
+
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Let the loop make this call."""
+        self._waiting.append((call, arguments))
+        if not self._is_woken:  # looked at after the call is there, as `_make` looks for calls after it says no
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._make)
+
+    def _make(self) -> None:
+        """Make each call by itself, so that one that fails holds up no other."""
+        self._is_woken = False
+        while self._waiting:
+            call, arguments = self._waiting.popleft()
+            self._loop.call_soon(call, *arguments)
 
 
 class Network:
@@ -53,6 +79,7 @@ class Network:
         self._links = GatewayLinks(gateway, hello, self._receive, self._start)
         self._kv_receiver: KvReceiver | None = None
         self._loop = asyncio.new_event_loop()
+        self._soon = Calls(self._loop).soon
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._state: RankState = "loading"
@@ -115,7 +142,7 @@ class Network:
         """Return whether a handover is on its way."""
         return self._transfers.are_under_way
 
-    def say(self, message: Token | Embedding | Failed) -> None:
+    def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Tell something about a request to the gateway whose it is."""
         self._soon(self._links.say, message)
 
@@ -181,6 +208,3 @@ class Network:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = error
             self._inbox.put(error)
-
-    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
-        self._loop.call_soon_threadsafe(call, *arguments)

@@ -97,6 +97,13 @@ class _SchedulerCounters:
         preempted = CounterMetricFamily("tidemill_num_preemptions", "Times a request left the cache.", labels=LABELS)
         preempted.add_metric(self._labels, scheduler.num_preemptions)
         yield preempted
+        for name, meaning, tokens in (
+            ("queries", "Tokens of prompts that were looked up.", scheduler.num_queried_tokens),
+            ("hits", "Of these, tokens that were there.", scheduler.num_hit_tokens),
+        ):
+            counter = CounterMetricFamily(f"tidemill_prefix_cache_{name}", meaning, labels=(*LABELS, "tier"))
+            counter.add_metric((*self._labels, "pages"), tokens)
+            yield counter
 
 
 class _StepCounters:

@@ -37,6 +37,7 @@ from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
+from runtime.kv.blocks import block_digest, block_identity
 from runtime.kv.receiver import KvReceiver, check_layout
 from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
@@ -106,7 +107,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         engine, group, weights = _bring_up(launch, place, addresses, folder, unchanged, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, weights)
-        phase = PHASES[launch.phase](engine, launch, network, metrics)
+        blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
+        phase = PHASES[launch.phase](engine, launch, network, metrics, blocks)
         network.say_hello_again(hello.once_loaded(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
@@ -136,7 +138,7 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
     if device.type == "cpu":
         keep_freed_memory()
     else:
-        untried = "; we have not run an exchange between GPUs yet" if len(launch.ranks) > 1 else ""
+        untried = "; we have run exchanges on one GPU, but none between GPUs yet" if len(launch.ranks) > 1 else ""
         line = f"tidemill: rank {place.rank} of {launch.unit} uses {describe(device)}{untried}"
         print(line, file=sys.stderr, flush=True)
     return device

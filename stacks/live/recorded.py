@@ -5,7 +5,8 @@
 
 A rank counts the rows that each of its slots computed, from its start on. Summed over slots and ranks they are the
 loads of logical experts: what `expert_load.file` of a spec and `tidemill experts LOADS` read. SGLang's recorder writes
-a file on its server, which both read as it is (`planner/facts/loads.py`).
+a file on its server, which both read as it is (`planner/facts/loads.py`). The gateway cannot be asked: it does not know
+the ports of its ranks' metrics.
 It does not know which ranks there are: an expert of which nobody told is found out, a replica is not.
 """
 

@@ -15,8 +15,9 @@ follows step. The first of a turn is of a process that has just slept, and whose
 It took ours 10.3 ms instead of 8.3 once, theirs 24.7 instead of 23.5: turns of one step would count this every time.
 
 Where four times transformers would be more than 70 % of the matmul rate, prefill is asked for that share instead: no
-kernel multiplies faster than the core does. Likewise decode of one request for 30 % of the memory's rate
-(docs/decisions/0609).
+kernel multiplies faster than the core does, and where a core multiplies slowly, transformers loses less around its
+matmuls. Likewise decode of one request is asked for 30 % of the memory's rate. Both shares are the most once reached
+(docs/performance.md). A lower ratio for all cores would ask for less where more can be had.
 
 The goals are about transformers as installed. Our engine tells its C library to keep memory that tensors give back
 (`runtime/kernels/cpu/memory.py`). That would help transformers too, so it is also swept, measured and printed that way.

@@ -39,8 +39,8 @@ OUTPUT = Path(__file__).parents[2] / "planner" / "estimate" / "throughput" / "en
 HOST_MS = 1.0  # assumed: of a step
 HOST_ALONE_MS = 2 / 51.0 * 1e3 - 2 / 60.4 * 1e3  # more, where it does not overlap the GPU: SGLANG_DRAFTS' source
 CORE_580 = 580 / 989  # core attention of February 2025: github.com/sazczmh/FlashMLA README.md, a copy of the first
-# Measured over predicted compute: docs/performance.md, "One rank on an H100", 1,535 / 1,339 and 70.2 / 51 ms.
-ALONE = {"prefill": 1.15, "decode": 1.37}
+# Measured turn over predicted compute: docs/performance.md, "One rank on an H100", 2,600 / 1,339 and 73.8 / 51.3 ms.
+ALONE = {"prefill": 1.94, "decode": 1.44}
 # Of the maps that deepseek-h800.yaml gets, with drift and luck (`tests/planner/estimate/throughput`).
 SERVICE_DECODE, SERVICE_PREFILL = Imbalance(1.697), Imbalance(1.052)
 
@@ -157,7 +157,7 @@ def tell_rows_aside(document: Any, goals: Goals) -> None:
 
 
 def tell_drafts() -> None:
-    """Print what a draft is predicted to gain where its acceptance rate was not published (0562)."""
+    """Print what a draft is predicted to gain where its acceptance rate was not published: such a row tests nothing."""
     sglang = engine_model("sglang", "h200")
     overheads = replace(sglang.overheads, host_ms=sglang.overheads.host_ms + HOST_ALONE_MS)
     alone = SGLANG_DRAFTS.case(replace(sglang, overheads=overheads))

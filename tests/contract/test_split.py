@@ -9,7 +9,7 @@ from planner.expert_map.native import carried
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from runtime.model.moe import ReplicaTable
-from tests.runtime.on_cpu import CPU
+from tests.runtime.on_cpu import TORCH_OPS
 
 NUM_RANKS, NODES = 8, ["a", "a", "a", "a", "b", "b", "b", "b"]
 TOKENS = 4000  # of each rank, one choice each
@@ -26,7 +26,7 @@ def counts_of_ranks(slots, loads, nodes):
     share = np.array(loads) / sum(loads)
     got = torch.zeros(len(slots), dtype=torch.long)
     for rank in range(NUM_RANKS):
-        table = ReplicaTable(list(slots), len(loads), rank, CPU, nodes)
+        table = ReplicaTable(list(slots), len(loads), rank, TORCH_OPS, nodes)
         experts = torch.from_numpy(np.random.default_rng(rank).choice(len(loads), (TOKENS, 1), p=share))
         for step in experts.split(50):
             got += table.choose(step).flatten().bincount(minlength=len(slots))
@@ -51,7 +51,9 @@ def test_tokens_stay_near_where_they_can(loads):
     expert_map = balance(loads, 40, NUM_RANKS, num_nodes=2, split="local_first")
     (slots,) = expert_map.physical_to_logical
     for rank in range(NUM_RANKS):
-        chosen = ReplicaTable(list(slots), 32, rank, CPU, NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
+        chosen = (
+            ReplicaTable(list(slots), 32, rank, TORCH_OPS, NODES).choose(torch.arange(32)[:, None]).flatten().tolist()
+        )
         held_here = {expert for slot, expert in enumerate(slots) if NODES[slot // 5] == NODES[rank]}
         own = set(slots[rank * 5 : rank * 5 + 5])
 

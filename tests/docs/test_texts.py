@@ -1,4 +1,4 @@
-"""What is written by hand: rooms named as they are, pages short, links that lead somewhere, decisions listed."""
+"""What is written by hand: rooms named as they are, pages short, links that lead somewhere, pages listed."""
 
 import ast
 import re
@@ -14,13 +14,10 @@ READMES = [f"{folder}/README.md" for folder in ("planner", "stacks", "stacks/pro
 MAX_WORDS = 900
 FOLDERS = ("planner", "templates", "stacks", "runtime", "tests", "docs")
 TEXTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
-DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-WRAPPED = [path for path in TEXTS if path.parent.name != "decisions"]
 MAX_COLUMNS = 120
 FENCED = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 NO_PROSE = re.compile(r" *(\||<!--|(- )?!?\[[^\]]*\]\([^)]*\)[.,]?$)")  # a row, a mark, a link alone
-PART = re.compile(r"^## (.+)$", re.M)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -46,7 +43,7 @@ def test_a_readme_is_a_page(path):
 
 def test_prose_is_wrapped():
     """Outside tables, code and links that stand alone, no line is longer than a line of code may be."""
-    found = {str(path.relative_to(ROOT)): long_lines(path.read_text()) for path in WRAPPED}
+    found = {str(path.relative_to(ROOT)): long_lines(path.read_text()) for path in TEXTS}
 
     assert {path: lines for path, lines in found.items() if lines} == {}
     assert len(found) > 20
@@ -80,7 +77,7 @@ def test_links_lead_somewhere():
     links = [(path, link) for path in TEXTS for link in LINK.findall(path.read_text())]
 
     assert [(str(path.relative_to(ROOT)), link) for path, link in links if not leads_somewhere(path, link)] == []
-    assert len(links) > len(DECISIONS)
+    assert len(links) > 100
 
 
 def leads_somewhere(path, link):
@@ -116,31 +113,21 @@ def defined_in(path):
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
-def test_every_decision_is_listed_once():
-    """The index has a line for each decision, with its title, and no two share a number."""
-    index = (ROOT / "docs" / "decisions" / "README.md").read_text()
-    lines = [f"- [{path.name[:4]}]({path.name}) {path.read_text().splitlines()[0][8:]}" for path in DECISIONS]
+def test_every_design_page_is_listed_once():
+    """The front page of the design pages has a row for each of the others."""
+    front = ROOT / "docs" / "design" / "README.md"
+    pages = [path.name for path in front.parent.glob("*.md") if path != front]
+    rows = "\n".join(line for line in front.read_text().splitlines() if line.startswith(("| [", "For all packages")))
 
-    assert [line for line in lines if index.count(f"{line}\n") != 1] == []
-    assert len({path.name[:4] for path in DECISIONS}) == len(DECISIONS)
-
-
-def test_a_decision_has_its_parts():
-    """A title with its number, a date, then Context, Choice, perhaps Rejected, perhaps Figures, in this order."""
-    assert {path.name: lacks for path in DECISIONS if (lacks := what_a_decision_lacks(path))} == {}
+    assert [page for page in pages if rows.count(f"]({page})") != 1] == []
 
 
-def what_a_decision_lacks(path):
-    """The names of what is not as it has to be in the decision at `path`."""
-    title, _, date, *_ = path.read_text().splitlines()
-    parts = PART.findall(path.read_text())
-    is_there = {
-        "a title with its number": title.startswith(f"# {path.name[:4]}: "),
-        "a date": re.match(r"([1-9]\d? )?[A-Z][a-z]+ 20\d\d\b", date),
-        "its parts in order": parts == [each for each in ("Context", "Choice", "Rejected", "Figures") if each in parts],
-        "Context and Choice": {"Context", "Choice"} <= set(parts),
-    }
-    return [name for name, is_right in is_there.items() if not is_right]
+def test_every_user_page_is_listed():
+    """The index of `docs` leads to each page that stands beside it."""
+    index = ROOT / "docs" / "README.md"
+    links = set(LINK.findall(index.read_text()))
+
+    assert {path.name for path in index.parent.glob("*.md")} - {index.name} - links == set()
 
 
 # What a docstring does not begin with: such a sentence has no subject, and reads as a riddle.

@@ -1,9 +1,9 @@
 """The pieces of `one_rank` for a decode unit: each measures something, prints it, and returns its figures by name."""
 
 import statistics
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
@@ -49,7 +49,7 @@ def recorded_decode(run):
         seconds_s, _ = rank.scaled(statistics.median(seconds), {})
         replayed.append({"requests": number, "kv_tokens": tokens, "step_s": seconds_s, "measured_s": seconds})
         print(f"{number:5} x {tokens:6,}{'':6}{seconds_s * 1e3:8.1f}{number / seconds_s:10,.0f}")
-    replay_s = run.rank.replay_s(len(whole), REPLAYS)
+    replay_s = run.rank.replay_s(whole, REPLAYS)
     print(f"of the first, {statistics.median(replay_s) * 1e3:.1f} ms replaying, the rest its inputs")
     return {
         "recording_s": recording_s,

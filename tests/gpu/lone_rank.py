@@ -93,9 +93,11 @@ class LoneRank:
             self.model, cache, recorder, limits.max_requests, limits.max_request_tokens
         )
 
-    def replay_s(self, num_requests, times):
-        """Return the seconds of replays of one size of step, with the inputs that it was given last."""
-        replay = self.engine._captured._steps[num_requests].recording.replay
+    def replay_s(self, decoding, times):
+        """Return the seconds of replays of a step of these requests, whose inputs are put in once before."""
+        captured = self.engine._captured
+        captured._inputs.put(decoding)
+        replay = captured._steps[len(decoding)].recording.replay
         return [self.clock.seconds(replay) for _ in range(times)]
 
     def recorded_stages(self, cache, decoding, recorder):

@@ -14,7 +14,7 @@ import torch
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Failed, Handover, Prefill, Sampling
 from runtime.serving.decode import Arrival
-from runtime.worker.io_thread import Inbox
+from runtime.worker.io_thread import Calls, Inbox
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
@@ -106,16 +106,17 @@ class Outbox:
     """Hands messages to a thread of its own, as `Network` does, which encodes them."""
 
     def __init__(self, clock):
-        self._clock, self._loop, self.num_said = clock, asyncio.new_event_loop(), 0
-        threading.Thread(target=self._loop.run_forever, name="played gateway", daemon=True).start()
+        self._clock, loop, self.num_said = clock, asyncio.new_event_loop(), 0
+        self._soon = Calls(loop).soon
+        threading.Thread(target=loop.run_forever, name="played gateway", daemon=True).start()
 
     def say(self, message):
         assert not isinstance(message, Failed), message.reason
         self.num_said += 1
-        self._loop.call_soon_threadsafe(encode_frame, message)
+        self._soon(encode_frame, message)
 
     def say_load(self, load):
-        self._loop.call_soon_threadsafe(encode_frame, load)
+        self._soon(encode_frame, load)
 
     def open_transfer(self, host, port, offer, link):
         return HostCopies(link, self._clock)

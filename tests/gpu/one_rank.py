@@ -8,7 +8,8 @@ is printed is a rank's step without its links, of weights that mean nothing.
 
     turn             one turn of the step loop, from receiving to the tokens said; its host's part is what is neither
                      the step on the device nor the draws
-    first, warm      the first turn of prompts of a length, for which kernels are chosen or compiled, and a later one
+    first, warm      the first turn of prompts of a length, for which kernels are chosen or compiled, and a later one,
+                     both of the layers that were run; "all layers" is the warm one counted up to all of the model's
     stages           what each part of a step takes on the device, beside the least that it could take at the rates
                      that this GPU reaches in the same run (`roofline.py`)
     planned          the compute that the planner predicts for the same step
@@ -42,7 +43,7 @@ from tests.runtime.fake_device.deployments import Deployment, deployed
 
 PIECES = {"decode": DECODE, "prefill": PREFILL, "mixed": MIXED}
 SPECS = {"decode": "deepseek-h800.yaml", "prefill": "deepseek-h800.yaml", "mixed": "h200-single-node.yaml"}
-LAYERS = {"decode": 61, "prefill": 31, "mixed": 13}  # of which 3 are dense; all of the mixed unit's do not fit 80 GB
+LAYERS = {"decode": 61, "prefill": 31, "mixed": 6}  # of which 3 are dense; all of the mixed unit's do not fit 80 GB
 KNOWN = ("h100", "h200", "b200")  # of the catalog, by what the driver calls a GPU
 SMALL = {"max_requests": 8, "max_request_tokens": 1024, "max_batch_tokens": 512, "kv_tokens": 4096}
 SMALL_RATES = {"size": 256, "copied": 2**20}

@@ -9,7 +9,7 @@ import math
 import torch
 
 from runtime.kernels.fp8 import E4M3, num_blocks
-from runtime.kernels.gpu.quantise import _empty_scales
+from runtime.kernels.gpu.quantise import empty_scales
 
 __all__ = ["PlayedDeepEp", "PlayedGroup", "arriving"]
 
@@ -130,7 +130,7 @@ class PlayedBuffer:
         """Return codes and scales as they come out of DeepEP, in its low-latency form column by column."""
         device = self._module.device
         codes = torch.empty(shape, dtype=torch.uint8, device=device).random_(0, ONE).view(E4M3)
-        scales = _empty_scales(shape[:-1], num_blocks(shape[-1]), by_columns, device).fill_(1)
+        scales = empty_scales(shape[:-1], num_blocks(shape[-1]), by_columns, device).fill_(1)
         self._module.num_bytes += codes.nbytes + scales.nbytes
         return codes, scales
 

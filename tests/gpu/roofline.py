@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from runtime.kernels.fp8 import E4M3, Quantised, num_blocks
-from runtime.kernels.gpu.quantise import _empty_scales
+from runtime.kernels.gpu.quantise import empty_scales
 from runtime.protocol.counting import attention_pairs
 from tests.gpu.played_peers import ONE, arriving
 
@@ -169,7 +169,7 @@ def _fp8_matmuls(ops, size):
     """Return matmuls in FP8 by name: as the product takes them, and torch's with one scale for a matrix."""
     a, b = (torch.empty(size, size, dtype=torch.uint8, device=ops.device).random_(0, ONE).view(E4M3) for _ in range(2))
     blocks = num_blocks(size)
-    row_scales = _empty_scales((size,), blocks, True, ops.device).fill_(1)
+    row_scales = empty_scales((size,), blocks, True, ops.device).fill_(1)
     x, w = Quantised(a, row_scales), Quantised(b, torch.ones(blocks, blocks, device=ops.device))
     one = torch.ones((), device=ops.device)
     yield "the product's fp8_matmul", lambda: ops.fp8_matmul(x, w, torch.bfloat16)

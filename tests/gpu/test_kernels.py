@@ -9,6 +9,7 @@ import torch
 
 from runtime.kernels import fp8
 from runtime.kernels.fp8 import ExpertCodes, Quantised, quantise_matrix
+from runtime.kernels.ops import GateRule, Ops
 from tests.runtime.closeness import off_by
 
 CLOSE = 0.01
@@ -65,13 +66,28 @@ def test_the_gate_adds_in_fp32(ops, reference, drawn):
     assert off_by(ops.gate_logits(x, w), reference.gate_logits(x, w)) < 1e-5
 
 
-def test_experts_are_chosen_as_in_the_reference(ops, reference, drawn):
-    """Best first, of the groups whose two best are best; of equal scores either may come first."""
-    scores = drawn(300, 256).float().sigmoid() + drawn(256, seed=1).float() / 100
-    found, expected = (each.choose_experts(scores, 8, 2, 4, 8) for each in (ops, reference))
+def test_experts_are_chosen_and_weighed_as_in_the_reference(ops, reference, drawn):
+    """Best first, of the groups whose two best are best; of scores that differ by rounding either may come first."""
+    logits, bias = drawn(300, 256).float(), drawn(256, seed=1).float() / 100
+    rule = GateRule(False, 8, 2, 4, 8, is_normalised=True, factor=2.5)
+    (experts, weights), expected = (each.choose_and_weigh(logits, bias, rule) for each in (ops, reference))
+    found, wanted = ((logits.sigmoid() + bias).gather(1, chosen) for chosen in (experts, expected[0]))
 
-    assert scores.gather(1, found).equal(scores.gather(1, expected))
-    assert all(len(set(experts)) == 8 for experts in found.tolist())
+    assert (found - wanted).abs().max() < 1e-6
+    assert off_by(weights, expected[1]) < 1e-5
+    assert all(len(set(chosen)) == 8 for chosen in experts.tolist())
+
+
+def test_replicas_take_turns(ops, reference, device):
+    """To the number, whatever the turn."""
+    generator = torch.Generator(device).manual_seed(0)
+    experts = torch.randint(256, (300, 8), generator=generator, device=device)
+    slots = torch.arange(768, device=device).view(256, 3)
+    num_replicas = torch.randint(1, 4, (256,), generator=generator, device=device)
+    for turn in (0, 16, 2**31 - 5):
+        tables = experts, slots, num_replicas, turn
+
+        assert ops.replicas_in_turn(*tables).equal(reference.replicas_in_turn(*tables))
 
 
 @pytest.mark.parametrize("neighbours", [True, False])
@@ -85,6 +101,27 @@ def test_pairs_are_rotated_as_in_the_reference(ops, reference, drawn, device, ne
 
         assert found[..., :-64].equal(wide[..., :-64])
         assert off_by(found.float(), expected.float()) < 1e-4
+
+
+def test_rows_that_deep_ep_brings(ops, drawn, device):
+    """They get the places of the reference, lie there as they came, and are added up as they are there."""
+    generator = torch.Generator(device).manual_seed(0)
+    slots = torch.rand(3000, 64, generator=generator, device=device).topk(8).indices
+    slots, weights = slots.masked_fill(slots >= 9, -1), torch.rand(3000, 8, generator=generator, device=device)
+    tiled = Ops(device)
+    tiled.row_alignment = ops.row_alignment
+    (places, counts), expected = ops.place_rows(slots, 9), tiled.place_rows(slots, 9)
+    num_rows = sum(-(-count // ops.row_alignment) * ops.row_alignment for count in counts.tolist())
+    x, here = fp8.quantise_rows(drawn(3000, HIDDEN), False), places >= 0
+    found, rows = ops.spread_rows(x, places, num_rows), tiled.spread_rows(x, places, num_rows)
+    results, at = drawn(num_rows, HIDDEN, seed=1), places[here]
+
+    assert places.equal(expected[0])
+    assert counts.equal(expected[1])
+    assert found.codes.view(torch.uint8)[at].equal(rows.codes.view(torch.uint8)[at])
+    assert found.scales[at].equal(rows.scales[at])
+    sums = [each.add_rows(results, places, weights).float() for each in (ops, tiled)]
+    assert off_by(*sums) < CLOSE
 
 
 @pytest.mark.parametrize("counts", [[128, 0, 256], [3, 200, 77]])
@@ -119,6 +156,15 @@ def test_decode_attention(ops, reference, drawn, device):
     expected = reference.attend_pages(q, pages, tables, lengths, 512, 192**-0.5)
 
     assert off_by(ops.attend_pages(q, pages, tables, lengths, 512, 192**-0.5).float(), expected.float()) < CLOSE
+
+
+def test_queries_and_values_in_the_space_of_latents(ops, reference, drawn):
+    """They are written where attention and the output projection read them, and nothing is copied after."""
+    q, context, up = drawn(64, 128, 192), drawn(64, 128, 512, seed=1), drawn(128 * 256, 512, seed=2) / 512**0.5
+    found = ops.absorb_query(q, up, 64, 128), ops.values(context, up, 128)
+    expected = reference.absorb_query(q, up, 64, 128), reference.values(context, up, 128)
+
+    assert all(off_by(one.float(), other.float()) < CLOSE for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(300, 300), (77, 1000), (1024, 3072), (1, 1)])

@@ -3,13 +3,16 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.gpu.quarter_hour import __main__ as quarter_hour
+from tests.gpu.quarter_hour import compile_ahead, one_gpu, wide_layers
 from tests.gpu.quarter_hour.parts import Part
-from tests.gpu.quarter_hour.wheels import FATBIN, keep_hopper
+from tests.gpu.quarter_hour.wheels import FATBIN, install, keep_hopper
 
 PARTS = {
     "right": "import sys; open(sys.argv[2], 'w').write('{\"rate\": 3}'); print('well')",
@@ -68,6 +71,62 @@ def test_only_hoppers_machine_code_is_kept():
     keep_hopper(library)
 
     assert library == expected
+
+
+@pytest.fixture
+def noted_kernel(tmp_path, monkeypatch):
+    """A kernel for which DeepGEMM called the nvcc that only notes, beside an nvcc whose code is what it was asked."""
+    toolkit, folder = tmp_path / "toolkit", tmp_path / "kernel.tiles.0123"
+    (toolkit / "bin").mkdir(parents=True)
+    folder.mkdir()
+    for nvcc, script in {"bin/nvcc": '#!/bin/sh\necho "$@" > "$4"\n', "notes": compile_ahead.NOTES}.items():
+        (toolkit / nvcc).write_text(script)
+        (toolkit / nvcc).chmod(0o755)
+    monkeypatch.setattr(compile_ahead, "TOOLKIT", toolkit)
+    (folder / "kernel.cu").write_text("source")
+    asked = ["elsewhere.cu", "-cubin", "-o", folder / "kernel.cubin", "-std=c++20", "-I/site/include"]
+    subprocess.run([toolkit / "notes", *asked], check=True)
+    return folder
+
+
+def test_a_kernel_is_compiled_ahead_as_deep_gemm_asks(noted_kernel):
+    """With its flags, and from the source that its cache keeps."""
+    compile_ahead.compile_kernel(noted_kernel)
+    code = (noted_kernel / "kernel.cubin").read_text()
+
+    assert code == f"{noted_kernel}/kernel.cu -cubin -o {noted_kernel}/kernel.cubin -std=c++20 -I/site/include\n"
+
+
+def test_parts_find_what_was_unpacked_for_them(noted_kernel, tmp_path, monkeypatch):
+    """Kernels that were compiled ahead, and the NCCL that is preloaded."""
+    load, site = tmp_path / "load", tmp_path / "site"
+    compile_ahead.pack([noted_kernel], load / "kernels" / "deep_gemm_cache.tar.xz")
+    install(load, site)
+    (site / "deep_gemm").mkdir()
+    (site / "libnccl.so.2").touch()
+    monkeypatch.setattr(sys, "path", [str(site)])
+    variables = quarter_hour.carried()
+
+    assert quarter_hour.num_compiled(variables) == 1
+    assert variables["LD_PRELOAD"] == str(site / "libnccl.so.2")
+    assert variables["EP_SUPPRESS_NCCL_CHECK"] == "1"
+
+
+def test_units_are_tried_though_one_rank_failed(tmp_path, monkeypatch):
+    """What the rank had found is kept, and the units' own figures beside it."""
+
+    def run_ranks(module, size, folder, device, seconds):
+        if size > 1:
+            return [{"wrong": []}] * size
+        (folder / "0.json").write_text('{"wrong": [], "built_s": 9.5}')
+        raise one_gpu.RanksFailed("it took too long")
+
+    monkeypatch.setattr(one_gpu, "run_ranks", run_ranks)
+    arguments = one_gpu.options("a test").parse_args(["-o", str(tmp_path / "found.json"), "--device", "cpu"])
+
+    assert wide_layers.main(arguments) == 1
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {"EP1": [{"wrong": [], "built_s": 9.5}], "EP2": [{"wrong": []}] * 2, "EP4": [{"wrong": []}] * 4}
 
 
 def has_ended(pid):

@@ -22,6 +22,7 @@ NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "applied": "writes values into a spec",
     "with_values": "writes values into a spec",
+    "without_spent": "writes values into a spec",
     "fit": "calls the passes that `validate` needs too",
     "with_fixes": "tries passes anew, when one has said no",
     "expert_loads": "stands for a file of loads",
@@ -43,7 +44,6 @@ NOT_TOLD = {
     "written": "is the spec, which a reader has",
     "inputs": "is for programs",
     "places": "is told as what a failure stops",
-    "launch_documents": "is what the rest of the plan becomes",
 }
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from runtime.launch import Limits
-from runtime.protocol.messages import Abort, Load, Prefill, Sampling, Token
+from runtime.protocol.messages import Abort, Load, Prefill, PrefixHit, Sampling, Token
 from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
@@ -29,9 +29,13 @@ class Wish:
     prompt_ids: list[int]
     sampling: Sampling
     generated: tuple[int, ...] = ()  # by ranks that it lost
+    cache_salt: str = ""
 
     def message(self):
-        return Prefill(self.id, self.prompt_ids, self.sampling, *DECODE, generated=list(self.generated))
+        generated = list(self.generated)
+        return Prefill(
+            self.id, self.prompt_ids, self.sampling, *DECODE, generated=generated, cache_salt=self.cache_salt
+        )
 
 
 class Crossing:
@@ -56,14 +60,17 @@ class Crossing:
 
 
 class Rank:
-    """`kind`: "mixed" or "pair". `said`: request id -> its tokens so far; `done`: the ids of the finished."""
+    """`kind`: "mixed" or "pair". `said`: request id -> its tokens so far; `done`: the ids of the finished.
+    `hits`: the tokens of its prompt that were not computed. Without a `block_digest` there are none.
+    """
 
-    def __init__(self, engine, kind, limits, *, deterministic=True):
+    def __init__(self, engine, kind, limits, *, deterministic=True, block_digest=b"blocks"):
         kv_cache = SimpleNamespace(dtype="fp32")
         launch = SimpleNamespace(limits=limits, kv_digest="", kv_cache=kv_cache, deterministic=deterministic)
         kinds = {"mixed": [MixedPhase], "pair": [PrefillPhase, DecodePhase]}[kind]
-        self.phases = [phase(engine, launch, self, NO_METRICS) for phase in kinds]
+        self.phases = [phase(engine, launch, self, NO_METRICS, block_digest) for phase in kinds]
         self.said: dict[str, list[Token]] = {}
+        self.hits: dict[str, int] = {}
         self.loads: list[Load] = []
         self.done: set[str] = set()
 
@@ -95,6 +102,9 @@ class Rank:
         return {request_id: [token.token_id for token in tokens] for request_id, tokens in self.said.items()}
 
     def say(self, token):
+        if isinstance(token, PrefixHit):
+            self.hits[token.request_id] = token.num_tokens
+            return
         self.said.setdefault(token.request_id, []).append(token)
         if token.finish_reason is not None:
             self.done.add(token.request_id)

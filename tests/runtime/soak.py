@@ -1,9 +1,10 @@
 """Random requests against real engines: `python -m tests.runtime.soak NUMBER [SEED]`.
 
 Prompts and answers of any length up to the limits, greedy or drawn, penalised or not; they come at any time, and one in
-six is no longer wanted at some point. The cache is small, so that requests are preempted all the time; prompts are
-computed in small chunks. As one mixed rank; as a prefill and a decode rank; as two mixed ranks of a unit in lockstep,
-each with requests of its own, which share a node or have one each (`soak_ranks.py`).
+six is no longer wanted at some point. Half of the prompts begin alike, so that they share blocks of the cache. It is
+small, so that requests are preempted all the time; prompts are computed in small chunks. As one mixed rank; as a
+prefill and a decode rank; as two mixed ranks of a unit in lockstep, each with requests of its own, which share a node
+or have one each (`soak_ranks.py`).
 
 Every answer must be that of the request alone (of an aborted one, its beginning), no page may stay behind, and memory
 must not grow: what `Report` says, and `Report.is_clean` asks.
@@ -36,6 +37,7 @@ MAX_TOKENS = 16
 ABORTED = 1 / 6
 GREEDY = 1 / 2
 ARRIVAL = 0.6
+ALIKE = 1 / 2
 STOP_IDS = [7]
 MAX_GROWTH_BYTES = 8_000_000  # measured: 0.4 at most; allocators keep what they once had
 
@@ -159,7 +161,10 @@ def _wish(draw: random.Random, name: str) -> Wish:
         frequency_penalty=draw.choice([0.0, 0.0, 0.7]),
         presence_penalty=draw.choice([0.0, 0.0, -0.5]),
     )
-    return Wish(name, [draw.randrange(V3["vocab_size"]) for _ in range(prompt_tokens)], sampling)
+    words = random.Random(0) if draw.random() < ALIKE else draw
+    num_alike = draw.randint(0, prompt_tokens - 1)
+    prompt = [words.randrange(V3["vocab_size"]) for _ in range(num_alike)]
+    return Wish(name, prompt + [draw.randrange(V3["vocab_size"]) for _ in range(prompt_tokens - num_alike)], sampling)
 
 
 def _take_away(rank: Rank, here: dict[str, Wish], request_id: str, alone: Engine, wrong: list[str]) -> int:

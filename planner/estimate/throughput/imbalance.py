@@ -18,8 +18,8 @@ deviation of ranks, 1,024 and 52.0 pairs. Independent pairs alone have 32.0, so 
 
 The map there was made from the same iterations that it was measured in, so how much of it lasts is not known: none, if
 a step's tokens choose alike, or all. 0.471 of drawn.py's drift is assumed, about a third of the variance that may last.
-It was chosen after DeepSeek's decode had been seen, so that this row is weak evidence for it (docs/decisions/0403). A
-range's low end has 0.788.
+It was chosen after DeepSeek's decode had been seen, so that this row is weak evidence for it
+(docs/design/predictions.md). A range's low end has 0.788.
 
 Nodes are fuller than their mean by what their GPUs add up to; that matters to NICs where tokens go once to each node.
 

@@ -4,7 +4,9 @@
     P(wait > t)       falls as exp(-d t), where u (exp(d) - 1) = d             Cramér and Lundberg
     who waits at all  the share u: for `shortest` steps, and exponentially longer
 
-The shortest wait is what gives the mean: some wait for less. Decision 0597 has figures beside draws.
+The shortest wait is what gives the mean: some wait for less. The exact distribution is an alternating sum that loses
+all its digits after some twenty steps. The wait of one prompt in a hundred is within 4 % of draws at a utilisation of
+0.2, and within 1 % from 0.54 upwards.
 """
 
 from dataclasses import dataclass

@@ -2,10 +2,18 @@
 
     rotate           pairs of BF16 by FP32 angles, in place
     joined_keys      each head's own part and the shared rotary part, side by side
-    chosen_experts   the best experts of each token's best groups
+    chosen_experts   the best experts of each token's best groups, and their weights, from the gate's logits
+    replicas_in_turn the slots of such experts
+    placed_rows      the row of each (token, choice) pair when pairs lie slot after slot: counted, not sorted
+    spread_rows      tokens copied into those rows, each read once, as words of 32 bits, with its scales beside it
+    added_rows       each token's rows weighted and added in FP32, rounded once; only rows that are there are read
 
-They compute what `ops.py` says, and round as it does. On an H100 torch's passes took 15 % of a prefill step of
-DeepSeek-V3, and 13 % of a decode step (docs/performance.md).
+They compute what `ops.py` says, and round as it does but for the sums, where torch rounds the weights as well. On an
+H100 torch's passes took 15 % of a prefill step of DeepSeek-V3, and 13 % of a decode step (docs/performance.md).
+
+Worked example of `placed_rows`, blocks of 4 pairs, tiles of 4: slots 1 0 -1 1 | 0 1 -1 -1. The first block has 1 and 2
+pairs of the slots, the second 1 and 1. So slot 0 begins at row 0 and slot 1 at row 4, in the second block at 1 and 6;
+the places are 4 0 -1 5 | 1 6 -1 -1.
 """
 
 import torch
@@ -13,8 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["are_powers_of_two", "chosen_experts", "joined_keys", "rotate"]
+from runtime.kernels.ops import GateRule
 
+__all__ = [
+    *("added_rows", "are_powers_of_two", "chosen_experts", "joined_keys", "placed_rows", "replicas_in_turn"),
+    *("rotate", "spread_rows"),
+]
+
+PAIRS, CHANNELS, WORDS = 1024, 1024, 1024  # in one program: 8 pairs, 16 or 32 bytes for each thread of four warps
+WORD_BYTES = 4
 ROTATED_HEADS, JOINED_HEADS = 8, 16  # in one program: of 8,192 tokens, 8 by one warp took 0.30 ms, 16 by four 0.78
 
 
@@ -51,21 +66,85 @@ def joined_keys(k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
     return keys_SHQ
 
 
-def chosen_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-    """Return the experts [T, K], best first; the groups and the experts of one are powers of two."""
-    num_tokens, num_experts = scores_TE.shape
-    experts_TK = torch.empty(num_tokens, top_k, dtype=torch.long, device=scores_TE.device)
+def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+    """Return the experts [T, K], best first, and weights; the groups and the experts of one are powers of two."""
+    num_tokens, num_experts = logits_TE.shape
+    experts_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.long, device=logits_TE.device)
+    weights_TK = torch.empty(num_tokens, rule.top_k, device=logits_TE.device)
     if num_tokens:
         choose[(num_tokens,)](
-            *(scores_TE, experts_TK, scores_TE.stride(0)),
-            GROUPS=num_groups,
-            SIZE=num_experts // num_groups,
-            NUM_BEST=num_best,
-            TOPK_GROUP=topk_group,
-            TOP_K=top_k,
+            *(logits_TE, logits_TE if bias_E is None else bias_E, experts_TK, weights_TK),
+            *(logits_TE.stride(0), rule.factor),
+            GROUPS=rule.num_groups,
+            SIZE=num_experts // rule.num_groups,
+            NUM_BEST=rule.num_best,
+            TOPK_GROUP=rule.topk_group,
+            TOP_K=rule.top_k,
+            PLACES=triton.next_power_of_2(rule.top_k),
+            IS_SOFTMAX=rule.is_softmax,
+            IS_BIASED=bias_E is not None,
+            IS_NORMALISED=rule.is_normalised,
             num_warps=1,
         )
-    return experts_TK
+    return experts_TK, weights_TK
+
+
+def replicas_in_turn(experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+    """Return the slot of each choice, [T, K]."""
+    assert all(x.is_contiguous() for x in (experts_TK, slots_EX))
+    slots_TK = torch.empty_like(experts_TK)
+    if num_pairs := experts_TK.numel():
+        take_turns[(triton.cdiv(num_pairs, PAIRS),)](
+            *(experts_TK, slots_EX, num_replicas_E, slots_TK, num_pairs, turn),
+            TOP_K=experts_TK.shape[1],
+            REPLICAS=slots_EX.shape[1],
+            PAIRS=PAIRS,
+        )
+    return slots_TK
+
+
+def placed_rows(slots_TK: Tensor, num_slots: int, alignment: int) -> tuple[Tensor, Tensor]:
+    """Return the row of each pair [T, K], -1 where it has no slot here, and each slot's number of pairs [M]."""
+    slots_TK = slots_TK.contiguous()
+    num_blocks = triton.cdiv(slots_TK.numel(), PAIRS)
+    counts_XM = torch.empty(num_blocks, num_slots, dtype=torch.int32, device=slots_TK.device)
+    if num_blocks:
+        count_pairs[(num_blocks,)](slots_TK, counts_XM, slots_TK.numel(), num_slots, PAIRS=PAIRS)
+    counts_M = counts_XM.sum(0)
+    aligned_M = -(-counts_M // alignment) * alignment
+    first_XM = counts_XM.cumsum(0) - counts_XM + (aligned_M.cumsum(0) - aligned_M)
+    place_TK = torch.empty_like(slots_TK)
+    if num_blocks:
+        place_pairs[(num_blocks,)](slots_TK, first_XM, place_TK, slots_TK.numel(), num_slots, PAIRS=PAIRS)
+    return place_TK, counts_M
+
+
+def spread_rows(x_TD: Tensor, place_TK: Tensor, rows_RD: Tensor, scales_TF: Tensor, scales_RF: Tensor) -> None:
+    """Copy each token and its scales to its rows; other rows stay as they are. Rows are of whole words."""
+    assert all(x.is_contiguous() for x in (x_TD, rows_RD, place_TK))
+    if not len(x_TD):
+        return
+    num_words, num_groups = x_TD.shape[1] * x_TD.element_size() // WORD_BYTES, scales_TF.shape[1]
+    copy_to_places[(len(x_TD), triton.cdiv(num_words, WORDS))](
+        *(x_TD.view(torch.int32), rows_RD.view(torch.int32), scales_TF, scales_RF, place_TK, num_words, num_groups),
+        *(*scales_TF.stride(), *scales_RF.stride()),
+        GROUPS=triton.next_power_of_2(max(num_groups, 1)),
+        TOP_K=place_TK.shape[1],
+        WORDS=WORDS,
+    )
+
+
+def added_rows(rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Return the weighted sum of each token's rows [T, D], in the order of its choices; zeros where it has none."""
+    assert all(x.is_contiguous() for x in (rows_RD, place_TK, weights_TK))
+    sums_TD = rows_RD.new_empty(len(place_TK), rows_RD.shape[1])
+    if len(place_TK):
+        add_placed[(len(place_TK), triton.cdiv(rows_RD.shape[1], CHANNELS))](
+            *(rows_RD, place_TK, weights_TK, sums_TD, rows_RD.shape[1]),
+            TOP_K=place_TK.shape[1],
+            CHANNELS=CHANNELS,
+        )
+    return sums_TD
 
 
 @triton.jit
@@ -124,21 +203,34 @@ def join_keys(
 
 @triton.jit
 def choose(
-    scores,
+    logits,
+    bias,
     experts,
+    weights,
     stride,
+    factor,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_BEST: tl.constexpr,
     TOPK_GROUP: tl.constexpr,
     TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr,
+    IS_BIASED: tl.constexpr,
+    IS_NORMALISED: tl.constexpr,
 ):
     """Choose one token's experts: the best groups by the sum of their best, then the best experts of these."""
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     expert = group[:, None] * SIZE + member[None, :]
-    score = tl.load(scores + token * stride + expert)
-    left, worth = score, tl.zeros((GROUPS,), tl.float32)
+    logit = tl.load(logits + token * stride + expert)
+    if IS_SOFTMAX:
+        score = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = score / tl.sum(tl.sum(score, 1), 0)
+    else:
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    eligible = score + tl.load(bias + expert) if IS_BIASED else score
+    left, worth = eligible, tl.zeros((GROUPS,), tl.float32)
     for _ in tl.static_range(NUM_BEST):
         worth += tl.max(left, 1)
         left = tl.where(member[None, :] == tl.argmax(left, 1)[:, None], float("-inf"), left)
@@ -147,9 +239,106 @@ def choose(
         best = tl.argmax(worth, 0)
         is_eligible = tl.where(group == best, 1, is_eligible)
         worth = tl.where(group == best, float("-inf"), worth)
-    score = tl.where(is_eligible[:, None] == 1, score, float("-inf"))
-    flat, number = tl.reshape(score, (GROUPS * SIZE,)), tl.arange(0, GROUPS * SIZE)
-    for place in tl.static_range(TOP_K):
+    eligible = tl.where(is_eligible[:, None] == 1, eligible, float("-inf"))
+    flat, number = tl.reshape(eligible, (GROUPS * SIZE,)), tl.arange(0, GROUPS * SIZE)
+    scores, place = tl.reshape(score, (GROUPS * SIZE,)), tl.arange(0, PLACES)
+    chosen, weight = tl.zeros((PLACES,), tl.int64), tl.zeros((PLACES,), tl.float32)
+    for choice in tl.static_range(TOP_K):
         best = tl.argmax(flat, 0)
-        tl.store(experts + token * TOP_K + place, best.to(tl.int64))
+        chosen = tl.where(place == choice, best.to(tl.int64), chosen)
+        weight = tl.where(place == choice, tl.sum(tl.where(number == best, scores, 0.0), 0), weight)
         flat = tl.where(number == best, float("-inf"), flat)
+    if IS_NORMALISED:
+        weight = weight / (tl.sum(weight, 0) + 1e-20)
+    tl.store(experts + token * TOP_K + place, chosen, place < TOP_K)
+    tl.store(weights + token * TOP_K + place, weight * factor, place < TOP_K)
+
+
+@triton.jit(do_not_specialize=["turn"])  # a step is recorded with another turn than the one that compiles
+def take_turns(
+    experts,
+    slots,
+    num_replicas,
+    slots_of_pairs,
+    num_pairs,
+    turn,
+    TOP_K: tl.constexpr,
+    REPLICAS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Look up the slots of some pairs."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    is_inside = pair < num_pairs
+    expert = tl.load(experts + pair, is_inside, 0)
+    replica = ((pair // TOP_K).to(tl.int64) + turn) % tl.load(num_replicas + expert, is_inside, 1)
+    tl.store(slots_of_pairs + pair, tl.load(slots + expert * REPLICAS + replica, is_inside, 0), is_inside)
+
+
+@triton.jit
+def count_pairs(slots, counts, num_pairs, num_slots, PAIRS: tl.constexpr):
+    """Count the pairs of each slot in one block."""
+    block = tl.program_id(0)
+    pair = block * PAIRS + tl.arange(0, PAIRS)
+    slot_of_pair = tl.load(slots + pair, pair < num_pairs, -1)
+    for slot in range(num_slots):
+        tl.store(counts + block * num_slots + slot, tl.sum((slot_of_pair == slot).to(tl.int32), 0))
+
+
+@triton.jit
+def place_pairs(slots, first, places, num_pairs, num_slots, PAIRS: tl.constexpr):
+    """Give one block's pairs their rows, behind the `first` row that each slot has for this block."""
+    block = tl.program_id(0)
+    pair = block * PAIRS + tl.arange(0, PAIRS)
+    slot_of_pair = tl.load(slots + pair, pair < num_pairs, -1)
+    place = tl.full((PAIRS,), -1, tl.int64)
+    for slot in range(num_slots):
+        is_of_slot = (slot_of_pair == slot).to(tl.int32)
+        before = tl.cumsum(is_of_slot, 0) - is_of_slot
+        place = tl.where(is_of_slot == 1, tl.load(first + block * num_slots + slot) + before, place)
+    tl.store(places + pair, place, pair < num_pairs)
+
+
+@triton.jit
+def copy_to_places(
+    x,
+    rows,
+    scales,
+    scales_of_rows,
+    places,
+    num_words,
+    num_groups,
+    token_stride,
+    token_group_stride,
+    row_stride,
+    row_group_stride,
+    GROUPS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Copy some words of one token, and with the first ones its scales, to each of its rows."""
+    token = tl.program_id(0).to(tl.int64)
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)  # the first program has them all
+    words = tl.load(x + token * num_words + word, word < num_words, 0)
+    scale = tl.load(scales + token * token_stride + group * token_group_stride, group < num_groups, 0.0)
+    for choice in tl.static_range(TOP_K):
+        place = tl.load(places + token * TOP_K + choice)
+        has_row = (place >= 0).to(tl.int32)
+        tl.store(rows + place * num_words + word, words, word < num_words * has_row)
+        of_row = scales_of_rows + place * row_stride + group * row_group_stride
+        tl.store(of_row, scale, group < num_groups * has_row)
+
+
+@triton.jit
+def add_placed(rows, places, weights, sums, size, TOP_K: tl.constexpr, CHANNELS: tl.constexpr):
+    """Add some channels of one token's rows."""
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros((CHANNELS,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        place = tl.load(places + token * TOP_K + choice)
+        has_row = (place >= 0).to(tl.int32)
+        weight = tl.load(weights + token * TOP_K + choice, has_row == 1, 0.0)
+        row = tl.load(rows + place * size + channel, channel < size * has_row, 0.0)
+        total += weight * row.to(tl.float32)
+    tl.store(sums + token * size + channel, total.to(sums.dtype.element_ty), channel < size)

@@ -7,7 +7,7 @@
                        before it, cuDNN attends to these and to the chunk apart, and the two are put together
     the gate           BF16 multiplied by tensor cores, added in FP32
     quantising         Triton's loops (`quantise.py`), which hold no row in FP32
-    rotary, choosing   Triton's loops (`fused.py`) in place of several passes
+    rotary, choosing   Triton's loops (`fused.py`) in place of several passes; and the order of rows that DeepEP brings
 
 Each operation decides from the sizes of its arguments whether a kernel fits: FP8 matmuls need channels in whole blocks
 of 128 and outputs in multiples of 8, FlashMLA DeepSeek-V3's latents of 576 channels. Before each call `contracts.py`
@@ -34,7 +34,7 @@ from runtime.kernels.device import PinnedLink
 from runtime.kernels.fp8 import BLOCK, ExpertCodes, Quantised
 from runtime.kernels.gpu import contracts, fused, quantise
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
-from runtime.kernels.ops import Ops
+from runtime.kernels.ops import GateRule, Ops
 
 __all__ = ["GpuOps", "merged"]
 
@@ -138,6 +138,23 @@ class GpuOps(Ops):
         )
         return context_BSHL[:, 0]
 
+    def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
+        """Multiply into the rows that have the rotary part at their end: cuBLAS writes rows that lie apart."""
+        q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
+        w_k_HNL, lora_rank = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size], up_XL.shape[1]
+        absorbed_BHC = q_BHQ.new_empty(*q_BHQ.shape[:2], lora_rank + rope)
+        torch.bmm(q_nope_BHN.transpose(0, 1), w_k_HNL, out=absorbed_BHC[..., :lora_rank].transpose(0, 1))
+        absorbed_BHC[..., lora_rank:] = q_rope_BHP
+        return absorbed_BHC
+
+    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+        """Multiply into rows that have a request's heads side by side."""
+        num_requests, num_heads, _ = context_BHL.shape
+        w_v_HUL = up_XL.unflatten(0, (num_heads, -1))[:, -value_size:]
+        value_BHU = context_BHL.new_empty(num_requests, num_heads, value_size)
+        torch.bmm(context_BHL.transpose(0, 1), w_v_HUL.mT, out=value_BHU.transpose(0, 1))
+        return value_BHU.flatten(1)
+
     # the gate
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
@@ -146,14 +163,47 @@ class GpuOps(Ops):
             return self._added_in_fp32(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
 
-    def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-        """Choose in one kernel. Among equal scores the first wins."""
-        sizes = num_groups, num_best, topk_group, top_k
-        if self._runs_triton(scores_TE) and fused.are_powers_of_two(num_groups, scores_TE.shape[1] // num_groups):
-            return fused.chosen_experts(scores_TE, *sizes)
-        return super().choose_experts(scores_TE, *sizes)
+    def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+        """Score, choose and weigh in one kernel. Among equal scores the first wins."""
+        group_size = logits_TE.shape[1] // rule.num_groups
+        if self._runs_triton(logits_TE) and fused.are_powers_of_two(rule.num_groups, group_size):
+            return fused.chosen_experts(logits_TE, bias_E, rule)
+        return super().choose_and_weigh(logits_TE, bias_E, rule)
+
+    def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+        """Look up in one kernel."""
+        if self._runs_triton(experts_TK):
+            return fused.replicas_in_turn(experts_TK, slots_EX, num_replicas_E, turn)
+        return super().replicas_in_turn(experts_TK, slots_EX, num_replicas_E, turn)
 
     # experts
+
+    def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Count in blocks instead of sorting."""
+        if self._runs_triton(slots_TK):
+            return fused.placed_rows(slots_TK, num_slots, self.row_alignment)
+        return super().place_rows(slots_TK, num_slots)
+
+    def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
+        """Read each token once. Scales are written as DeepGEMM reads them, and rows that fill a tile stay unwritten."""
+        codes = x.codes if isinstance(x, Quantised) else x
+        if not self._runs_triton(codes) or codes.shape[1] * codes.element_size() % fused.WORD_BYTES:
+            return super().spread_rows(x, place_TK, num_rows)
+        rows = codes.new_empty(num_rows, codes.shape[1])
+        if not isinstance(x, Quantised):
+            none = torch.empty(0, 0, device=codes.device)
+            fused.spread_rows(x.contiguous(), place_TK, rows, none, none)
+            return rows
+        by_columns = self.packages.arch == HOPPER
+        scales = quantise.empty_scales((num_rows,), x.scales.shape[1], by_columns, codes.device)
+        fused.spread_rows(codes.contiguous(), place_TK, rows, x.scales, scales)
+        return Quantised(rows, scales)
+
+    def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Read only the rows that are there, each once."""
+        if self._runs_triton(rows_RD):
+            return fused.added_rows(rows_RD.contiguous(), place_TK, weights_TK.contiguous())
+        return super().add_rows(rows_RD, place_TK, weights_TK)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
         """Compute all slots' rows in two grouped matmuls; slots that do not fill tiles are moved apart before."""

@@ -17,7 +17,7 @@ deep_ep/buffers/legacy.py, `allow_nvlink_for_low_latency_mode`.
 Why these packages: they are the builds that SGLang 0.5.23 pins, have wheels for x86-64 and arm64, and keep the calls of
 DeepSeek's repositories, which publish no wheels.
 
-We have run `deep_gemm` and `flash_mla` on an H100, and `deep_ep`, which needs several GPUs, nowhere.
+We have run `deep_gemm` and `flash_mla` on an H100, and of `deep_ep` the normal kernels, between two ranks on one H100.
 """
 
 import importlib

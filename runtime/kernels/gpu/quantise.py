@@ -20,7 +20,7 @@ from torch import Tensor
 from runtime.kernels.fp8 import BLOCK, E4M3, LARGEST, MIN_MAGNITUDE, Quantised, num_blocks
 from runtime.kernels.gpu.contracts import tma_aligned
 
-__all__ = ["gated_rows", "quantise_groups", "rows"]
+__all__ = ["empty_scales", "gated_rows", "quantise_groups", "rows"]
 
 GROUPS = 8  # of a row in one program: 1,024 channels, 8 for each of the 128 threads of four warps
 
@@ -36,13 +36,22 @@ def gated_rows(gate_up: Tensor, power_of_two: bool, by_columns: bool, counts_M: 
     return _launch(gate_up, gate_up.shape[-1] // 2, power_of_two, by_columns, counts_M, is_gated=True)
 
 
+def empty_scales(shape: tuple[int, ...], groups: int, by_columns: bool, device: torch.device) -> Tensor:
+    """Return empty scales [..., R, F], row by row or column by column."""
+    if not by_columns:
+        return torch.empty(*shape, groups, device=device)
+    column = tma_aligned(shape[-1], torch.float32.itemsize)
+    strides = (*(column * groups for _ in shape[:-1]), 1, column)
+    return torch.empty_strided((*shape, groups), strides, device=device)
+
+
 def _launch(
     x: Tensor, size: int, power_of_two: bool, by_columns: bool, counts_M: Tensor | None, is_gated: bool
 ) -> Quantised:
     assert x.is_contiguous()
     assert size % BLOCK == 0
     codes = torch.empty(*x.shape[:-1], size, dtype=E4M3, device=x.device)
-    scales = _empty_scales(tuple(x.shape[:-1]), num_blocks(size), by_columns, x.device)
+    scales = empty_scales(tuple(x.shape[:-1]), num_blocks(size), by_columns, x.device)
     num_rows = x.numel() // x.shape[-1]
     if num_rows:
         room = x.shape[-2]
@@ -59,15 +68,6 @@ def _launch(
             MIN_MAGNITUDE=MIN_MAGNITUDE,
         )
     return Quantised(codes, scales)
-
-
-def _empty_scales(shape: tuple[int, ...], groups: int, by_columns: bool, device: torch.device) -> Tensor:
-    """Return empty scales [..., R, F], row by row or column by column."""
-    if not by_columns:
-        return torch.empty(*shape, groups, device=device)
-    column = tma_aligned(shape[-1], torch.float32.itemsize)
-    strides = (*(column * groups for _ in shape[:-1]), 1, column)
-    return torch.empty_strided((*shape, groups), strides, device=device)
 
 
 @triton.jit

@@ -5,6 +5,9 @@
 Each part is a process group of its own that is ended with its time, so that nothing hangs. `FOLDER/report.json` is
 written after each part and `FOLDER/log.txt` as they speak: if the machine goes away, what was found is there. A part
 that fails does not stop the next one. The exit status is 1 if a part failed or was stopped; what is missing fails none.
+
+What `wheels.py` unpacked into a folder of PYTHONPATH is used as it should be: NCCL is preloaded, and kernels that were
+compiled ahead are found. `compiled` in the report counts those that DeepGEMM had to compile in a part nevertheless.
 """
 
 import argparse
@@ -17,8 +20,10 @@ import sys
 import time
 from pathlib import Path
 
+from tests.gpu.quarter_hour.compile_ahead import CACHE
 from tests.gpu.quarter_hour.parts import MISSING, PARTS, Part
 
+NCCL = "libnccl.so.2"
 OUTCOMES = {0: "passed", MISSING: "missing"}
 
 
@@ -53,8 +58,8 @@ def run(part: Part, folder: Path) -> dict[str, object]:
     figures, log = folder / "figures.json", folder / "log.txt"
     figures.unlink(missing_ok=True)
     command = [sys.executable, "-m", f"tests.gpu.quarter_hour.{part.name}", "-o", str(figures)]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    began = time.monotonic()
+    environment = carried() | os.environ | {"PYTHONUNBUFFERED": "1"}
+    began, compiled_before = time.monotonic(), num_compiled(environment)
     with log.open("a") as output, log.open() as said:
         output.write(f"== {part.name}\n")
         output.flush()
@@ -69,7 +74,24 @@ def run(part: Part, folder: Path) -> dict[str, object]:
     figures.unlink(missing_ok=True)
     last = next((line for line in reversed(spoken.splitlines()) if line.strip()), "")
     seconds = round(time.monotonic() - began, 1)
-    return {"outcome": outcome, "seconds": seconds, "said": last, "figures": found}
+    compiled = num_compiled(environment) - compiled_before
+    return {"outcome": outcome, "seconds": seconds, "compiled": compiled, "said": last, "figures": found}
+
+
+def carried() -> dict[str, str]:
+    """Return the variables by which parts find what was unpacked for them."""
+    found = {"EP_SUPPRESS_NCCL_CHECK": "1"}  # DeepEP compares NCCL's file with pip's, and another is preloaded
+    for folder in map(Path, sys.path):
+        if (folder / "deep_gemm").is_dir():
+            found["DG_JIT_CACHE_DIR"] = str(folder / CACHE)
+        if (folder / NCCL).exists():
+            found["LD_PRELOAD"] = str(folder / NCCL)
+    return found
+
+
+def num_compiled(variables: dict[str, str]) -> int:
+    """Return how many kernels DeepGEMM's cache has."""
+    return len(list(Path(variables.get("DG_JIT_CACHE_DIR", "/nowhere")).glob("cache/*/kernel.cubin")))
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: int) -> str:

@@ -32,6 +32,7 @@ WIDE = V3 | {  # DeepSeek-V3's widths of a row and of attention; few layers, hea
 }
 NARROW = V3 | {"hidden_size": 128, "max_position_embeddings": 2048}
 LENGTHS = (300, 40, 129, 1, 64, 77, 250)  # of the prompts of each rank
+KEPT: list[Engine] = []  # DeepEP's buffers end with the process, as a rank's do
 
 
 def prompts_of_a_dual_batch(group: Group, device: torch.device) -> Iterator[tuple[str, float]]:
@@ -42,6 +43,7 @@ def prompts_of_a_dual_batch(group: Group, device: torch.device) -> Iterator[tupl
     with ExitStack() as until_the_end:
         folder = Path(_common_folder(group, config, until_the_end))
         wide, alone = (_engine(folder, dtype, each, device) for each in (group, SoloGroup()))
+        KEPT.append(wide)
         found, expected = (each.prefill(prompts)[0] for each in (wide, alone))
         yield f"a dual batch's prompts by {type(wide.model.dispatcher).__name__}", median_off_by(found, expected)
         group.any(False)  # nobody deletes the checkpoint before everybody has read it

@@ -15,7 +15,7 @@ import torch
 from tests.gpu.quarter_hour.parts import MISSING
 
 KERNELS = ("deep_gemm", "flash_mla", "deep_ep", "flashinfer")
-PACKAGES = ("torch", "triton", "nvidia-nccl-cu13", "sgl-deep-gemm", "sgl-flash-mla", "sgl-deep-ep", "flashinfer-python")
+PACKAGES = ("torch", "triton", "nvidia-nccl-cu13", "sgl-deep-gemm", "sgl-flash-mla", "deep_ep", "flashinfer-python")
 
 
 def main() -> int:

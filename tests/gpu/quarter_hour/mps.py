@@ -4,7 +4,7 @@ Without it the driver gives each process a slice of time, one after the other: a
 its slice, and all is slower.
 
 The daemon runs in the foreground and so in the part's process group: it ends with the part, whatever happens. It
-changes no setting of the GPU.
+changes no setting of the GPU. What it says of each client is shown only where it does not work.
 
 Source: CUDA documentation, "Multi-Process Service" (the pipe and log folders, "quit").
 """
@@ -43,10 +43,14 @@ def shared_gpu() -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
         variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        daemon = subprocess.Popen([control, "-f"], env=os.environ | variables, stdin=subprocess.DEVNULL)
+        said = Path(folder) / "said"
+        with said.open("w") as output:
+            daemon = subprocess.Popen(
+                [control, "-f"], env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
         try:
             works = _works(variables)
-            print("MPS is on" if works else "MPS does not work here: the ranks' kernels take turns", flush=True)
+            print("MPS is on" if works else f"{said.read_text()}MPS does not work here: kernels take turns", flush=True)
             yield variables if works else {}
         finally:
             _end(control, variables, daemon)

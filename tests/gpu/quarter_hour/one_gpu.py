@@ -47,6 +47,9 @@ SHARED = {
 }
 OWN = {"OMP_NUM_THREADS": "1"}
 FIRST_NCCL = (2, 30)
+JOINED: list[
+    Group
+] = []  # kept until the process ends: a process group that ends earlier warns that nobody destroyed it
 TIMES_ON_CPUS = 5  # as long: ranks that only try the part there share two cores with others
 
 
@@ -129,6 +132,7 @@ def device(arguments: argparse.Namespace) -> torch.device:
 def join(group: Group, port: int) -> Group:
     """Let the group meet on loopback, and return it."""
     group.join(MeetingPoint(ADDRESS, port, group.rank == 0, ADDRESS))
+    JOINED.append(group)
     return group
 
 
@@ -139,8 +143,11 @@ def finish(device: torch.device) -> None:
 
 
 def reserved_gb(device: torch.device) -> float:
-    """Return what torch holds of the device's memory."""
-    return torch.cuda.memory_reserved(device) / 1e9 if device.type == "cuda" else 0.0
+    """Return what torch holds of the device's memory, without what it only keeps for later."""
+    if device.type == "cpu":
+        return 0.0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) / 1e9
 
 
 def nccl_version(device: torch.device) -> str:

@@ -3,11 +3,12 @@
     python -m tests.gpu.quarter_hour.wheels FOLDER
     python -m tests.gpu.quarter_hour.wheels --install FOLDER SITE
 
-    FOLDER/kernels    wheels of DeepGEMM, FlashMLA and DeepEP, and of the Python packages that such a machine lacks
+    FOLDER/kernels    wheels of DeepGEMM and FlashMLA, and of the Python packages that such a machine lacks. Two scripts
+                      add to it: `build_deep_ep.sh` DeepEP's wheel, `compile_ahead` what DeepGEMM would compile there
     FOLDER/nccl       NCCL, whose ranks may share a GPU from 2.30 on, with code for Hopper only, compressed
 
-The second form unpacks whatever of the two is there into SITE, which belongs on PYTHONPATH; `SITE/libnccl.so.2` is to
-be preloaded. Wheels are of Python 3.12 on x86-64.
+The second form unpacks whatever of the two is there into SITE, which belongs on PYTHONPATH. Wheels are of Python 3.12
+on x86-64, and of torch 2.11: later builds of these packages are for 2.13 or 2.14, which moved a tensor's fields.
 
 A fat binary holds the same kernels once for each architecture; the driver reads those of its own GPU. The others are
 overwritten with zeros, so that nothing moves and they compress to nothing.
@@ -18,12 +19,13 @@ import lzma
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-KERNELS = ("sgl-deep-ep==0.1.2.post1", "sgl-deep-gemm==0.2.5", "sgl-flash-mla==1.0.0")
+KERNELS = ("apache-tvm-ffi==0.1.11", "sgl-deep-gemm==0.1.5.post1", "sgl-flash-mla==1.0.0")  # DeepGEMM needs the first
 NCCL = "nvidia-nccl-cu13==2.30.7"
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 GLIBCS = (17, 18, 24, 27, 28, 31, 34)  # pip takes each platform by its exact name
@@ -97,6 +99,9 @@ def install(folder: Path, site: Path) -> None:
     if wheels := sorted(folder.glob("kernels/*.whl")):
         options = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade", "--target", str(site)]
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, *map(str, wheels)], check=True)
+    for packed in folder.glob("kernels/*.tar.xz"):
+        with tarfile.open(packed) as archive:
+            archive.extractall(site, filter="data")
     for packed in folder.glob("nccl/*.xz"):
         (site / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
 

@@ -12,12 +12,13 @@ the same rows of the same rank, and sums add a token's choices in their order. D
 order whatever its tiles are (deepseek-ai/DeepGEMM 54e22612 csrc/jit_kernels/heuristics/sm90.hpp: no candidate splits
 them), but that is not documented: so one rank measures it first, and where it is not so, logits must be close.
 
+One rank that fails leaves the units their own comparison, of replayed with computed steps.
+
 It tries the order of exchanges, layouts and captures, not links: times here say nothing of a unit's.
 """
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -60,31 +61,31 @@ WIDE = V3 | SHORT | SIZES | HEADS | EXPERTS
 SMALL = V3 | SHORT  # for a CPU
 COPIES = 8  # slots beyond one for each expert
 PROMPTS = ((40, 63, 64, 30, 50), (90, 20, 100), (31,) * 8, ())  # lengths, by rank
-STEPS = {"cuda": 50, "cpu": 8}
+STEPS = {"cuda": 24, "cpu": 8}
 MAX_REQUESTS, MAX_TOKENS = 8, 192
 SPREAD = 64.0  # of codes around 0; the largest is 448
 CLOSE = 0.02  # assumed: a part of the logits by which BF16 may differ after these layers
-SECONDS = {1: 130, 2: 60, 4: 60}  # the first compiles most kernels
-DECODE_SECONDS = 12  # for the steps of one rank: what is over then is enough
+SECONDS = {1: 80, 2: 55, 4: 55}  # with kernels that were compiled ahead
+SAID = "[0-9].json"  # what each rank says
+DECODE_SECONDS = 8  # for the steps of one rank: what is over then is enough
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run one rank, then units, and keep what they say."""
-    os.environ.setdefault("DG_JIT_USE_NVRTC", "1")  # DeepGEMM's quicker compiler, where its build knows it
+    """Run one rank, then units, and keep what they say, also of those that do not come to their end."""
     figures, wrong = one_gpu.Figures(arguments.output), []
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(WIDE if arguments.device == "cuda" else SMALL))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(WIDE if arguments.device == "cuda" else SMALL))
         for size in (1, *arguments.ranks):
             try:
-                found = one_gpu.run_ranks(__spec__.name, size, Path(folder), arguments.device, SECONDS[size])
+                found = one_gpu.run_ranks(__spec__.name, size, folder, arguments.device, SECONDS[size])
             except one_gpu.RanksFailed as failed:
-                figures.add(**{f"EP{size}": str(failed)})
+                found = [json.loads(path.read_text()) for path in sorted(folder.glob(SAID))]
                 wrong.append(f"EP{size}: {failed}")
-                if size == 1:
-                    break
-            else:
-                figures.add(**{f"EP{size}": found})
-                wrong += [f"EP{size}: {what}" for each in found for what in each["wrong"]]
+            for path in folder.glob(SAID):
+                path.unlink()
+            figures.add(**{f"EP{size}": found})
+            wrong += [f"EP{size}: {what}" for each in found for what in each["wrong"]]
     print("\n".join(wrong) if wrong else "replayed and computed steps, of units and of one rank, say the same")
     return int(bool(wrong))
 
@@ -96,7 +97,7 @@ def rank(arguments: argparse.Namespace) -> None:
         if device.type == "cpu":  # its unit takes a GPU's forms of dispatch
             patches.enter_context(patch.object(deepseek, "new_dispatcher", factory._device_form))
         wide = WideRank(arguments, device)
-        found: dict[str, Any] = {"built_s": round(time.monotonic() - began, 1)}
+        found: dict[str, Any] = {"wrong": wide.wrong, "built_s": round(time.monotonic() - began, 1)}
         wide.say(f"built after {found['built_s']} s")
         if arguments.size == 1:
             found["rows_alone"] = wide.rows_are_alone()
@@ -104,11 +105,10 @@ def rank(arguments: argparse.Namespace) -> None:
         found |= wide.capture()
         for share in range(len(PROMPTS)) if arguments.size == 1 else [arguments.rank]:
             found[f"share {share}"] = wide.follow(share, arguments.folder)
-    found["wrong"] = wide.wrong
-    if device.type == "cuda":
-        found["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 1)
-    found["seconds"] = round(time.monotonic() - began, 1)
-    (arguments.folder / f"{arguments.rank}.json").write_text(json.dumps(found))
+            found["seconds"] = round(time.monotonic() - began, 1)
+            if device.type == "cuda":
+                found["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 1)
+            (arguments.folder / f"{arguments.rank}.json").write_text(json.dumps(found))
     wide.group.any(False)  # nobody leaves while a peer still exchanges
 
 
@@ -170,6 +170,8 @@ class WideRank:
         if self.group.size == 1:
             np.savez(reference, prompts=prompts.numpy(), **{name: logits.numpy() for name, logits in steps.items()})
             return found
+        if not reference.exists():
+            return found | {"against one rank": "it did not come that far"}
         is_alone = json.loads((folder / "rows_alone").read_text())
         with np.load(reference, allow_pickle=False) as expected:
             found["against one rank"] = {

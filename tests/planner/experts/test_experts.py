@@ -550,7 +550,7 @@ def test_rows_of_dense_layers_in_a_plain_matrix_are_left_out_when_told(loads_fil
     status, _ = experts(loads_file([[0, 0, 0, 1], [4, 3, 2, 1]]), *words)
 
     assert (len(document["physical_to_logical"]), document["first_layer"]) == (1, 1)
-    assert status == 2  # S823: the option counts for nothing
+    assert status == 2  # S820: the option counts for nothing
 
 
 def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys):
@@ -577,7 +577,7 @@ def test_one_window_has_nothing_to_say_of_windows(loads_file, experts):
     status, document = experts(*words, "--balance", "worst")
 
     assert plain["windows"] is None
-    assert (status, document["errors"][0]["rule"]) == (2, "S827 must come with several LOADS")
+    assert (status, document["errors"][0]["rule"]) == (2, "S820 has no effect without several LOADS")
 
 
 def test_several_windows_come_after_a_map_in_service(loads_file, experts, tmp_path):

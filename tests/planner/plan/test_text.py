@@ -9,6 +9,7 @@ from planner.cli import main
 from planner.compiler import compile_plan
 from planner.facts.quantities import gb
 from planner.plan.previous import read_previous
+from planner.plan.relied_on import relied_on
 from planner.plan.text import plan_text
 from planner.search.decision import DEFAULT
 from planner.spec.check import check_spec, with_values
@@ -94,16 +95,18 @@ def test_nodes_that_are_not_used_are_named_with_their_reason(with_line, plan_of)
 
 def test_warnings_stand_before_everything_that_is_planned(spec_text, plan_of, spec_file, capsys):
     """In 80 columns, and `validate` has a line of each with its place; a plan without any says nothing of them."""
-    text = spec_text.replace("overlap: none", "overlap: five_stage", 1)
+    text = f"{spec_text}cost: {{usd_per_gpu_hour: 2.0, currency: {{code: EUR, per_usd: 0.1}}}}\n"
     planned = plan_text(plan_of(text))
     path = spec_file(text, "warned.yaml")
     status = main(["validate", str(path)])
     lines = capsys.readouterr().out.splitlines()
 
     assert max(map(len, planned.splitlines())) <= 80
-    assert planned.index("Warnings:\n  - prefill.overlap (five_stage) is ") < planned.index("phase    units")
+    assert planned.index("Warnings:\n  - cost.currency.per_usd (0.1) is ") < planned.index("phase    units")
     assert (status, lines[0]) == (0, f"{path}: valid")
-    assert lines[1].startswith(f"warning: {path}:13:12: prefill.overlap (five_stage) is meant for decode")
+    assert lines[1].startswith(
+        f"warning: {path}:{len(text.splitlines())}:62: cost.currency.per_usd (0.1) is less than 0.25"
+    )
     assert "Warnings" not in plan_text(plan_of(spec_text))
 
 
@@ -165,11 +168,25 @@ def test_a_plan_spells_out_every_unit():
     assert max(map(len, lines)) <= 80
 
 
-def test_warnings_carry_the_ids_of_their_rules(spec_text, plan_of):
+def test_warnings_carry_the_ids_of_their_rules(plan_of):
     """As `validate` prints them: docs/rules.md is searched by id."""
-    text = " ".join(plan_text(plan_of(spec_text.replace("overlap: none", "overlap: five_stage", 1))).split())
+    text = " ".join(plan_text(plan_of(json.dumps(PAIR, indent=1))).split())
 
-    assert "[W102]" in text[text.index("Warnings:") : text.index("phase units")]
+    assert "[W111]" in text[text.index("Warnings:") : text.index("phase units")]
+
+
+def test_what_a_plan_relies_on_is_told(plan_of):
+    """Nobody here has seen the cluster: names of nodes, folders, weights and images are a reader's to compare."""
+    model = {"catalog": "deepseek-r1", "checkpoint": "/models/r1"}
+    kubernetes = {"image": "mine:1", "volumes": [{"host_path": "/mnt/models", "mount_path": "/models"}]}
+    plan = plan_of(json.dumps(PAIR | {"model": model, "kubernetes": kubernetes}, indent=1))
+    theirs = plan_of(json.dumps(PAIR | {"model": model, "engine": "sglang"}, indent=1))
+    alone = plan_of(json.dumps(PAIR, indent=1))
+
+    told = ["names of nodes", "weights", "folder on nodes"]
+    assert [what for what, _ in relied_on(plan)] == told
+    assert dict(relied_on(theirs))["image"].startswith("lmsysorg/sglang:v0.5.23: ")
+    assert list(relied_on(alone)) == [], "nothing is deployed without a checkpoint"
 
 
 def test_only_defaults_that_figures_rest_on_are_listed(plan_of):

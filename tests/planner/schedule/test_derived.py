@@ -11,7 +11,7 @@ from planner.problems.errors import InfeasibleError, SpecError
 from planner.schedule.demand import units_at_rate, units_of_busiest
 from planner.schedule.derived import derived_days
 from planner.schedule.transitions import State, nodes_taken, transitions_of
-from planner.spec.check import check_spec
+from planner.spec.check import check_spec, with_values
 from planner.spec.schedule import ScheduleSpec, UnitCounts
 from tests.planner.schedule.test_optimum import DEEPSEEK
 
@@ -164,6 +164,25 @@ def test_each_field_is_decided_once(tmp_path):
     assert len(paths) == len(set(paths))
     told = {each.path: each.value for each in plan.decisions}
     assert all(told[f"{phase}.units"] == plan.spec.num_units(phase) for phase in ("prefill", "decode"))
+
+
+def test_the_spec_of_a_plan_with_a_day_of_auto_plans_to_the_same_plan(tmp_path):
+    """Its windows are written, so that what only auto heeded has no effect there: it stands at its default."""
+    heeded = "{windows: auto, headroom: 0.1, min_units: {decode: 1}}"
+    (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC.replace('}', ', capacity: 2}')}schedule: {heeded}\n")
+    plan = compile_plan(check_spec(tmp_path / "spec.yaml")).as_json()
+    (tmp_path / "again.json").write_text(json.dumps(plan["spec"]))
+    again = compile_plan(check_spec(tmp_path / "again.json")).as_json()
+
+    assert (again["digest"], again["spec"]) == (plan["digest"], plan["spec"])
+
+
+def test_a_day_may_be_left_to_the_planner_by_a_change(tmp_path):
+    """`auto` in a change is that of a file: what it heeds has an effect."""
+    (tmp_path / "spec.yaml").write_text(f"{PAIR.replace('nodes: 44', 'nodes: 66')}{TRAFFIC}")
+    changed = with_values(check_spec(tmp_path / "spec.yaml"), {"schedule": {"windows": "auto", "headroom": 0.1}})
+
+    assert compile_plan(changed).schedule is not None
 
 
 def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):

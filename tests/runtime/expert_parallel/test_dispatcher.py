@@ -14,7 +14,7 @@ from runtime.expert_parallel.shared_memory.dispatcher import SharedDispatcher
 from runtime.kernels.backend import choose_backend
 from runtime.model.moe import ReplicaTable
 from tests.runtime.dispatch_ranks import HIDDEN, ROW_BYTES, TOP_K, node_layouts
-from tests.runtime.on_cpu import CPU, TORCH_OPS, backend
+from tests.runtime.on_cpu import TORCH_OPS, backend
 from tests.runtime.rank_processes import run_ranks
 
 SLOTS_PER_RANK = 3
@@ -248,7 +248,7 @@ def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed
     expert_map, num_experts = drawn
     generator = torch.Generator().manual_seed(seed)
     experts = torch.randint(num_experts, (num_tokens, 3), generator=generator)
-    slots = ReplicaTable(expert_map, num_experts, rank, CPU).choose(experts)
+    slots = ReplicaTable(expert_map, num_experts, rank, TORCH_OPS).choose(experts)
 
     assert slots.shape == experts.shape
     assert torch.equal(torch.tensor(expert_map)[slots], experts)
@@ -259,7 +259,7 @@ def test_replicas_share_an_experts_tokens_equally(drawn, steps, rank):
     """When all tokens choose one expert, over any steps, no two of its replicas differ by more than one token."""
     expert_map, num_experts = drawn
     expert = expert_map[0]
-    table = ReplicaTable(expert_map, num_experts, rank, CPU)
+    table = ReplicaTable(expert_map, num_experts, rank, TORCH_OPS)
     chosen = torch.cat([table.choose(torch.full((tokens, 1), expert)).flatten() for tokens in steps])
     counts = [int((chosen == slot).sum()) for slot, held in enumerate(expert_map) if held == expert]
 
@@ -271,7 +271,7 @@ def test_every_replica_gets_tokens_under_random_choices():
     """1,000 random tokens reach every slot, and replicas of one expert roughly equally."""
     expert_map = [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 6]
     experts = torch.rand(1000, 8, generator=torch.Generator().manual_seed(1)).topk(2).indices
-    slots = ReplicaTable(expert_map, 8, 0, CPU).choose(experts)
+    slots = ReplicaTable(expert_map, 8, 0, TORCH_OPS).choose(experts)
     counts = slots.flatten().bincount(minlength=len(expert_map)).tolist()
 
     assert min(counts) > 0
@@ -282,7 +282,7 @@ def test_every_replica_gets_tokens_under_random_choices():
 
 def test_one_token_steps_reach_every_replica():
     """A request that decodes alone, one token a step, still uses all replicas in turn."""
-    table = ReplicaTable([0, 1, 0, 0], 2, 0, CPU)
+    table = ReplicaTable([0, 1, 0, 0], 2, 0, TORCH_OPS)
     chosen = {table.choose(torch.tensor([[0]])).item() for _ in range(6)}
 
     assert chosen == {0, 2, 3}

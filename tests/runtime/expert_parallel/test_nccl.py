@@ -1,4 +1,4 @@
-"""Ranks on GPUs as a group: what is issued beside the compute, and after what. NCCL itself has not been run by us."""
+"""Ranks on GPUs as a group: what is issued beside the compute, and after what. NCCL itself runs in `tests/gpu`."""
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor

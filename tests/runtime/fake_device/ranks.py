@@ -26,7 +26,7 @@ from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import E4M3, Quantised, num_blocks
 from runtime.kernels.gpu.ops import GpuOps
 from runtime.kernels.gpu.packages import HOPPER, Packages
-from runtime.kernels.gpu.quantise import _empty_scales
+from runtime.kernels.gpu.quantise import empty_scales
 from runtime.kernels.ops import Ops
 from runtime.kv.cache import LatentCache
 from runtime.model.deepseek import DeepseekV3
@@ -89,7 +89,7 @@ class KernelPath(GpuOps):
 
     def _codes(self, shape):
         groups, by_columns = num_blocks(shape[-1]), self.packages.arch == HOPPER
-        scales = _empty_scales(tuple(shape[:-1]), groups, by_columns, CUDA)
+        scales = empty_scales(tuple(shape[:-1]), groups, by_columns, CUDA)
         return Quantised(torch.empty(shape, dtype=E4M3, device=CUDA), scales)
 
     def _masked_attention(self, q, k, v, scale):

@@ -26,7 +26,19 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import runtime
 from runtime.gateway.tokenizer import load_tokenizer
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Embed, Expect, FromGateway, Hello, Logprobs, Ping, Pong, Prefill, State, Token
+from runtime.protocol.messages import (
+    Embed,
+    Expect,
+    FromGateway,
+    Hello,
+    Logprobs,
+    Ping,
+    Pong,
+    Prefill,
+    PrefixHit,
+    State,
+    Token,
+)
 from tests.ports import free_ports
 from tests.runtime.gateway.certified import issue_all
 from tests.runtime.launch_documents import gateway_launch
@@ -288,17 +300,21 @@ class FakePair:
 
     With `reply` (token ids, the last one being the stop id or the last of max_tokens) they answer every prompt: the
     first token from the prefill rank, the others from the decode rank, the last not before `last_may_come` is set.
-    Each token's logprob is `LOGPROB`, and the likeliest are the ids from 0 on.
+    Each token's logprob is `LOGPROB`, and the likeliest are the ids from 0 on. The prefill rank finds as many tokens of
+    each prompt in its cache as `hits` says next.
     """
 
     def __init__(self, prefill: FakeRank, decode: FakeRank):
         self.prefill, self.decode = prefill, decode
         self.reply = None
+        self.hits = iter(())
         self.last_may_come = threading.Event()
         self.last_may_come.set()
         prefill.on_prefill = self._answer
 
     async def _answer(self, prompt: Prefill):
+        if num_hits := next(self.hits, 0):
+            self.prefill.say(PrefixHit(prompt.request_id, num_hits))
         for index, token_id in list(enumerate(self.reply or ()))[len(prompt.generated) :]:
             is_last = index == len(self.reply) - 1
             if is_last:

@@ -120,6 +120,33 @@ def test_a_completion_is_the_text_of_its_tokens(client, pair, ids):
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_what_no_choice_computed(client, pair, ids, stream):
+    """Of the first prompt's choices one found 3 tokens and the other 5; of the second prompt's one found none."""
+    pair.reply, pair.hits = [*ids("grinds"), EOS_ID], iter([3, 5, 4, 0])
+    asked = {"model": MODEL, "prompt": ["the mill grinds", "with the tide"], "n": 2}
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = client.completions.create(**asked, **options)
+    used = (list(answer)[-1] if stream else answer).usage.model_dump()
+
+    assert (used["prompt_cache_hit_tokens"], used["prompt_tokens_details"]["cached_tokens"]) == (3, 3)
+    assert used["prompt_cache_miss_tokens"] == used["prompt_tokens"] - 3
+
+
+def test_a_rank_cannot_find_more_tokens_than_a_prompt_has(client, pair, ids):
+    """Else the usage would be less than nothing."""
+    pair.reply, pair.hits = [*ids("grinds"), EOS_ID], iter([3])
+    with pytest.raises(openai.InternalServerError, match="found 3 of 1 prompt tokens"):
+        client.completions.create(model=MODEL, prompt=[5])
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 7])
+def test_a_cache_salt_is_a_text(client, salt):
+    """As long as vLLM's advice needs several times over, and not empty."""
+    with pytest.raises(openai.BadRequestError, match="cache_salt"):
+        client.completions.create(model=MODEL, prompt=[5], extra_body={"cache_salt": salt})
+
+
 def test_a_prefill_rank_is_told_all_it_needs(client, pair, ids):
     """Prefill names the prompt, the sampling and where the decode rank takes KV."""
     pair.reply = [EOS_ID]

@@ -101,7 +101,7 @@ CLIENTS_SAY = [
     {"messages": [{"role": "user", "content": "mill", "name": "Ann", "annotations": [], "tool_calls": []}]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "mill", "cache_control": {"type": "e"}}]}]},
     {"reasoning_effort": "low", "service_tier": "flex", "safety_identifier": "u", "prompt_cache_retention": "24h"},
-    {"chat_template_kwargs": {"enable_thinking": False, "budget": 2**40}, "user": "Ann", "cache_salt": "x"},
+    {"chat_template_kwargs": {"enable_thinking": False, "budget": 2**40}, "user": "Ann", "rid": "x"},
     {
         "reasoning_format": "auto",
         "return_progress": True,

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.datastructures import URL
 from starlette.requests import Request
 
@@ -14,7 +16,7 @@ from runtime.gateway import app, keys
 from runtime.gateway.app import Door
 from runtime.gateway.http_errors import ApiError
 from runtime.gateway.idempotency import IdempotentCall
-from runtime.gateway.keys import Account, KeyRing, Limits, read_keys
+from runtime.gateway.keys import Account, KeyRing, Limits, read_keys, salt_of
 from runtime.gateway.request_log import Begun
 from runtime.protocol.messages import State
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, PATIENCE_S, FakePair
@@ -162,10 +164,11 @@ def test_what_is_computed_again_counts_again(clock):
     """One call under one Idempotency-Key does not lift the key's limit; the log counts it once."""
     account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=100))
     logged, idempotent = [], IdempotentCall()
-    log = SimpleNamespace(ended=lambda begun, units, *counted, **_: logged.append(sum(counted)))
+    log = SimpleNamespace(ended=lambda begun, units, *counted, **_: logged.append(counted))
     gateway = SimpleNamespace(log=log, traces=None)
     request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)))
-    generation = SimpleNamespace(close=list, num_prompt_tokens=20, num_generated_tokens=30, units={}, is_answered=True)
+    counts = {"num_prompt_tokens": 20, "num_generated_tokens": 30, "num_hit_tokens": 9}
+    generation = SimpleNamespace(close=list, units={}, is_answered=True, **counts)
 
     for _ in range(2):
         spending = account.begin(1, 60, is_stream=False)
@@ -173,7 +176,19 @@ def test_what_is_computed_again_counts_again(clock):
         spending.end()
 
     assert refused(account.check_tokens).code == "rate_limit_exceeded"
-    assert logged == [50, 0]
+    assert logged == [(20, 30, 9), (0, 0, 0)]
+
+
+NAMES = st.none() | st.text('ab"],[', max_size=4)
+
+
+@given(*[st.tuples(NAMES, NAMES)] * 2)
+def test_tenants_and_salts_have_salts_of_their_own(one, other):
+    """Whatever a caller asks for, he gets nobody else's salt. It is short, and tells nothing that it was made of."""
+    salts = salt_of(*one), salt_of(*other)
+
+    assert (salts[0] == salts[1]) == (one == other)
+    assert all(len(salt) == 32 and int(salt, 16) >= 0 for salt in salts)
 
 
 def test_a_host_header_opens_no_door(file, monkeypatch):
@@ -211,7 +226,9 @@ def test_a_gateway_with_keys_lets_nobody_else_in(start_gateway, join, tokenizer,
             client.completions.create(**asked)
         pair.last_may_come.set()
         list(stream)
-        list(client.completions.create(**asked))
+        list(client.completions.create(**asked | {"extra_body": {"cache_salt": "a"}}))
+    heard = [pair.prefill.hear() for _ in range(2)]
 
+    assert [prefill.cache_salt for prefill in heard] == [salt_of("team", None), salt_of("team", "a")]
     assert gateway.call("POST", "/v1/nothing", 9 * 2**20 * "x")[0] == 401
     assert "tm-" not in gateway.log()

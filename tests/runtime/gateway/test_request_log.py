@@ -27,7 +27,7 @@ def request_lines(lines):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_has_one_line_with_its_id(client, pair, tokenizer, until, new_lines, stream):
     """Its tokens, units and digests; neither prompt nor answer."""
-    pair.reply = [*tokenizer.encode_whole("secret tide"), EOS_ID]
+    pair.reply, pair.hits = [*tokenizer.encode_whole("secret tide"), EOS_ID], iter([2])
     answer = client.completions.with_raw_response.create(model=MODEL, prompt=SECRET, stream=stream)
     answer.http_response.read()
     (line,) = until(lambda: request_lines(new_lines()), "the call's line")
@@ -35,6 +35,7 @@ def test_a_call_has_one_line_with_its_id(client, pair, tokenizer, until, new_lin
     assert line["request_id"] == answer.headers["x-request-id"]
     assert (line["path"], line["answered"], line["key"]) == ("/v1/completions", True, None)
     assert (line["prompt_tokens"], line["completion_tokens"]) == (len(tokenizer.encode(SECRET)), len(pair.reply))
+    assert line["prompt_cache_hit_tokens"] == 2
     assert line["units"] == {rank.hello.unit: UNIT_DIGEST for rank in (pair.prefill, pair.decode)}
     assert "secret" not in json.dumps(new_lines())
 

@@ -198,7 +198,7 @@ def test_a_stream_says_what_a_whole_answer_says(pieces, cuts, finish_reason):
     at_once, in_pieces = (ResponsesDialect("r", 0, "m", Call((), 0, stream=True)) for _ in range(2))
     reader, streamed = AnswerReader(form), b""
     borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
-    used = usage(1, 2, 0)
+    used = usage(1, 2, 0, 0)
     for begin, end in itertools.pairwise(borders):
         streamed += in_pieces.event(Delta(0, "", None, parts=reader.push(text[begin:end])), lambda: used)
     last = Delta(0, "", finish_reason, parts=reader.push("", is_last=True))

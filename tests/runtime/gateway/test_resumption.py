@@ -15,7 +15,7 @@ from runtime.gateway.rank_connection import Rank
 from runtime.gateway.rank_load import RankLimits, RequestSize
 from runtime.gateway.resumption import MAX_RESUMPTIONS, ResumableRequest, Resumptions
 from runtime.protocol.frames import FrameReader
-from runtime.protocol.messages import Abort, Failed, FromGateway, Hello, Prefill, Sampling, Token
+from runtime.protocol.messages import Abort, Failed, FromGateway, Hello, Prefill, PrefixHit, Sampling, Token
 
 ANSWER = [7, 3, 9, 4, 1, 8]
 PROMPT = [5, 6]
@@ -127,6 +127,22 @@ def test_no_token_is_lost_or_repeated_wherever_ranks_are_lost(losses):
     assert ids_told(call.told) == ANSWER
     assert call.num_resumed == len(losses)
     assert list(call.request.units) == [f"mixed-{number}" for number in range(len(losses) + 1)]
+
+
+def test_hits_are_those_of_the_ranks_that_said_the_first_token():
+    """What a lost rank had found counts for nothing, and what is found later saves work that was done before."""
+
+    async def run():
+        call = Call(3)
+        for number, num_hits in enumerate((2, 1, 2)):
+            asked = await call.asked(number)
+            call.peers[number].rank.take(PrefixHit(asked.request_id, num_hits))
+            if number == 1:
+                call.peers[number].say(asked, 0)
+            call.peers[number].rank.fail_all("its machine burns")
+        return call
+
+    assert in_time(run()).request.num_hit_tokens == 1
 
 
 def test_what_a_lost_rank_says_late_is_nobodys():

@@ -65,9 +65,8 @@ def test_a_call_that_ends_is_traced():
     request = SimpleNamespace(
         app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)), scope={"path": "/v1/x"}, headers=CALLER
     )
-    generation = SimpleNamespace(
-        close=list, num_prompt_tokens=2, num_generated_tokens=3, units={}, phases=["phase"], is_answered=True
-    )
+    counts = {"num_prompt_tokens": 2, "num_generated_tokens": 3, "num_hit_tokens": 0}
+    generation = SimpleNamespace(close=list, units={}, phases=["phase"], is_answered=True, **counts)
     app._close(generation, SimpleNamespace(), IdempotentCall(), Begun(request, "cmpl-1", 1.5))
 
     assert told == [(("/v1/x", CALLER, "cmpl-1", 1.5, ["phase"], (2, 3)), {"is_answered": True})]

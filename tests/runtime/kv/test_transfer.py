@@ -25,7 +25,7 @@ from runtime.kv import room as kv_room
 from runtime.kv import sender as kv_sender
 from runtime.kv import tickets as kv_tickets
 from runtime.kv.receiver import KvReceiver, check_layout
-from runtime.kv.room import max_held_bytes
+from runtime.kv.room import Staging, max_held_bytes, staged_bytes
 from runtime.kv.sender import KvSender, Outgoing
 from runtime.launch import KvLayout, read_unit_launch
 from runtime.protocol import frames
@@ -230,6 +230,34 @@ def test_nobody_waits_while_memory_is_pinned_for_a_request(launches):
     ((handover, latents),) = pair.taken
     assert handover == sent.handover
     assert latents.equal(sent.latents)
+
+
+def test_requests_come_to_memory_that_was_pinned_before(launches):
+    """As long as there is some; then more is pinned, and nothing is refused for want of it."""
+    pinned = []
+
+    class Link(HostLink):
+        pins = True
+
+        def empty(self, shape, dtype):
+            pinned.append(memory := super().empty(shape, dtype))
+            return memory
+
+    whole = staged_bytes(launches["fp32"]) // (12 * BYTES_PER_TOKEN["fp32"])
+    sent = [transfer(launches["fp32"], 12) for _ in range(whole + 1)]
+
+    async def use(pair):
+        pair.receiver._link = Link()
+        pair.receiver._staging = Staging(pair.receiver._link, staged_bytes(launches["fp32"]))
+        for each in sent:
+            await pair.send(each)
+
+    taken = with_pair(launches["fp32"], use).taken
+
+    assert all(latents.equal(each.latents) for (_, latents), each in zip(taken, sent, strict=True))
+    staged, *later = (memory.untyped_storage().data_ptr() for memory in pinned)
+    assert [latents.untyped_storage().data_ptr() for _, latents in taken] == [staged] * whole + later
+    assert len(later) == 1
 
 
 def test_a_request_aborted_while_memory_is_pinned_for_it_leaves_no_room_taken(launches):

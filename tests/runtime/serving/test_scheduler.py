@@ -1,6 +1,7 @@
 """The scheduler under any mixture of requests: limits hold, pages and latents are where they belong, nobody is lost."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import torch
 from hypothesis import given, settings
@@ -19,6 +20,11 @@ MAX_REQUEST_TOKENS = 3 * PAGE_TOKENS
 LIMITS = Limits(max_requests=4, max_request_tokens=MAX_REQUEST_TOKENS, max_batch_tokens=50, kv_tokens=4 * PAGE_TOKENS)
 
 wishes = st.tuples(st.integers(1, 2 * PAGE_TOKENS), st.integers(1, PAGE_TOKENS), st.booleans())
+prompts_of_pages = st.sampled_from((PAGE_TOKENS + 6, PAGE_TOKENS + 40, 2 * PAGE_TOKENS, 2 * PAGE_TOKENS - 9))
+wishes_that_share = st.tuples(
+    prompts_of_pages, st.integers(1, PAGE_TOKENS), st.sampled_from((False, False, False, True))
+)
+sharing = st.tuples(wishes_that_share, st.sampled_from((0, 0, 1)), st.sampled_from((0, 1, 2, 70)))  # root, own tokens
 
 
 @dataclass
@@ -39,8 +45,8 @@ class Rank:
             for layer in self.cache.layers:
                 layer.write(torch.tensor(slot_mapping(chunk.table, chunk.start, chunk.end)), latents)
         for request, chunk in zip(batch.requests, (*batch.prefilling, *batch.decoding), strict=True):
-            request.num_cached = chunk.end
-            if not request.is_prefilling:
+            self.scheduler.advance(request, chunk.end)
+            if request.is_computed:
                 request.generated.append(request.num_tokens)
                 if len(request.generated) == request.sampling.max_tokens:
                     self.ended[request.id] = cached_tokens(self.cache, request)
@@ -173,12 +179,100 @@ def test_one_that_is_preempted_on_its_way_in_keeps_its_latents(small_config):
     assert link.num_done == 1
 
 
-def check_limits(rank, batch):
-    """A step that has work does some, within what the launch file allows; every page has one owner."""
-    held = [page for each in rank.scheduler.running for page in each.table]
+@settings(max_examples=60, deadline=None)
+@given(
+    wished=st.lists(sharing, min_size=1, max_size=12),
+    gaps=st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=12, max_size=12),
+    aborted=st.sets(st.integers(0, 11)),
+)
+def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wished, gaps, aborted):
+    """Whoever shares, waits for others' blocks, is preempted, starts over or is aborted reads what is his alone."""
+    link = LateLink()
+    rank = new_rank(small_config, link)
+    requests = [shared_request(number, *wish, small_config) for number, wish in enumerate(wished)]
+    for number, (each, gap) in enumerate(zip(requests, gaps, strict=False)):
+        rank.scheduler.add(each)
+        for num_copies in gap:
+            if num_copies == 3:
+                forget_all(rank.cache)
+            link.go_on(num_copies)
+            check_limits(rank, rank.step(), shares=True)
+        if number // 2 in aborted:
+            rank.scheduler.abort(str(number // 2))
+    while rank.scheduler.has_work():
+        check_limits(rank, rank.step(), shares=True)
+    gone = {str(number // 2) for number in range(len(requests)) if number // 2 in aborted}
+
+    assert rank.ended == {each.id: expected(each) for each in requests if each.id not in gone or each.id in rank.ended}
+    assert rank.cache.num_free_pages == rank.cache.num_pages
+    assert rank.scheduler.num_hit_tokens <= rank.scheduler.num_queried_tokens
+
+
+def shared_request(number, wish, root, num_own, config):
+    """A request whose prompt begins as all of its root do, and whose last tokens may be its own."""
+    each = request(0, *wish, config)
+    length = len(each.prompt_ids)
+    prompt = list(range(max(length - num_own, 0))) + [9000 + number] * min(num_own, length)
+    latents = each.latents if each.latents is None else torch.tensor(prompt).float()[None, :, None] + 0 * each.latents
+    return replace(each, id=str(number), prompt_ids=prompt, latents=latents, block_root=bytes([root]))
+
+
+def test_equal_prompts_that_come_together_are_computed_once(small_config):
+    """The others wait for the first one's blocks, and compute what is behind them; their pages are the first one's."""
+    rank = new_rank(small_config)
+    requests = [shared_request(number, (PAGE_TOKENS + 9, 9, False), 0, 1, small_config) for number in range(2)]
+    for each in requests:
+        rank.scheduler.add(each)
+    steps = [[(chunk.start, chunk.end) for chunk in rank.step().prefilling] for _ in range(3)]
+
+    assert steps == [[(0, 50)], [(50, PAGE_TOKENS + 9)], [(PAGE_TOKENS, PAGE_TOKENS + 9)]]
+    assert requests[0].table[0] == requests[1].table[0]
+    assert requests[1].num_hits == PAGE_TOKENS
+
+
+def test_one_that_comes_back_finds_the_pages_it_shared_or_starts_over(small_config):
+    """Its own latents went to host memory, the shared ones did not. Without them it computes its tokens again."""
+    for other_ends in (False, True):
+        rank = new_rank(small_config)
+        sizes = (PAGE_TOKENS + 9, 60, False)
+        first, second = (shared_request(number, sizes, 0, 1, small_config) for number in range(2))
+        for each in (first, second):
+            rank.scheduler.add(each)
+        while not second.generated:
+            rank.step()
+        rank.scheduler._preempt(rank.scheduler.running.pop())
+        kept = second.num_kept, second.latents.shape[1]
+        if other_ends:
+            rank.scheduler.abort(first.id)
+            forget_all(rank.cache)
+        while rank.scheduler.has_work():
+            check_limits(rank, rank.step(), shares=True)
+
+        assert kept == (PAGE_TOKENS, 9)
+        assert rank.ended[second.id] == expected(second)
+        assert second.starts_over == other_ends
+
+
+def forget_all(cache):
+    """Let other requests have had all pages that are free."""
+    table = []
+    cache.allocate(table, cache.num_free_pages * PAGE_TOKENS)
+    cache.free(table)
+
+
+def check_limits(rank, batch, shares=False):
+    """A step that has work does some, within what the launch file allows; every page that is written has one owner."""
+    holders = Counter(page for each in rank.scheduler.running for page in each.table)
+    written = [
+        chunk.table[position // PAGE_TOKENS]
+        for chunk in (*batch.prefilling, *batch.decoding)
+        for position in range(chunk.start, min(chunk.end, len(chunk.table) * PAGE_TOKENS))
+    ]
+    held = list(holders) if shares else list(holders.elements())
     assert sum(len(chunk.token_ids) for chunk in batch.prefilling) <= LIMITS.max_batch_tokens
     assert len(batch.requests) <= LIMITS.max_requests
     assert len(set(held)) == len(held) == rank.cache.num_pages - rank.cache.num_free_pages
+    assert all(holders[page] <= 1 for page in written)
     assert batch.requests or not rank.scheduler.has_work()
 
 

@@ -48,6 +48,43 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
     assert heard == [[HELLO, State("loading", 0.4)]] * 2
 
 
+class Writes:
+    """A connection that keeps each write; whatever is written is on its way at once."""
+
+    def __init__(self):
+        self.written, self.transport = [], self
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def write(self, data):
+        self.written.append(data)
+
+
+def test_what_is_said_in_one_turn_is_written_at_once():
+    """Whole and in order; what is said later, or once the rank has moved to another connection, by itself."""
+    link, first, second = GatewayLink(GatewayAddress("127.0.0.1", 1), HELLO, None), Writes(), Writes()
+    states = [State("loading", number / 8) for number in range(4)]
+
+    async def talk():
+        link.send(states[0])  # nobody listens
+        link._writer = first
+        for state in states[:3]:
+            link.send(state)
+        await asyncio.sleep(0)
+        link.send(states[3])
+        link._write()
+        link._writer = second
+        link.send(states[0])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(talk())
+
+    assert first.written == [b"".join(map(encode_frame, states[:3])), encode_frame(states[3])]
+    assert second.written == [encode_frame(states[0])]
+
+
 def test_what_no_gateway_says_to_this_rank_ends_the_line_and_not_the_rank():
     """The gateway is called again, as after any other line that broke."""
     lines = []

@@ -16,7 +16,7 @@ from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Abort, Expect, Failed, Handover, Hello, Offer, Rejected, Sampling, State, Wait
 from runtime.worker import io_thread
 from runtime.worker.gateway_connection import GatewayAddress
-from runtime.worker.io_thread import Inbox, Network
+from runtime.worker.io_thread import Calls, Inbox, Network
 
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 OFFER = Offer("a", "ticket", "", [1, 1, 1], "fp32")
@@ -51,6 +51,50 @@ def until(condition):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often it is woken, and the calls that failed."""
+
+    num_woken = num_failed = 0
+
+    def call_soon_threadsafe(self, *arguments, **options):
+        self.num_woken += 1
+        return super().call_soon_threadsafe(*arguments, **options)
+
+    def call_exception_handler(self, context):
+        self.num_failed += 1
+
+
+def test_a_loop_is_woken_once_for_all_calls_that_it_has_not_looked_at():
+    """They are made in their order, and one that fails holds up no other; later ones wake it again."""
+    loop, made = CountingLoop(), []
+    calls = Calls(loop)
+    for number in (1, 2, "three", 4):
+        calls.soon(lambda number: made.append(number + 0), number)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    first = loop.num_woken, loop.num_failed, list(made)
+    calls.soon(made.append, 5)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+
+    assert first == (1, 1, [1, 2, 4])
+    assert (loop.num_woken, made) == (2, [1, 2, 4, 5])
+
+
+def test_no_call_is_lost_between_threads():
+    """Whenever a thread makes one, while the loop looks or sleeps."""
+    loop, made = asyncio.new_event_loop(), []
+    calls = Calls(loop)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    for number in range(5000):
+        calls.soon(made.append, number)
+    calls.soon(loop.stop)
+    thread.join(PATIENCE_S)
+    loop.close()
+
+    assert made == list(range(5000))
 
 
 def test_an_abort_cancels_the_transfer_and_reaches_the_phase():

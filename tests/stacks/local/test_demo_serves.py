@@ -193,6 +193,21 @@ def test_streamed_text_equals_the_whole_answer(client):
     assert "".join(pieces) == client.completions.create(**request).choices[0].text
 
 
+def test_a_prompt_that_comes_again_is_found(client, demo):
+    """Of three calls two go to one rank, which computes what follows the last whole block; the metrics say so too."""
+    names = "tidemill_prefix_cache_hits_total", "tidemill_prefix_cache_queries_total"
+    before = [sum(total(rank, name, tier="pages") for rank in rank_samples(demo, "prefill")) for name in names]
+    asked = {"model": MODEL, "prompt": f"{ENDINGS[0]} {ENDINGS[1]} " * 3, "max_tokens": 2, "temperature": 0}
+    answers = [client.completions.create(**asked) for _ in range(3)]
+    after = [sum(total(rank, name, tier="pages") for rank in rank_samples(demo, "prefill")) for name in names]
+    hits = [answer.usage.prompt_cache_hit_tokens for answer in answers]
+    num_prompt_tokens = answers[0].usage.prompt_tokens
+
+    assert set(hits) == {0, (num_prompt_tokens - 1) // 64 * 64}
+    assert len({answer.choices[0].text for answer in answers}) == 1
+    assert [late - early for late, early in zip(after, before, strict=True)] == [sum(hits), 3 * num_prompt_tokens]
+
+
 def test_served_text_equals_the_offline_text(client, demo, tmp_path):
     """Prefill EP2, a KV transfer and decode EP4 give the tokens of one offline process."""
     prompts = [[0, 5 + number, 100 + number, 2000 + number] for number in range(6)]

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from runtime.kernels.gpu.contracts import tma_aligned
+from runtime.kernels.ops import Ops
 from tests.runtime.kernels.gpu import interpreted_fused, triton_without_gpu
-from tests.runtime.kernels.gpu.interpreted_fused import CHOSEN, DTYPES, ROTATED
-from tests.runtime.on_cpu import TORCH_OPS
+from tests.runtime.kernels.gpu.interpreted_fused import CHOSEN, DTYPES, PLACED, ROTATED, TURNS
+from tests.runtime.on_cpu import CPU, TORCH_OPS
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +37,94 @@ def test_keys_are_joined_with_the_part_that_heads_share(found):
 
 
 @pytest.mark.parametrize("case", CHOSEN)
-def test_experts_are_chosen_as_in_the_reference(found, case):
-    """The same ones in the same order; of no token there are none."""
-    scores, experts = found[f"chosen {case}"]
+def test_experts_are_chosen_and_weighed_as_in_the_reference(found, case):
+    """The same ones in the same order, by sigmoid or softmax, with a bias or without; of no token there are none."""
+    logits, bias, experts, weights = found[f"chosen {case}"]
+    expected_experts, expected_weights = TORCH_OPS.choose_and_weigh(logits, bias, CHOSEN[case][2])
 
-    assert experts.equal(TORCH_OPS.choose_experts(scores, *CHOSEN[case][1:]))
-    assert found["none"][0].shape == (0, 3)
+    assert experts.equal(expected_experts)
+    torch.testing.assert_close(weights, expected_weights)
+    assert [each.shape for each in found["none"]] == [(0, 3), (0, 3)]
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_replicas_take_turns_as_in_the_reference(found, case):
+    """Also when a rank has computed two thousand million tokens."""
+    *arguments, slots = found[f"in turn {case}"]
+
+    assert slots.equal(TORCH_OPS.replicas_in_turn(*arguments, TURNS[case][2]))
+
+
+def tiled(alignment):
+    """The reference, with slots that begin at multiples of this."""
+    ops = Ops(CPU)
+    ops.row_alignment = alignment
+    return ops
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_pairs_get_the_rows_of_the_reference(found, case):
+    """Slot after slot, each slot's in their order and from a whole tile on, whatever block counts them."""
+    _, _, num_slots, alignment = PLACED[case]
+    slots, *_ = found[f"arrived {case}"]
+    places, counts = found[f"placed {case}"]
+    expected_places, expected_counts = tiled(alignment).place_rows(slots, num_slots)
+
+    assert places.equal(expected_places)
+    assert counts.equal(expected_counts)
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_tokens_are_spread_over_their_rows(found, case):
+    """Codes, scales and BF16 as they came, in each of a token's rows; the scales lie as DeepGEMM reads them."""
+    slots, x, codes, scales, _ = found[f"arrived {case}"]
+    places, counts = found[f"placed {case}"]
+    codes_of_rows, scales_of_rows, rows = found[f"spread {case}"]
+    tokens, choices = (slots >= 0).nonzero(as_tuple=True)
+    at = places[tokens, choices]
+
+    assert codes_of_rows[at].equal(codes[tokens])
+    assert scales_of_rows[at].equal(scales[tokens])
+    assert rows[at].equal(x[tokens])
+    assert len(at) == counts.sum()
+    assert scales_of_rows.stride() == (1, tma_aligned(len(rows), scales.element_size()))
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_only_a_tokens_own_rows_are_added(found, case):
+    """In FP32, rounded once; what fills a tile is not a number here. A token without rows gets zeros."""
+    _, x, _, _, weights = found[f"arrived {case}"]
+    places, _ = found[f"placed {case}"]
+    (added,) = found[f"added {case}"]
+    expected = x.float() * weights.nan_to_num().sum(1, keepdim=True)
+
+    torch.testing.assert_close(added.float(), expected, rtol=2**-6, atol=1e-6)
+    assert added[(places < 0).all(1)].count_nonzero() == 0
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("kernel", ["rotate_pairs", "join_keys", "choose"])
+@pytest.mark.parametrize(
+    "kernel",
+    ["rotate_pairs", "join_keys", "choose", "take_turns", "count_pairs", "place_pairs", "copy_to_places", "add_placed"],
+)
 def test_it_compiles_for_the_gpus(capability, kernel):
     """To machine code, on a machine that has no GPU."""
     from runtime.kernels.gpu import fused
 
-    rows, table, number = "*bf16", "*fp32", "i32"
+    rows, table, number, index = "*bf16", "*fp32", "i32", "*i64"
+    gate = {"GROUPS": 8, "SIZE": 32, "NUM_BEST": 2, "TOPK_GROUP": 4, "TOP_K": 8, "PLACES": 8}
+    gate |= {"IS_SOFTMAX": False, "IS_BIASED": True, "IS_NORMALISED": True}
+    placed = {"GROUPS": 64, "TOP_K": 8, "WORDS": fused.WORDS}
     arguments = {
         "rotate_pairs": ((rows, table, table, *[number] * 5), {"HALF": 32, "NEIGHBOURS": True, "HEADS": 16}),
         "join_keys": ((rows, rows, rows, *[number] * 4), {"OWN": 128, "SHARED": 64, "HEADS": 16}),
-        "choose": ((table, "*i64", number), {"GROUPS": 8, "SIZE": 32, "NUM_BEST": 2, "TOPK_GROUP": 4, "TOP_K": 8}),
+        "choose": ((table, table, index, table, number, "fp32"), gate),
+        "take_turns": ((index, index, index, index, number, number), {"TOP_K": 8, "REPLICAS": 3, "PAIRS": 1024}),
+        "count_pairs": ((index, "*i32", number, number), {"PAIRS": fused.PAIRS}),
+        "place_pairs": ((index, index, index, number, number), {"PAIRS": fused.PAIRS}),
+        "copy_to_places": (("*i32", "*i32", table, table, index, *[number] * 6), placed),
+        "add_placed": ((rows, index, table, rows, number), {"TOP_K": 8, "CHANNELS": fused.CHANNELS}),
     }
     function = getattr(fused, kernel)
     types, constants = arguments[kernel]

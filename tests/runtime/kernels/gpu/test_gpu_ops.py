@@ -83,6 +83,18 @@ def test_a_projection_is_the_references(ops):
         assert ops.fp8_matmul(x, w, torch.bfloat16).equal(expected)
 
 
+@pytest.mark.parametrize("requests", [0, 1, 5])
+def test_queries_and_values_are_multiplied_to_where_they_are_read(ops, requests):
+    """As the reference has them after copies: the rotary part behind each head's latent, values head by head."""
+    q, up = drawn(requests, 4, 24, dtype=torch.float32), drawn(4 * (16 + 12), 32, seed=1, dtype=torch.float32)
+    context = drawn(requests, 4, 32, seed=2, dtype=torch.float32)
+    absorbed, values = ops.absorb_query(q, up, 8, 12), ops.values(context, up, 12)
+
+    assert absorbed.is_contiguous()
+    torch.testing.assert_close(absorbed, TORCH_OPS.absorb_query(q, up, 8, 12))
+    torch.testing.assert_close(values, TORCH_OPS.values(context, up, 12))
+
+
 @pytest.mark.parametrize("counts", [[8, 0, 16], [3, 9, 0], [0, 0, 0], [1, 1, 1]])
 def test_grouped_experts_are_the_references(ops, counts):
     """Slots that fill tiles are computed where they lie, others apart and brought back."""
