@@ -245,6 +245,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import deployable_from
     from planner.manifests.folder import write_folder
     from planner.manifests.render import render_files
+    from planner.problems.printable import without_passwords
     from planner.problems.warned import warnings_json
 
     plan = deployable_from(arguments.given, arguments.previous)
@@ -255,7 +256,7 @@ def _render(arguments: argparse.Namespace) -> None:
         told = {"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)}
         print_json(told | warnings_json(plan.warnings))
     else:
-        print(f"{arguments.output}: {len(files)} files of plan {plan.digest}")
+        print(without_passwords(f"{arguments.output}: {len(files)} files of plan {plan.digest}"))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ NAME_WAYS = 80  # of a repetition: our longest name has 76 characters
 DIGIT_WAYS = 4  # of one of digits: a layer's number has three
 LIST_WAYS = 1024  # assumed: to look up all parts of a name takes as long as so many ways
 PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\((?:\?(?:[:=!]|<[=!])|(?!\?))|\)[*+{]|\(\?|.", re.DOTALL)
+BACK_REFERENCE = re.compile(r"\\[1-9]")
 ALL_BUT = re.compile(r"re:\^?\(\?!")  # it names what it is not about, so every spelling must match
 LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 DIGITS = (r"\d", "[0-9]")
@@ -263,6 +264,8 @@ def _ways(expression: str) -> int:
             ways[-1] *= of_group
         elif part == "?":
             ways[-1] *= 2
+        elif BACK_REFERENCE.fullmatch(part):
+            ways[-1] *= NAME_WAYS  # to compare what a group has matched takes as long as to repeat it
         elif part in ("*", "+", "{"):
             ways[-1] *= DIGIT_WAYS if before in DIGITS else NAME_WAYS
         before = part

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planner.problems.fix import HERE, Change, Fix
-from planner.problems.printable import printable
+from planner.problems.printable import printable, without_passwords
 
 __all__ = [
     "MAX_TOLD",
@@ -90,7 +90,7 @@ class Problem(Violation):
 
     def as_json(self) -> dict[str, Any]:
         """Return one entry of `errors`, as the contract has it."""
-        return {
+        entry = {
             "file": self.file,
             "path": self.path,
             "line": self.line,
@@ -100,11 +100,13 @@ class Problem(Violation):
             "reason": self.reason,
             "fix": str(self.fix),
             "message": self.message,
-        } | ({"changes": [dict(change) for change in self.changes]} if self.changes else {})
+        }
+        shown = {key: without_passwords(each) if isinstance(each, str) else each for key, each in entry.items()}
+        return shown | ({"changes": [dict(change) for change in self.changes]} if self.changes else {})
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return printable(f"{place}: {self.message} [{self.rule.split()[0]}]")
+        return printable(without_passwords(f"{place}: {self.message} [{self.rule.split()[0]}]"))
 
 
 MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))

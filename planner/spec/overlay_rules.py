@@ -7,6 +7,7 @@ What the plan decides, or finds its objects by, is drawn below as an object: `PL
 written, and nothing above it may be taken away.
 """
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -32,6 +33,7 @@ METADATA: Picture = {
     "annotations": dict.fromkeys(map(names.digest_annotation, ("plan", "launch", "unit", "expert-map")), PLANNED),
 }
 CONTAINER: Picture = {
+    **dict.fromkeys(("command", "args"), PLANNED),  # they name the launch file
     "env": [{"name": each, "value": PLANNED, "valueFrom": PLANNED} for each in names.CONTAINER_VARIABLES],
     "resources": {"limits": {}, "requests": {}},  # may be added to, and not be taken away
     "volumeMounts": [
@@ -58,6 +60,7 @@ MORE_OF_KINDS: Mapping[str, Picture] = {
     "LeaderWorkerSet": {"leaderWorkerTemplate": GROUP},
     "StatefulSet": {"template": UNIT_POD},
     "Deployment": {"template": POD},
+    "NetworkPolicy": {"podSelector": PLANNED},
 }
 
 PODS = ("kubernetes.overlay.unit_pod", "kubernetes.overlay.gateway_pod")
@@ -172,7 +175,7 @@ def _touched(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iter
 
 
 def _hiding(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield each mount of a planned container that stands in the way of its launch file, spelt otherwise than there."""
+    """Yield each mount of a planned container that may stand in the way of its launch file, spelt otherwise."""
     is_planned = isinstance(value, dict) and value.get("name") in names.POD_CONTAINERS
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         if is_planned and key == "volumeMounts" and isinstance(inner, list):
@@ -185,7 +188,10 @@ def _hides_launch_file(mount: Any) -> bool:
     path = mount.get("mountPath") if isinstance(mount, dict) else None
     if not isinstance(path, str) or path == LAUNCH_FOLDER:
         return False
-    parts, launch = PurePosixPath(path).parts, PurePosixPath(LAUNCH_FOLDER).parts
+    if ".." in path.split("/"):  # what that leads to is up to the links of an image
+        return True
+    # The kubelet takes a relative path from the root.
+    parts, launch = (PurePosixPath(posixpath.normpath("/" + each.lstrip("/"))).parts for each in (path, LAUNCH_FOLDER))
     return all(one == other for one, other in zip(parts, launch, strict=False))
 
 

@@ -5,7 +5,7 @@ sizes and headers are checked before any weight is read. Loading tensors is the 
 here needs torch, so that the gateway can use it.
 """
 
-from runtime.checkpoint.folder import check_config_digest, digest_of_file, read_json, resolve
+from runtime.checkpoint.folder import Unchanged, check_config_digest, digest_of_file, read_json, resolve
 from runtime.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -16,7 +16,7 @@ from runtime.checkpoint.manifest import (
 )
 from runtime.checkpoint.reading import ReadDigests
 from runtime.checkpoint.same_weights import ReadWeights, agreed_weights, read_parts
-from runtime.checkpoint.tensors import Shard, StoredTensor, index_tensors, read_shards, refuse_holes
+from runtime.checkpoint.tensors import Shard, StoredTensor, index_tensors, open_shards, read_shards, refuse_holes
 from runtime.checkpoint.text_model import TextModel, read_text_model
 
 __all__ = [
@@ -27,12 +27,14 @@ __all__ = [
     "Shard",
     "StoredTensor",
     "TextModel",
+    "Unchanged",
     "agreed_weights",
     "check_config_digest",
     "check_weights_digest",
     "digest_of_file",
     "index_tensors",
     "make_manifest",
+    "open_shards",
     "read_json",
     "read_manifest",
     "read_parts",

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from runtime.checkpoint.folder import resolve
 from runtime.checkpoint.manifest import MANIFEST, make_manifest, write_manifest
-from runtime.checkpoint.tensors import index_tensors, read_shards, refuse_holes
+from runtime.checkpoint.tensors import index_tensors, open_shards, refuse_holes
 
 __all__ = ["write_digests"]
 
@@ -18,11 +18,10 @@ def write_digests(checkpoint: str, output: Path | None, num_threads: int, *, as_
     """Write the manifest beside `config.json`, or to `output`, and print what it covers. Raise RuntimeFailure."""
     folder = resolve(checkpoint)
     path = output or folder / MANIFEST
-    shards = read_shards(folder)
-    num_tensors = len(index_tensors(shards))
-    refuse_holes(shards)
-    num_bytes = sum(shard.num_bytes for shard in shards)
-    with _new_bars() as bars:
+    with open_shards(folder) as shards, _new_bars() as bars:
+        num_tensors = len(index_tensors(shards))
+        refuse_holes(shards)
+        num_bytes = sum(shard.num_bytes for shard in shards)
         task = bars.add_task("", total=num_bytes)
         manifest = make_manifest(folder, shards, num_threads, lambda more: bars.advance(task, more))
     digest = write_manifest(manifest, path)

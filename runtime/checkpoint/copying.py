@@ -17,16 +17,15 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
-from runtime.checkpoint.folder import digest_of_bytes, open_file
+from runtime.checkpoint.folder import Unchanged, digest_of_bytes, open_file
 from runtime.checkpoint.manifest import MANIFEST, Manifest
-from runtime.checkpoint.tensors import Shard
+from runtime.checkpoint.tensors import LENGTH_BYTES, Shard
 from runtime.errors import CheckpointError, RuntimeFailure
 
 __all__ = ["copy_files", "partial_name", "say", "written_whole"]
 
 PART_BYTES = 8 * 2**20
 SAY_EVERY_S = 10.0
-LENGTH_BYTES = 8  # of a safetensors header, before it
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], 
 
 def _parts(path: Path, size: int) -> Iterator[bytes]:
     """Yield the `size` bytes of a file. Raise CheckpointError when the source cannot be read, or has another size."""
-    left = size
+    left, unchanged = size, Unchanged([path])
     try:
         with open_file(path) as file:
             while part := file.read(min(PART_BYTES, left + 1)):  # one more, to see that it ends there
@@ -133,6 +132,7 @@ def _parts(path: Path, size: int) -> Iterator[bytes]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     if left:
         raise CheckpointError(f"{path} became shorter while it was copied: it had {size:,} bytes")
+    unchanged.require()
 
 
 class _Check:

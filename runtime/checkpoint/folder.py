@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +16,8 @@ from runtime.errors import CheckpointError
 
 __all__ = [
     "MAX_READ_BYTES",
+    "HeldFile",
+    "Unchanged",
     "check_config_digest",
     "config_digest",
     "digest_of_bytes",
@@ -25,6 +29,57 @@ __all__ = [
 
 BUNDLED = "bundled:"
 MAX_READ_BYTES = 100 * 2**20  # of a file that is read at once; DeepSeek-V3's largest is its index, 9 MB
+
+
+class HeldFile:
+    """A file that stays open while it is read in parts: another file that takes its name is not mixed in."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
+        self.path = path
+        self._file = open_file(path)
+        self._began = _stamp(os.fstat(self._file.fileno()))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the file when it was opened."""
+        return self._began[2]
+
+    def read_into(self, buffer: memoryview | bytearray, start: int) -> None:
+        """Fill the buffer with the bytes from `start` on. Raise CheckpointError."""
+        try:
+            num_read = os.preadv(self._file.fileno(), [buffer], start)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
+        if num_read != memoryview(buffer).nbytes:
+            raise CheckpointError(f"{self.path} became shorter while it was read")
+
+    def first_hole(self) -> int:
+        """Return where the file system first stores nothing; the file's end if it stores all, or if nobody knows."""
+        with suppress(OSError):
+            return os.lseek(self._file.fileno(), 0, os.SEEK_HOLE)
+        return self.num_bytes
+
+    def require_unchanged(self) -> None:
+        """Refuse a file that was written to, moved or replaced since it was opened. Raise CheckpointError."""
+        _require_same(self.path, self._began)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Unchanged:
+    """Small files that are read more than once while a rank loads: each time they must be the same."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Note the files as they are now; one may be missing, and then has to stay so."""
+        self._began = {path: _stamp_at(path) for path in paths}
+
+    def require(self) -> None:
+        """Refuse files that have changed since. Raise CheckpointError."""
+        for path, began in self._began.items():
+            _require_same(path, began)
 
 
 def resolve(uri: str) -> Path:
@@ -89,3 +144,22 @@ def open_file(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise CheckpointError(f"{path} is not a regular file, nor a link to one")
     return os.fdopen(descriptor, "rb")
+
+
+_Stamp = tuple[int, int, int, int]  # the device, inode, size and time of the last change of a file's content
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _stamp_at(path: Path) -> _Stamp | None:
+    """Return the stamp of the file that has this name now, or None."""
+    with suppress(OSError):
+        return _stamp(os.stat(path))
+    return None
+
+
+def _require_same(path: Path, began: _Stamp | None) -> None:
+    if _stamp_at(path) != began:
+        raise CheckpointError(f"{path} changed while it was read: start again once the checkpoint is whole")

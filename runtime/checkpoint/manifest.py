@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint.folder import config_digest, digest_of_bytes, open_file, read_bytes
+from runtime.checkpoint.folder import config_digest, digest_of_bytes, read_bytes
 from runtime.checkpoint.tensors import Shard, StoredTensor
 from runtime.errors import CheckpointError, RuntimeFailure
 
@@ -94,7 +94,7 @@ def check_weights_digest(folder: Path, digest: str | None) -> None:
 
 
 def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progress: Callable[[int], None]) -> Manifest:
-    """Read every byte of a checkpoint, `num_threads` tensors at a time. `progress(n)`: n more bytes are done.
+    """Read every byte of open shards, `num_threads` tensors at a time. `progress(n)`: n more bytes are done.
 
     Raise CheckpointError.
     """
@@ -137,17 +137,10 @@ def _write(content: bytes, path: Path) -> None:
 
 
 def _digest(tensor: StoredTensor, progress: Callable[[int], None]) -> str:
-    digest, left = hashlib.sha256(), tensor.num_bytes
-    try:
-        with open_file(tensor.path) as file:
-            file.seek(tensor.start)
-            while left:
-                part = file.read(min(left, PART_BYTES))
-                if not part:
-                    raise CheckpointError(f"{tensor.path} became shorter while it was read")
-                digest.update(part)
-                left -= len(part)
-                progress(len(part))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {tensor.path}: {error.strerror}") from None
+    digest = hashlib.sha256()
+    for first in range(0, tensor.num_bytes, PART_BYTES):
+        part = bytearray(min(PART_BYTES, tensor.num_bytes - first))
+        tensor.file.read_into(part, tensor.start + first)
+        digest.update(part)
+        progress(len(part))
     return "sha256:" + digest.hexdigest()

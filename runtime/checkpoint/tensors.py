@@ -4,18 +4,19 @@ Source of the format: huggingface/safetensors README, "Format": u64 header size,
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from runtime.checkpoint.folder import MAX_READ_BYTES, digest_of_bytes, open_file, read_json
+from runtime.checkpoint.folder import MAX_READ_BYTES, HeldFile, digest_of_bytes, read_json
 from runtime.errors import CheckpointError
 
-__all__ = ["Shard", "StoredTensor", "index_tensors", "read_shards", "refuse_holes"]
+__all__ = ["Shard", "StoredTensor", "index_tensors", "open_shards", "read_shards", "refuse_holes"]
 
+LENGTH_BYTES = 8  # of a safetensors header, before it
 MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 
 
@@ -23,21 +24,35 @@ MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 class StoredTensor:
     """A tensor in its file: `dtype` in safetensors' words, `start` and `num_bytes` in bytes."""
 
-    path: Path
+    file: HeldFile
     dtype: str
     shape: tuple[int, ...]
     start: int
     num_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """The file's name."""
+        return self.file.path
 
 
 @dataclass(frozen=True)
 class Shard:
     """One file of tensors. `header_digest` is the sha256 of its header, which names them and says where they lie."""
 
-    path: Path
-    num_bytes: int
+    file: HeldFile
     header_digest: str
     tensors: Mapping[str, StoredTensor]
+
+    @property
+    def path(self) -> Path:
+        """The file's name."""
+        return self.file.path
+
+    @property
+    def num_bytes(self) -> int:
+        """The file's size, which its header promises."""
+        return self.file.num_bytes
 
 
 class _TensorEntry(msgspec.Struct):
@@ -48,9 +63,27 @@ class _TensorEntry(msgspec.Struct):
     data_offsets: tuple[int, int]  # from the end of the header
 
 
+@contextmanager
+def open_shards(folder: Path) -> Iterator[list[Shard]]:
+    """Yield every file by its header, which is held against its size, in name order. Raise CheckpointError.
+
+    The files are open meanwhile, so tensors are read from the same files as headers. At the end, none may have changed.
+    """
+    with ExitStack() as files:
+        shards = []
+        for path in _tensor_files(folder):
+            file = _open(path)
+            files.enter_context(closing(file))
+            shards.append(_read_shard(file))
+        yield shards
+        for shard in shards:
+            shard.file.require_unchanged()
+
+
 def read_shards(folder: Path) -> list[Shard]:
-    """Return every file by its header, which is held against its size, in name order. Raise CheckpointError."""
-    return [_read_shard(path) for path in _tensor_files(folder)]
+    """Return every file by its header, as `open_shards` does, and close it. Raise CheckpointError."""
+    with open_shards(folder) as shards:
+        return shards
 
 
 def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
@@ -68,7 +101,7 @@ def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
 def refuse_holes(shards: Sequence[Shard]) -> None:
     """Refuse a file that was created in full length and never filled. Raise CheckpointError."""
     for shard in shards:
-        hole = _first_hole(shard)
+        hole = shard.file.first_hole()
         if hole < shard.num_bytes:
             fix = "copy it again, without holes (cp --sparse=never)"
             raise CheckpointError(f"{shard.path} has a hole at byte {hole:,} of {shard.num_bytes:,}: {fix}")
@@ -102,41 +135,45 @@ def _exists(path: Path) -> bool:
     return os.path.exists(path)
 
 
-def _first_hole(shard: Shard) -> int:
-    """Return where the file system first stores nothing; the file's end if it stores all, or if nobody knows."""
-    with suppress(OSError), open_file(shard.path) as file:
-        return os.lseek(file.fileno(), 0, os.SEEK_HOLE)
-    return shard.num_bytes
-
-
-def _read_shard(path: Path) -> Shard:
+def _open(path: Path) -> HeldFile:
     try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if size < 8 or header_bytes > min(size - 8, MAX_HEADER_BYTES):
-                raise CheckpointError(f"{path} is truncated or no safetensors file: {size:,} bytes, header incomplete")
-            header = file.read(header_bytes)
-        entries = _decode_header(header)
+        return HeldFile(path)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read_shard(file: HeldFile) -> Shard:
+    path, size, header = file.path, file.num_bytes, _read_header(file)
+    try:
+        entries = _decode_header(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: {error}") from None
-    data = 8 + header_bytes
+    data = LENGTH_BYTES + len(header)
     expected = data + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise CheckpointError(
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
     _check_offsets(path, entries)
-    return Shard(
-        path, size, digest_of_bytes(header), {name: _stored(path, data, entry) for name, entry in entries.items()}
-    )
+    return Shard(file, digest_of_bytes(header), {name: _stored(file, data, entry) for name, entry in entries.items()})
 
 
-def _stored(path: Path, data: int, entry: _TensorEntry) -> StoredTensor:
+def _read_header(file: HeldFile) -> bytes:
+    """Return the JSON header. Raise CheckpointError for a file that ends before it."""
+    size = file.num_bytes
+    length = bytearray(min(LENGTH_BYTES, size))
+    file.read_into(length, 0)
+    header_bytes = int.from_bytes(length, "little")
+    if size < LENGTH_BYTES or header_bytes > min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
+        raise CheckpointError(f"{file.path} is truncated or no safetensors file: {size:,} bytes, header incomplete")
+    header = bytearray(header_bytes)
+    file.read_into(header, LENGTH_BYTES)
+    return bytes(header)
+
+
+def _stored(file: HeldFile, data: int, entry: _TensorEntry) -> StoredTensor:
     start, end = entry.data_offsets
-    return StoredTensor(path, entry.dtype, entry.shape, data + start, end - start)
+    return StoredTensor(file, entry.dtype, entry.shape, data + start, end - start)
 
 
 def _check_offsets(path: Path, entries: dict[str, _TensorEntry]) -> None:

@@ -237,6 +237,9 @@ class Registry:
                 rank.fail_all(f"{rank} was lost")
                 self._roster.lose(rank)
                 self._units = None
+                self._weights.lose(rank, self._roster)
+                if self._tokenizer is not None:
+                    self._tokenizer.lose(rank, list(self._roster))
 
     async def _presented(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
         """Return the rank whose connection this is from now on: a new one, or one that goes on here."""
@@ -278,7 +281,7 @@ class Registry:
         while (message := frames.whole_here() or await _next_word(frames)) is not None:
             rank.take(message)
             if isinstance(message, Hello) and self._tokenizer is not None:
-                self._tokenizer.heed(rank, self._roster)
+                self._tokenizer.heed(rank, list(self._roster))
             if isinstance(message, State | Hello):
                 is_ready = any(unit.is_ready for unit in self.units() if unit.name == rank.hello.unit)
                 self._weights.heed(rank, self._roster, unit_is_ready=is_ready)

@@ -6,7 +6,8 @@ The gateway has the prompt and every token that it passed on. Whoever goes on co
 penalties and grammar are functions of the tokens, so the answer goes on as it would have.
 
 Bounds: a request resumes `MAX_RESUMPTIONS` times, and waits each time as long as the launch file lets it, at most.
-A fault that is the request's own, and not a rank's, is not tried again.
+A fault that is the request's own, and not a rank's, is not tried again. An answer is of one model: it does not go on
+with other weights than it began with.
 """
 
 import asyncio
@@ -97,6 +98,8 @@ class Resumptions:
                 if waiting.try_to_go_on():
                     del self._line[waiting]
                     self._metrics.resumed.inc()
+                elif waiting not in self._line:
+                    continue  # it gave up
                 elif waiting.until <= now:
                     del self._line[waiting]
                     waiting.give_up(f"no ranks could go on with it within {self._wait_s:g} s")
@@ -123,6 +126,7 @@ class ResumableRequest:
         self._request, self._size, self._resumptions, self._clock = request, size, resumptions, clock
         self._num_token_ids, self._deliver = num_token_ids, deliver
         self._generated: list[int] = []
+        self._weights: str | None = None  # that these tokens were made with, where ranks say so
         self._num_resumptions = 0
         self._has_ended = False
         self._in_flight: InFlightRequest | None = None
@@ -157,6 +161,9 @@ class ResumableRequest:
         ranks = self._resumptions.registry.choose_ranks(self._size_now())
         if ranks is None:
             return False
+        if self._generated and ranks[1].loaded_digest != self._weights:
+            self.give_up("the weights that it began with are served no more")
+            return False
         self._start(*ranks)
         return True
 
@@ -180,6 +187,7 @@ class ResumableRequest:
         if not self._generated:
             self.num_hit_tokens = 0
         self.units |= {rank.hello.unit: rank.hello.unit_digest for rank in (prefill, decode)}
+        self._weights = decode.loaded_digest
         self._in_flight = InFlightRequest(prefill, decode, self._num_token_ids, self._receive)
         self._in_flight.start(self._request, self._generated, self._size_now())
 

@@ -8,12 +8,12 @@ The gateways of a deployment remember the digests of the first files, in a file 
 (`served_weights.py`).
 
 Ranks read tokenizer.json to hold answers to JSON schemas, and say its digest once they have loaded. A rank that read
-another file than this gateway gets no requests from it. While no rank agrees with the gateway, the gateway may be the
-one that is wrong: then ranks hear nothing, and go on with other gateways.
+another file than this gateway gets no requests from it. The gateway may be the one that is wrong. So a rank hears of it
+only while more units agree with the gateway than do not; until then it goes on with other gateways.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from runtime.checkpoint import digest_of_file
@@ -30,34 +30,48 @@ log = logging.getLogger("runtime.gateway.registry")  # as users know who takes r
 
 
 class ServedTokenizer:
-    """The digest of this gateway's tokenizer.json, and whether a rank has read the same."""
+    """The digest of this gateway's tokenizer.json, and the ranks that have heard that theirs is another."""
 
     def __init__(self, digest: str) -> None:
-        self._digest, self._is_shared = digest, False
+        self._digest = digest
+        self._told: set[Rank] = set()
 
-    def heed(self, rank: Rank, ranks: Iterable[Rank]) -> None:
-        """Compare what the rank has read, once it has said so; all hear of it once one agrees."""
-        if rank.tokenizer_digest == self._digest and not self._is_shared:
-            self._is_shared = True
-            for each in ranks:
-                self._compare(each)
-        else:
-            self._compare(rank)
+    def heed(self, rank: Rank, ranks: Collection[Rank]) -> None:
+        """Refuse the rank here if it has read another file, and tell those that have if most units agree with us."""
+        if rank.tokenizer_digest not in (None, self._digest):
+            rank.refusal = self._reason(rank)
+            log.warning("%s is refused: %s", rank, rank.refusal)
+        self._tell(ranks)
 
-    def _compare(self, rank: Rank) -> None:
-        if rank.tokenizer_digest in (None, self._digest):
+    def lose(self, rank: Rank, ranks: Collection[Rank]) -> None:
+        """Let the ranks that heard of it go on with other gateways, if no majority is left that agrees with us."""
+        self._told.discard(rank)
+        self._tell(ranks)
+
+    def _tell(self, ranks: Collection[Rank]) -> None:
+        agree = [each for each in ranks if each.state != "lost" and each.tokenizer_digest == self._digest]
+        differ = [each for each in ranks if each.state != "lost" and each.tokenizer_digest not in (None, self._digest)]
+        if _num_units(agree) > _num_units(differ):
+            for rank in differ:
+                if rank not in self._told:
+                    self._told.add(rank)
+                    rank.refuse(self._reason(rank))
             return
+        told, self._told = self._told, set()
+        for rank in told:  # it calls again, and hears nothing
+            rank.hang_up(f"{rank} may serve with other gateways")
+
+    def _reason(self, rank: Rank) -> str:
         assert rank.tokenizer_digest is not None
-        reason = (
+        return (
             f"its {RANKS_FILE} ({rank.tokenizer_digest[:SHOWN]}) is another than this gateway's"
             f" ({self._digest[:SHOWN]}), so answers in JSON would be wrong; give both the same file, and start"
-            f" {how_to_restart(rank)}{'' if self._is_shared else ', or this gateway if its file was the wrong one'}"
+            f" {how_to_restart(rank)}, or this gateway if its file was the wrong one"
         )
-        if self._is_shared:
-            rank.refuse(reason)
-        else:
-            rank.refusal = reason
-        log.warning("%s is refused: %s", rank, reason)
+
+
+def _num_units(ranks: Iterable[Rank]) -> int:
+    return len({rank.hello.unit for rank in ranks})
 
 
 def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer, ServedTokenizer]:

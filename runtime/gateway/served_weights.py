@@ -7,9 +7,10 @@ A checkpoint may change while a deployment runs. A unit that starts again then h
 serve: its answers would be another model's, and units of the other phase would take no KV from it and give it none.
 Such a unit stays up, gets no requests and says why. It does not load again, as it would find the same.
 
-The first weights count even when no rank is left that loaded them. A deployment begins with its gateways and ends with
-them; on one machine they keep the digest in a file, for each other and for those that start again. Elsewhere a gateway
-that is new goes by the ranks that serve: one that was refused says for a while that it is not ready.
+On one machine the first weights count even when no rank is left that loaded them: gateways keep the digest in a file,
+for each other and for those that start again. Elsewhere a gateway goes by the ranks that serve. It forgets the weights
+with the last rank that serves with them, lest one wrong unit that was first keeps out all others for ever. A rank that
+was refused says for a while that it is not ready, so a rank that served decides before it does.
 
 Where the plan names the weights, ranks say nothing of theirs: each has compared them with the manifest.
 """
@@ -25,6 +26,7 @@ from runtime.gateway.rank_connection import Rank
 
 __all__ = ["SHOWN", "ServedWeights", "how_to_restart", "keep_first", "read_first"]
 
+SERVING = ("ready", "draining")  # states of ranks
 SHOWN = 19  # characters of a digest: `sha256:` and twelve
 
 log = logging.getLogger("runtime.gateway.registry")  # as users know who takes ranks
@@ -36,6 +38,7 @@ class ServedWeights:
     def __init__(self, file: Path | None = None) -> None:
         """Remember the digest in `file`, where one that stands there already is heeded. Raise RuntimeFailure."""
         self._file = file
+        self._refused: set[Rank] = set()
         self._digest = None if file is None else read_first(file)
 
     def heed(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
@@ -44,16 +47,38 @@ class ServedWeights:
             return
         if self._digest is not None:
             self._compare(rank)
+            self._forget_if_nobody_serves(ranks)
         elif unit_is_ready:
             self._adopt(rank.loaded_digest)
             for each in ranks:
                 self._compare(each)
+
+    def lose(self, rank: Rank, ranks: Iterable[Rank]) -> None:
+        """Note that the rank is lost."""
+        self._refused.discard(rank)
+        self._forget_if_nobody_serves(ranks)
+
+    def _forget_if_nobody_serves(self, ranks: Iterable[Rank]) -> None:
+        """Forget the weights with the last rank that serves with them, unless a file remembers them.
+
+        One that another gateway refused serves no more either: two gateways that took different weights agree anew.
+        """
+        if self._file is not None or self._digest is None:
+            return
+        if any(each.loaded_digest == self._digest and each.state in SERVING for each in ranks):
+            return
+        log.warning("no rank serves with the weights %s any more: others may", self._digest[:SHOWN])
+        self._digest = None
+        refused, self._refused = self._refused, set()
+        for each in refused:  # it calls again, and is not refused
+            each.hang_up(f"{each} may serve now")
 
     def _compare(self, rank: Rank) -> None:
         if rank.loaded_digest in (None, self._digest) or rank.refusal is not None:
             return
         assert rank.loaded_digest is not None
         assert self._digest is not None
+        self._refused.add(rank)
         rank.refuse(
             f"it loaded other weights ({rank.loaded_digest[:SHOWN]}) than this deployment serves with: its checkpoint"
             f" was changed; put it back and start {how_to_restart(rank)}, or serve with it as it is:"

@@ -28,11 +28,12 @@ from torch import Tensor, nn
 from runtime.checkpoint import (
     ReadDigests,
     ReadWeights,
+    Shard,
     StoredTensor,
     index_tensors,
+    open_shards,
     read_manifest,
     read_parts,
-    read_shards,
     read_text_model,
     refuse_holes,
 )
@@ -84,7 +85,12 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
 
     `progress(done, total)` counts tensors without scales. Raise CheckpointError.
     """
-    shards, manifest = read_shards(folder), read_manifest(folder)
+    with open_shards(folder) as shards:
+        return _load(model, folder, shards, progress)
+
+
+def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callable[[int, int], None]) -> Loaded:
+    manifest = read_manifest(folder)
     if manifest is None:
         refuse_holes(shards)
     else:
@@ -220,14 +226,7 @@ def _read_rows(name: str, index: Index, first: int, count: int, digests: ReadDig
     stored = index[name]
     rows = torch.empty(count, *stored.shape[1:], dtype=TYPES[stored.dtype])
     buffer = rows.view(torch.uint8).numpy().data
-    try:
-        with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.start + stored.num_bytes // stored.shape[0] * first)
-            num_read = file.readinto(buffer)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {stored.path}: {error.strerror}") from None
-    if num_read != buffer.nbytes:
-        raise CheckpointError(f"{stored.path} became shorter while it was read")
+    stored.file.read_into(buffer, stored.start + stored.num_bytes // stored.shape[0] * first)
     if digests is not None:
         digests.add(name, stored, buffer)
     return rows

@@ -22,7 +22,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import ReadWeights, agreed_weights, check_config_digest, check_weights_digest, resolve
+from runtime.checkpoint import (
+    MANIFEST,
+    ReadWeights,
+    Unchanged,
+    agreed_weights,
+    check_config_digest,
+    check_weights_digest,
+    resolve,
+)
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
@@ -81,6 +89,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
+    unchanged = Unchanged((folder / "config.json", folder / MANIFEST))
     check_config_digest(folder, launch.checkpoint.config_digest)
     check_weights_digest(folder, launch.checkpoint.weights_digest)
     metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
@@ -95,7 +104,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
 
     with serve_metrics(metrics.registry, addresses.address, metrics_port, serves, pulse.is_moving):
         network.open_links()
-        engine, group, weights = _bring_up(launch, place, addresses, folder, device, network, pulse)
+        engine, group, weights = _bring_up(launch, place, addresses, folder, unchanged, device, network, pulse)
         metrics.watch(engine.model)
         launch = for_weights(launch, weights)
         blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
@@ -189,6 +198,7 @@ def _bring_up(
     place: RankPlace,
     addresses: Addresses,
     folder: Path,
+    unchanged: Unchanged,
     device: torch.device,
     network: Network,
     pulse: Pulse,
@@ -196,13 +206,14 @@ def _bring_up(
     """Load, then join: nobody waits inside a collective for the slowest loader. Return the unit's weights as well."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
     engine = Engine(_engine_config(launch, folder, device), group, every_part(LOADING_PARTS, network.say_loaded))
+    read = engine.loaded.read_by(f"rank {place.rank} on {addresses.node}")
+    unchanged.require()
     check_layout(launch.kv_cache, engine.token_shape)
     pulse.weights_are_loaded()
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
-    weights = agree_on_weights(group, engine.loaded.read_by(f"rank {place.rank} on {addresses.node}"))
-    return engine, group, weights
+    return engine, group, agree_on_weights(group, read)
 
 
 def for_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:

@@ -8,6 +8,7 @@ from typing import Any
 from planner.command.options import add_command, add_format
 from planner.command.printed import print_json
 from planner.problems.output import require_writable, write_result
+from planner.problems.printable import without_passwords
 
 __all__ = ["add_recorded"]
 
@@ -51,4 +52,4 @@ def _recorded(arguments: argparse.Namespace) -> None:
         print_json({"file": str(arguments.output), **size})
     else:
         said = "{rows:,} rows of {experts} experts in {layers} MoE layers, from {ranks} ranks".format(**size)
-        print(f"{arguments.output}: {said}")
+        print(without_passwords(f"{arguments.output}: {said}"))

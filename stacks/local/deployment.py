@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -146,7 +146,7 @@ def start(
             held.enter_context(folder.locked())
             require_free(layout.listeners)
             record = replace(record, weights_before=_weights_before(folder, plan))
-            _write_launch_files(folder.launch_folder, plan)
+            _write_launch_files(folder.launch_folder, layout.files)
             log = log_opened(folder.path / "supervisor.log", is_new=True)
             supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
         except OSError as error:
@@ -280,10 +280,10 @@ def _why_unreadable(keys: Path) -> str | None:
     return None
 
 
-def _write_launch_files(folder: Path, plan: Deployable) -> None:
+def _write_launch_files(folder: Path, files: Mapping[str, str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for name, text in plan.launch_files().items():
+    for name, text in files.items():
         (folder / name).write_text(text)
 
 

@@ -8,7 +8,7 @@ is told here differs from a pod's in addresses alone.
 import ipaddress
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,16 @@ from planner.facts import names
 from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, Violation
 
-__all__ = ["SERVED_WEIGHTS", "GatewayProcess", "Identity", "Layout", "Listener", "NodeProcess", "lay_out_locally"]
+__all__ = [
+    "SERVED_TOKENIZER",
+    "SERVED_WEIGHTS",
+    "GatewayProcess",
+    "Identity",
+    "Layout",
+    "Listener",
+    "NodeProcess",
+    "lay_out_locally",
+]
 
 SERVED_WEIGHTS = "served-weights"  # beside the launch files; gateways write it
 SERVED_TOKENIZER = "served-tokenizer"  # as well
@@ -79,6 +88,7 @@ class Layout:
     identities: tuple[Identity, ...]
     drain_s: float  # for answers that run when their process is told to end
     listeners: tuple[Listener, ...] = ()  # some of each address, which are to be free before anything starts
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
 
 
 def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
@@ -108,7 +118,7 @@ def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: st
             command = _runtime("node", *launch, *place, "--gateway", called, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
-    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners))
+    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), plan.launch_files())
 
 
 def _gateway_names(number: int) -> list[str]:

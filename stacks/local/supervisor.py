@@ -5,6 +5,8 @@ recorded so, and started again as a whole (`restarts.py`), like a gateway; the r
 fails, as where no log can be opened: it is tried again later. What this process itself cannot do, such as write the
 record, it tries again at every look, and no unit ends for it. However it ends, short of SIGKILL, the record says so.
 
+Launch files that somebody removes are written back, since what starts again reads them.
+
 When a day is played (`played_day.py`), units come and go: one that goes is told to drain, as in a cluster, and is off
 when its processes have ended. The play's last act ends the deployment.
 """
@@ -21,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from stacks.local.certificates import Certificates, now
-from stacks.local.layout import Layout
+from stacks.local.layout import SERVED_TOKENIZER, SERVED_WEIGHTS, Layout
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup, began_at
 from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
@@ -183,6 +185,7 @@ class _Supervisor:
         }
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
+        self._files = {name: text.encode() for name, text in layout.files.items()}  # and what gateways remember
         self._unwritable = 0  # the errno that ends the start
         self._num_stops = 0
         self._stopped_by: str | None = None
@@ -260,6 +263,10 @@ class _Supervisor:
         except OSError as error:  # as on a full disk: the old ones are good for hours
             troubles.append(f"certificates cannot be renewed: {error.strerror}")
         try:
+            self._keep_files()
+        except OSError as error:
+            troubles.append(f"launch files cannot be written: {error.strerror}")
+        try:
             reports = self._reports()
         except OSError as error:
             reports = self._blame_no_gateway()
@@ -279,6 +286,18 @@ class _Supervisor:
             record = self._with_stage(record, "ready")
         self._record = self._with_starts(self._with_day(record))
         self._write_if_due()
+
+    def _keep_files(self) -> None:
+        """Write back what somebody removed beside the launch files: what starts again reads them. Raise OSError."""
+        folder = self._folder.launch_folder
+        for name in {SERVED_WEIGHTS, SERVED_TOKENIZER} - self._files.keys():
+            if (folder / name).is_file():
+                self._files[name] = (folder / name).read_bytes()
+        for name in (each for each in self._files if not os.path.exists(folder / each)):
+            folder.mkdir(exist_ok=True)
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(self._files[name])
+            partial.replace(folder / name)
 
     def _reports(self) -> dict[str, GatewayReport]:
         """Return what each gateway says that answers. Raise OSError where we cannot ask."""

@@ -11,6 +11,7 @@ from planner.command.options import add_command, add_format
 from planner.command.printed import errors_json, print_json, warn
 from planner.plan.given import read_spec
 from planner.problems.errors import InfeasibleError
+from planner.problems.printable import without_passwords
 
 __all__ = ["add_simulate"]
 
@@ -79,7 +80,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     warn(played.warnings)
     if arguments.plot:
         played.draw(arguments.plot)
-        print(f"{arguments.plot}: drawn", file=sys.stderr)
+        print(without_passwords(f"{arguments.plot}: drawn"), file=sys.stderr)
     if arguments.format == "json":
         print_json(played.document() | (errors_json(played.failed) if played.failed else {}))
         return InfeasibleError.exit_status if played.failed else 0

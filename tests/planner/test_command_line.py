@@ -109,6 +109,37 @@ def test_no_file_writes_to_the_terminal(spec_text, spec_folder, spec_file, capsy
     assert all(line.isprintable() for line in shown.splitlines())
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://eve:hunter2@h/x",
+        "http://eve:hun/hunter2@h",
+        "http://eve:hunter2%40h",
+        "http://eve:hunter2\uff20h/x?t=hunter2",
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("experts", "--from", "http://a", "-o", "x"),
+        ("experts", "--gpus", "8", "--nodes", "1"),
+        ("plan",),
+        ("plan", "spec.yaml", "-o"),
+        ("render", "spec.yaml", "-o"),
+    ],
+    ids=" ".join,
+)
+def test_no_message_repeats_a_password(words, address, spec_file, spec_text, spec_folder, monkeypatch, capsys):
+    """Wherever an address stands among the arguments, and however its @ is spelt, in a text and in JSON."""
+    spec_file(spec_text, "spec.yaml")
+    monkeypatch.chdir(spec_folder)
+    for more in ((), ("--format", "json")):
+        main([*words, f"/dev/null/{address}" if words[-1] == "-o" and words[0] != "experts" else address, *more])
+        shown = "".join(capsys.readouterr())
+        assert shown
+        assert "hunter2" not in shown
+
+
 def test_a_reason_in_a_plan_does_not_write_to_the_terminal(plan_of, spec_text, tmp_path, capsys):
     """S910 tells why the runtime cannot run it in the plan's own words, which whoever sealed it chose."""
     document = plan_of(spec_text.replace("gpu: cpu", "gpu: mi300x")).as_json() | {"why_not": [ESCAPE]}

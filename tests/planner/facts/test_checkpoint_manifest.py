@@ -10,7 +10,7 @@ from planner.compiler import compile_plan
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.problems.errors import SpecError
 from planner.spec.check import check_spec
-from runtime.checkpoint import make_manifest, read_shards, resolve, write_manifest
+from runtime.checkpoint import make_manifest, open_shards, resolve, write_manifest
 from tests.planner.conftest import SPEC
 
 
@@ -26,7 +26,8 @@ def folder(tmp_path):
 
 def write(weights):
     """As `tidemill checkpoint digest` does."""
-    return write_manifest(make_manifest(weights, read_shards(weights), 1, lambda _: None), weights / MANIFEST)
+    with open_shards(weights) as shards:
+        return write_manifest(make_manifest(weights, shards, 1, lambda _: None), weights / MANIFEST)
 
 
 def test_without_a_manifest_no_weights_are_named(folder):

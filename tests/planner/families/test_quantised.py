@@ -393,6 +393,7 @@ def test_published_expressions_are_read(expression):
         (["re:.*.*.*.*.*x"], "can match in more than 524,288 ways"),
         (["re:" + "(?:.|[a-z_.0-9])" * 24 + "Z"], "can match in more than 524,288 ways"),
         (["re:" + "(?:.|..)" * 28], "can match in more than 524,288 ways"),
+        (["re:(.*)(.*)\\1\\2"], "can match in more than 524,288 ways"),
         (["re:" + "()" * 28], "can match in more than 524,288 ways"),
         (["re:" + ".?" * 28 + "Z"], "can match in more than 524,288 ways"),
         ([f"re:.*.*Q{n}" for n in range(3_900)], "and at most 536,870,912 are tried"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.checkpoint import folder as small_files
-from runtime.checkpoint import index_tensors, read_json, read_shards, refuse_holes
+from runtime.checkpoint import index_tensors, open_shards, read_json, read_shards, refuse_holes
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.engine import Engine, EngineConfig
@@ -53,7 +53,8 @@ def test_a_small_file_that_is_huge_is_refused(folder, monkeypatch):
 def test_a_file_with_a_hole_is_refused(folder, redundant_map):
     """It was made in full length and never filled, as copies are that were interrupted."""
     size = (folder / WEIGHTS).stat().st_size
-    refuse_holes(read_shards(folder))
+    with open_shards(folder) as shards:
+        refuse_holes(shards)
     os.truncate(folder / WEIGHTS, size // 2)
     os.truncate(folder / WEIGHTS, size)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint import MANIFEST, check_weights_digest, make_manifest, read_shards, write_manifest
+from runtime.checkpoint import MANIFEST, check_weights_digest, make_manifest, open_shards, read_shards, write_manifest
 from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import GlooGroup, SoloGroup
 from runtime.model.engine import Engine, EngineConfig
@@ -35,7 +35,8 @@ def folder(original, tmp_path):
 
 
 def digest(folder):
-    return write_manifest(make_manifest(folder, read_shards(folder), 2, lambda _: None), folder / MANIFEST)
+    with open_shards(folder) as shards:
+        return write_manifest(make_manifest(folder, shards, 2, lambda _: None), folder / MANIFEST)
 
 
 def load(folder, group=None):

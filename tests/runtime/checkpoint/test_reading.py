@@ -6,15 +6,17 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.checkpoint.folder import HeldFile
 from runtime.checkpoint.reading import AT_ONCE_BYTES, ReadDigests
 from runtime.checkpoint.tensors import StoredTensor
 
+FILE = HeldFile(Path(__file__))  # which nothing here reads
 PART = st.binary(min_size=8, max_size=8)
 
 
 def digest(parts):
     """What a tensor is called that is read in these parts."""
-    stored = StoredTensor(Path("a"), "U8", (sum(map(len, parts)),), 0, sum(map(len, parts)))
+    stored = StoredTensor(FILE, "U8", (sum(map(len, parts)),), 0, sum(map(len, parts)))
     with ReadDigests(None, 2) as digests:
         for part in parts:
             digests.add("w", stored, memoryview(part))
@@ -35,7 +37,7 @@ def test_a_changed_bit_and_another_order_are_other_weights(parts, bit, data):
 def test_no_thread_is_needed_for_it():
     """The loading thread would wait for one on a busy machine."""
     before = threading.active_count()
-    stored = StoredTensor(Path("a"), "U8", (4 * AT_ONCE_BYTES,), 0, 4 * AT_ONCE_BYTES)
+    stored = StoredTensor(FILE, "U8", (4 * AT_ONCE_BYTES,), 0, 4 * AT_ONCE_BYTES)
     with ReadDigests(None, 2) as digests:
         digests.add("w", stored, memoryview(bytes(2 * AT_ONCE_BYTES)))
         digests.add("w", stored, memoryview(bytes(2 * AT_ONCE_BYTES)))

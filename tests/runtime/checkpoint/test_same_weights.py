@@ -16,6 +16,7 @@ from runtime.checkpoint import (
     agreed_weights,
     index_tensors,
     make_manifest,
+    open_shards,
     read_shards,
     write_manifest,
 )
@@ -177,7 +178,8 @@ def test_manifests_stand_for_the_files(original, copy, tmp_path, join):
     """Where both have one, equal ones join; where only one has, that is named."""
     with_one = shutil.copytree(original, tmp_path / "with")
     for folder in (copy, with_one):
-        write_manifest(make_manifest(folder, read_shards(folder), 1, lambda _: None), folder / MANIFEST)
+        with open_shards(folder) as shards:
+            write_manifest(make_manifest(folder, shards, 1, lambda _: None), folder / MANIFEST)
 
     assert len(set(join(with_one, copy))) == 1
     assert " is missing, not sha256:" in join(original, copy)[1]

@@ -10,7 +10,7 @@ import pytest
 
 from runtime import checkpoint
 from runtime.__main__ import main
-from runtime.checkpoint import MANIFEST, make_manifest, read_shards, write_manifest
+from runtime.checkpoint import MANIFEST, make_manifest, open_shards, read_shards, write_manifest
 from runtime.checkpoint.stage import LOCK, STAGED, stage
 from runtime.errors import CheckpointError, RuntimeFailure
 from tests.runtime.random_checkpoints import V3, write_checkpoint
@@ -23,7 +23,8 @@ def original(tmp_path_factory):
     """A checkpoint in three shards, with its manifest and a tokenizer."""
     folder = write_checkpoint(tmp_path_factory.mktemp("stage") / "checkpoint", V3, num_shards=3)
     (folder / "tokenizer.json").write_text("{}")
-    write_manifest(make_manifest(folder, read_shards(folder), 2, lambda _: None), folder / MANIFEST)
+    with open_shards(folder) as shards:
+        write_manifest(make_manifest(folder, shards, 2, lambda _: None), folder / MANIFEST)
     return folder
 
 

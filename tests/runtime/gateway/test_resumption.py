@@ -53,8 +53,10 @@ class Peer:
 class Call:
     """A request that begins at the first of some ranks, and goes on at the next one each time it loses one."""
 
-    def __init__(self, num_ranks, wait_s=5.0):
+    def __init__(self, num_ranks, wait_s=5.0, weights=()):
         self.peers = [Peer(number) for number in range(num_ranks)]
+        for peer, digest in zip(self.peers, weights, strict=False):
+            peer.rank.loaded_digest = digest
         self.told = []
         self._next = iter(self.peers)
         registry = SimpleNamespace(room=lambda size: 9, choose_ranks=self._choose)
@@ -268,3 +270,25 @@ def test_a_rank_that_skips_back_fails_the_request():
     assert token.token_id == ANSWER[0]
     assert failed.reason == "rank 0 of unit mixed-0 said token 0 twice"
     assert isinstance(last, Abort)
+
+
+@pytest.mark.parametrize("num_said", [0, 2])
+def test_an_answer_does_not_go_on_with_other_weights(num_said):
+    """A gateway may serve with others meanwhile. Who has no token yet may have its answer of them."""
+
+    async def run():
+        call = Call(2, weights=("old", "new"))
+        asked = await call.asked(0)
+        for index in range(num_said):
+            call.peers[0].say(asked, index)
+        call.peers[0].rank.fail_all("it was lost")
+        if num_said == 0:
+            return await call.asked(1)
+        while not isinstance(call.told[-1], Failed):
+            await asyncio.sleep(0.001)
+        return call.told[-1].reason, await call.peers[1].heard(), call.num_resumed
+
+    found = in_time(run())
+
+    expected = ("the weights that it began with are served no more", [], 0)
+    assert found == expected if num_said else found.prompt_ids == PROMPT

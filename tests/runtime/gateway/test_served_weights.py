@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -129,22 +130,32 @@ def test_a_unit_that_loaded_other_weights_gets_no_requests_and_says_why(first, s
 
 
 @pytest.mark.parametrize("loaded", [OLD, None])
-@pytest.mark.parametrize("units", [("ours", "theirs"), ("theirs", "ours")])
+@pytest.mark.parametrize("units", [("ours-0", "ours-1", "theirs-0"), ("theirs-0", "ours-0", "ours-1")])
 def test_a_unit_that_read_another_tokenizer_gets_no_requests_and_says_why(units, loaded):
-    """Whether or not the plan names the weights, and whichever unit comes first: JSON that it writes would be wrong."""
+    """Whether or not the plan names the weights, and whichever comes first. It hears of it: most units agree."""
 
     async def use(gateway):
-        ranks = {unit: await started(gateway, "mixed", loaded, unit, f"sha256:{unit}") for unit in units}
-        await until(lambda: ranks["theirs"].heard)
+        ranks = {unit: await started(gateway, "mixed", loaded, unit, f"sha256:{unit[:-2]}") for unit in units}
+        await until(lambda: ranks["theirs-0"].heard)
         return gateway.states(), gateway.refusals(), {unit: rank.heard for unit, rank in ranks.items()}
 
     states, refusals, heard = run(use)
-    reason = refusals["theirs"]
+    reason = refusals["theirs-0"]
 
-    assert states == {"ours": ["ready"], "theirs": ["refused"]}
+    assert states == {"ours-0": ["ready"], "ours-1": ["ready"], "theirs-0": ["refused"]}
     assert reason.startswith(f"its tokenizer.json ({THEIRS}) is another than this gateway's ({OURS}), so answers in ")
-    assert reason.endswith("start theirs again (here: kill 4711; in a cluster: kubectl delete pod theirs-0)")
-    assert heard == {"ours": [], "theirs": [Wait(reason)]}
+    assert "start theirs-0 again (here: kill 4711; in a cluster: kubectl delete pod theirs-0-0), or" in reason
+    assert heard == {"ours-0": [], "ours-1": [], "theirs-0": [Wait(reason)]}
+
+
+def test_a_wrong_gateway_and_a_wrong_unit_take_no_unit_from_others():
+    """As many units agree with the gateway as do not, so it may be the one that is wrong: nobody hears of it."""
+
+    async def use(gateway):
+        ranks = [await started(gateway, "mixed", OLD, unit, unit) for unit in (OURS, THEIRS)]
+        return gateway.states(), [rank.heard for rank in ranks]
+
+    assert run(use) == ({OURS: ["ready"], THEIRS: ["refused"]}, [[], []])
 
 
 def test_a_gateway_that_no_rank_agrees_with_leaves_the_ranks_to_others():
@@ -174,8 +185,8 @@ def test_requests_go_to_the_units_that_have_the_first_weights():
     assert run(use) == ({"p0": ["ready"], "d0": ["ready"], "d1": ["refused"]}, {"p0", "d0"})
 
 
-def test_the_first_weights_count_when_nobody_is_left_who_loaded_them():
-    """All ranks end and start again on a changed checkpoint; with the old one they serve."""
+def test_the_first_weights_count_when_nobody_is_left_who_loaded_them(tmp_path):
+    """All ranks end and start again on a changed checkpoint; with the old one they serve. A file remembers it."""
 
     async def use(gateway):
         first = await started(gateway, "mixed", OLD)
@@ -186,7 +197,22 @@ def test_the_first_weights_count_when_nobody_is_left_who_loaded_them():
         await started(gateway, "mixed", OLD)
         return changed, gateway.states()
 
-    assert run(use) == ({"mixed-0": ["refused"]}, {"mixed-0": ["ready"]})
+    assert run(use, tmp_path / "weights") == ({"mixed-0": ["refused"]}, {"mixed-0": ["ready"]})
+
+
+def test_without_a_file_the_first_weights_go_with_the_last_unit_that_loaded_them():
+    """A wrong unit that was ready first keeps nobody out for ever: those that it kept out call again, and serve."""
+
+    async def use(gateway):
+        wrong = await started(gateway, "mixed", NEW, "wrong")
+        right = [await started(gateway, "mixed", OLD, unit) for unit in ("a", "b")]
+        await until(lambda: all(rank.heard for rank in right))
+        before = gateway.states()
+        await wrong.ends()
+        await until(lambda: gateway.states() == {"a": ["ready"], "b": ["ready"], "wrong": ["lost"]})
+        return before
+
+    assert run(use) == {"a": ["refused"], "b": ["refused"], "wrong": ["ready"]}
 
 
 def test_ranks_decide_nothing_before_their_unit_is_ready():
@@ -219,10 +245,7 @@ def test_a_gateway_that_starts_again_remembers_by_its_file(tmp_path):
 
 def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
     """The second finds the file that was not there when it began."""
-    hello = SimpleNamespace(unit="a", pid=4711)
-    ranks = [
-        SimpleNamespace(hello=hello, loaded_digest=each, refusal=None, refuse=lambda why: None) for each in (OLD, NEW)
-    ]
+    ranks = [Mock(loaded_digest=each, refusal=None) for each in (OLD, NEW)]
     gateways = [ServedWeights(tmp_path / "weights") for _ in ranks]
     for gateway, rank in zip(gateways, ranks, strict=True):
         gateway.heed(rank, [rank], unit_is_ready=True)

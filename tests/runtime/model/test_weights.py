@@ -337,3 +337,34 @@ def test_tensors_that_do_not_follow_each_other_are_refused(tmp_path, offsets):
 
     with pytest.raises(CheckpointError, match=r"is damaged: . has bytes"):
         index_tensors(read_shards(tmp_path))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_file_that_changes_while_it_is_loaded_is_refused(copied, contiguous_map, in_place):
+    """Whether it is written to, or another takes its name; the size is the same."""
+    file, new = copied / "model.safetensors", copied / "new.safetensors"
+
+    def change(done, total):
+        if done == total // 2:
+            new.write_bytes(file.read_bytes()[:-1] + b"x")
+            file.write_bytes(new.read_bytes()) if in_place else new.replace(file)
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors changed while it was read: start again once"):
+        Engine(EngineConfig(copied, contiguous_map, torch.float32), SoloGroup(), change)
+
+
+def test_what_is_loaded_is_of_the_file_whose_header_was_read(copied, contiguous_map):
+    """Another file may have its name for a while: nothing of it is read."""
+    file, other, away = (copied / f"{name}.safetensors" for name in ("model", "other", "away"))
+    save_file({name: torch.zeros(3) for name in load_file(file)}, other)
+
+    def swap(done, total):
+        if done == 1:
+            file.rename(away)
+            other.rename(file)
+        elif done == total:
+            away.replace(file)
+
+    engine = Engine(EngineConfig(copied, contiguous_map, torch.float32), SoloGroup(), swap)
+
+    assert engine.loaded.digests == solo(copied, contiguous_map).loaded.digests

@@ -241,6 +241,8 @@ def test_no_message_has_an_addresss_password(url, address):
         ("http://h?token=a@hunter2", "http://..."),
         ("http://eve:hun#ter2@h", "http://..."),
         ("eve:hun?ter2@h", "..."),
+        ("http://eve:hunter2%40h/metrics", "http://h/metrics"),
+        ("http://eve:hunter2\N{FULLWIDTH COMMERCIAL AT}h", "http://h"),
         ("http://h:9090/a", "http://h:9090/a"),
     ],
 )

@@ -142,6 +142,22 @@ def no_descriptor(*_, **__):
     raise OSError(errno.EMFILE, "Too many open files")
 
 
+def test_files_that_somebody_removed_are_written_back(two_units):
+    """Units start again from the launch files, and gateways compare with what they served first."""
+    folder = two_units._folder.launch_folder
+    two_units._files = {"a.json": b"{}"}
+    two_units._watch()
+    (folder / "served-weights").write_text("sha256:first")
+    two_units._watch()
+    shutil.rmtree(folder)
+    two_units._watch()
+
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "a.json": "{}",
+        "served-weights": "sha256:first",
+    }
+
+
 def break_log(folder, patch):
     """Put a folder where a node's log is to be."""
     (folder / "a.1.log").unlink()
