@@ -33,7 +33,6 @@ METADATA: Picture = {
     "annotations": dict.fromkeys(map(names.digest_annotation, ("plan", "launch", "unit", "expert-map")), PLANNED),
 }
 CONTAINER: Picture = {
-    **dict.fromkeys(("command", "args"), PLANNED),  # they name the launch file
     "env": [{"name": each, "value": PLANNED, "valueFrom": PLANNED} for each in names.CONTAINER_VARIABLES],
     "resources": {"limits": {}, "requests": {}},  # may be added to, and not be taken away
     "volumeMounts": [

@@ -133,6 +133,8 @@ class Load:
             if response.status != 200:
                 raise ValueError(f"{response.status}: {response.read().decode()}")
             for line in response:
+                if line.startswith(b":"):  # a comment, which says that the answer is still waited for
+                    continue
                 data = line.decode().strip().removeprefix("data: ")
                 if data == "[DONE]":
                     return
@@ -164,7 +166,7 @@ def _whole_text(host: str, number: int) -> str:
     body = json.dumps({"model": "tidemill-demo", "stream": True, **CALLS[number]})
     request = urllib.request.Request(f"http://{host}:8000/v1/completions", body.encode(), _headers(number))
     with urllib.request.urlopen(request, timeout=RECOVERED_S) as response:
-        events = [line.decode().strip().removeprefix("data: ") for line in response]
+        events = [line.decode().strip().removeprefix("data: ") for line in response if not line.startswith(b":")]
     return "".join(json.loads(event)["choices"][0]["text"] for event in events if event not in ("", "[DONE]"))
 
 

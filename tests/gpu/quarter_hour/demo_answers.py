@@ -128,7 +128,7 @@ def _pieces(response: Any) -> Iterator[tuple[float, str]]:
     """Yield each piece of a stream that has text, and when it came."""
     for raw in response:
         data = raw.decode().strip().removeprefix("data: ")
-        if data and data != "[DONE]":
+        if data and data != "[DONE]" and not data.startswith(":"):
             text = _text(json.loads(data))
             if text:
                 yield time.monotonic(), text

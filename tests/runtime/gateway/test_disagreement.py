@@ -22,7 +22,7 @@ class Line:
     """A unit's only rank, as one gateway knows it."""
 
     def __init__(self, unit, digest):
-        self.hello, self.refusal, self.state = SimpleNamespace(unit=unit), None, "loading"
+        self.hello, self.refusal, self.state = SimpleNamespace(unit=unit, pid=1), None, "loading"
         self.loaded_digest = self.tokenizer_digest = digest
         self.is_told = False
 
