@@ -292,7 +292,7 @@ def killed(river_runs):
 
 @pytest.mark.usefixtures("killed")
 def test_a_killed_deployment_is_told_until_it_is_taken_down(plan, capsys):
-    """By its name and among all; `down` by name closes its record, and its name goes on to be known."""
+    """`status` tells it by name and among all; `down` with the name closes the record, and the name stays known."""
     for words in (["status", "creek"], ["status"], ["status", "creek", "--format", "json"]):
         assert cli.main(words) == 1
         assert (

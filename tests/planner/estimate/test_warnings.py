@@ -99,7 +99,7 @@ ON_ONE_NODE = {"prefill": None, "decode": None, "mixed": {"ep_size": 8, "precisi
     ids=str,
 )
 def test_units_may_reach_their_gpus_without_an_rdma_device_of_ours(change, rules_of):
-    """By the node's network, an overlay of their pods, NVLink from node to node, or on one node; W111 is for others."""
+    """Units may use the node's network, an overlay, NVLink between nodes, or one node; W111 is for all others."""
     assert "W111" in rules_of({})
     assert "W111" not in rules_of(change)
 

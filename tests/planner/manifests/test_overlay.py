@@ -41,7 +41,7 @@ def test_an_empty_overlay_is_none(overlay):
 
 
 def test_only_the_objects_that_are_meant_are_changed():
-    """By kind, and by name where one is given; a later item is merged after an earlier one."""
+    """An item names a kind, and may name an object; a later item is merged after an earlier one."""
     text = "# Why.\nkind: Service\nmetadata:\n  name: a\n"
     by_kind = {"kind": "Service", "patch": {"spec": {"type": "LoadBalancer", "ports": []}}}
     by_name = {"kind": "Service", "name": "b", "patch": {"spec": {"clusterIP": "None"}}}

@@ -84,7 +84,7 @@ def test_every_row_of_the_table_is_of_the_spec_as_it_is(row, place):
     ids=str,
 )
 def test_only_what_is_certain_is_a_change(change, path, words, is_change, problems_of):
-    """Of several fields, a field that is given and a value that does not fit, words are all that there is."""
+    """Several fields, a field that is given and a value that does not fit get words and no change."""
     problem = next(each for each in problems_of(json.dumps(applied(PAIR, change))) if each.path == path)
 
     assert words in str(problem.fix)

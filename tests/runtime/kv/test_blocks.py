@@ -75,7 +75,7 @@ def test_what_decides_latents_decides_names():
 
 
 def test_this_machines_kernels_have_a_digest():
-    """Of plain texts, whatever torch makes of its version."""
+    """They are plain texts, whatever torch makes of its version."""
     kernels = backend(torch.float32).kernels
 
     assert len(digest_of(deterministic=True, kernels=kernels)) == 32

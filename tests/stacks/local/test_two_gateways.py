@@ -182,7 +182,7 @@ def test_a_unit_that_is_killed_starts_as_soon_as_it_is_started_again(watched):
 
 
 def test_status_says_when_what_is_down_is_started_again(tmp_path, monkeypatch, capsys):
-    """By the clock, so that --watch shows it once; never of a deployment that ends."""
+    """It is a time of the clock, so that --watch shows it once; a deployment that ends has none."""
     folder = RunFolder(tmp_path)
     monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
     starts = {"starts_at": time.monotonic() + 40}
