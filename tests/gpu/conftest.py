@@ -1,7 +1,5 @@
 """Tests that need a GPU: skipped, and listed with the reason, where there is none."""
 
-import socket
-
 import pytest
 import torch
 
@@ -29,17 +27,6 @@ def ops(device):
 def reference(device):
     """Plain torch on the same GPU."""
     return Ops(device)
-
-
-@pytest.fixture(scope="session")
-def free_port():
-    """Finds a TCP port on loopback that nobody listens on."""
-
-    def find():
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            return probe.getsockname()[1]
-
-    return find
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
+from tests.ports import free_port
 from tests.runtime.closeness import median_off_by, off_by
 
 ADDRESS = "127.0.0.1"
@@ -103,7 +104,7 @@ def rank_logits(rank, size, port, found):
 
 
 @pytest.fixture(scope="module")
-def exchanged(device, free_port):
+def exchanged(device):
     """The logits of both ranks of a unit, which share a GPU where there is one."""
     shares = torch.cuda.device_count() < 2
     if shares and (why_not := why_missing("cuda")) is not None:

@@ -41,8 +41,9 @@ from runtime.kernels.gpu.ops import GpuOps
 from runtime.kernels.gpu.packages import HOPPER, Packages, find_packages
 from runtime.model.fp8 import Fp8Rows
 from tests.gpu.quarter_hour.mps import shared_gpu
-from tests.gpu.quarter_hour.pair import ADDRESS, end, free_port, until_one_fails
+from tests.gpu.quarter_hour.pair import ADDRESS, end, until_one_fails
 from tests.gpu.quarter_hour.parts import MISSING
+from tests.ports import free_port
 
 RANKS, TOLERANCE = 2, 0.01
 SECONDS, BEGINS_NOTHING_AFTER_S = 85, 70  # of the 90 that the part has

@@ -49,8 +49,9 @@ from runtime.worker.pulse import Pulse
 from runtime.worker.step_times import StepTimes
 from runtime.worker.worker import step_until_left
 from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
-from tests.gpu.quarter_hour.pair import ADDRESS, end, free_port
+from tests.gpu.quarter_hour.pair import ADDRESS, end
 from tests.gpu.quarter_hour.parts import MISSING
+from tests.ports import free_port
 
 STEP_TIMEOUT_S, DEADLINE_S = 10, 14
 PATIENCE_S = 52  # of the 60 that the part has

@@ -13,10 +13,8 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -29,14 +27,15 @@ from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.device import CPU, use_device
 from tests.gpu.quarter_hour.machine import nccl_loaded
 from tests.gpu.quarter_hour.mps import shared_gpu
+from tests.gpu.quarter_hour.pair import ADDRESS, end, until_one_fails
 from tests.gpu.quarter_hour.parts import MISSING
+from tests.ports import free_port
 
 __all__ = [
     *("SHARED", "Figures", "RanksFailed", "device", "environment", "finish", "join", "nccl_version", "options"),
     *("part", "reserved_gb", "run_ranks", "why_missing"),
 ]
 
-ADDRESS = "127.0.0.1"
 SHARED = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "4",  # of one rank: four ranks take 16 of an H100's 132 multiprocessors while they wait
@@ -169,29 +168,17 @@ def why_missing(device: str) -> str | None:
 
 def _run(module: str, size: int, folder: Path, device: str, variables: dict[str, str], seconds: float) -> None:
     """Run the ranks, and end those that are left when one failed or time is over."""
-    port, began = _free_port(), time.monotonic()
     command = [sys.executable, "-m", module, "--device", device, "--folder", str(folder)]
-    command += ["--size", str(size), "--port", str(port)]
+    command += ["--size", str(size), "--port", str(free_port())]
     ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=variables) for rank in range(size)]
     try:
-        while None in (statuses := [rank.poll() for rank in ranks]):
-            if any(statuses):
-                break
-            if time.monotonic() - began > seconds:
-                raise RanksFailed(f"{size} ranks did not end in {seconds} s: {statuses}")
-            time.sleep(0.05)
+        statuses = until_one_fails(ranks, seconds)
         if any(statuses):
             raise RanksFailed(f"of {size} ranks one failed: {statuses}")
+        if None in statuses:
+            raise RanksFailed(f"{size} ranks did not end in {seconds} s: {statuses}")
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
-def _free_port() -> int:
-    """Find a TCP port on loopback that nobody listens on."""
-    with socket.create_server((ADDRESS, 0)) as probe:
-        return int(probe.getsockname()[1])
+        end(ranks)
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

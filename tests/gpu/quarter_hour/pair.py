@@ -1,20 +1,13 @@
-"""The ranks of a small unit as processes on one machine: a port to meet at, and an end for all of them."""
+"""The ranks of a small unit as processes on one machine: where they meet, and an end for all of them."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 
-__all__ = ["ADDRESS", "end", "free_port", "until_one_fails"]
+__all__ = ["ADDRESS", "end", "until_one_fails"]
 
 ADDRESS = "127.0.0.1"
 POLL_S = 0.05
-
-
-def free_port() -> int:
-    """Return a TCP port on loopback that nobody listens on."""
-    with socket.create_server((ADDRESS, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def until_one_fails(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int | None]:
