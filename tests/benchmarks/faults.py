@@ -35,6 +35,7 @@ from urllib.parse import urlsplit
 
 from rich.progress import Progress
 
+from tests.events import DONE, data_of
 from tests.stacks.deployments import HOSTS, Tidemill, get_json
 
 __all__ = ["Load", "expected_texts", "hosts_of", "kinds_of", "restarts", "strike"]
@@ -132,14 +133,10 @@ class Load:
                 raise _NotReadyError
             if response.status != 200:
                 raise ValueError(f"{response.status}: {response.read().decode()}")
-            for line in response:
-                if line.startswith(b":"):  # a comment, which says that the answer is still waited for
-                    continue
-                data = line.decode().strip().removeprefix("data: ")
-                if data == "[DONE]":
+            for data in data_of(response):
+                if data == DONE:
                     return
-                if data:
-                    yield self._piece(json.loads(data))
+                yield self._piece(json.loads(data))
             raise http.client.IncompleteRead(b"")
 
     def _piece(self, event: dict) -> str:
@@ -166,8 +163,8 @@ def _whole_text(host: str, number: int) -> str:
     body = json.dumps({"model": "tidemill-demo", "stream": True, **CALLS[number]})
     request = urllib.request.Request(f"http://{host}:8000/v1/completions", body.encode(), _headers(number))
     with urllib.request.urlopen(request, timeout=RECOVERED_S) as response:
-        events = [line.decode().strip().removeprefix("data: ") for line in response if not line.startswith(b":")]
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events if event not in ("", "[DONE]"))
+        events = [json.loads(data) for data in data_of(response) if data != DONE]
+    return "".join(event["choices"][0]["text"] for event in events)
 
 
 def restarts(status: dict) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tests.events import DONE, data_of
 from tests.stacks.deployments import CHECKPOINT
 
 MODEL = "tidemill-demo"
@@ -126,12 +127,9 @@ def ask(endpoint: tuple[str, int], question: Question, is_stream: bool) -> Answe
 
 def _pieces(response: Any) -> Iterator[tuple[float, str]]:
     """Yield each piece of a stream that has text, and when it came."""
-    for raw in response:
-        data = raw.decode().strip().removeprefix("data: ")
-        if data and data != "[DONE]" and not data.startswith(":"):
-            text = _text(json.loads(data))
-            if text:
-                yield time.monotonic(), text
+    for data in data_of(response):
+        if data != DONE and (text := _text(json.loads(data))):
+            yield time.monotonic(), text
 
 
 def _text(document: dict[str, Any]) -> str:
