@@ -132,16 +132,12 @@ def test_requests_end_with_their_own_latents_however_late_these_come(small_confi
     link = LateLink()
     rank = new_rank(small_config, link)
     requests = [request(number, *wish, small_config) for number, wish in enumerate(wished)]
-    for number, (each, gap) in enumerate(zip(requests, gaps, strict=False)):
-        rank.scheduler.add(each)
-        for num_copies in gap:
-            link.go_on(num_copies)
-            check_limits(rank, rank.step())
-        if number // 2 in aborted:
-            rank.scheduler.abort(str(number // 2))
-    while rank.scheduler.has_work():
+
+    def step(num_copies):
+        link.go_on(num_copies)
         check_limits(rank, rank.step())
-    gone = {str(number // 2) for number in range(len(requests)) if number // 2 in aborted}
+
+    gone = play(rank, requests, gaps, aborted, step)
 
     assert rank.ended == {each.id: expected(each) for each in requests if each.id not in gone or each.id in rank.ended}
     assert rank.cache.num_free_pages == rank.cache.num_pages
@@ -190,22 +186,31 @@ def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wis
     link = LateLink()
     rank = new_rank(small_config, link)
     requests = [shared_request(number, *wish, small_config) for number, wish in enumerate(wished)]
-    for number, (each, gap) in enumerate(zip(requests, gaps, strict=False)):
-        rank.scheduler.add(each)
-        for num_copies in gap:
-            if num_copies == 3:
-                forget_all(rank.cache)
-            link.go_on(num_copies)
-            check_limits(rank, rank.step(), shares=True)
-        if number // 2 in aborted:
-            rank.scheduler.abort(str(number // 2))
-    while rank.scheduler.has_work():
+
+    def step(num_copies):
+        if num_copies == 3:
+            forget_all(rank.cache)
+        link.go_on(num_copies)
         check_limits(rank, rank.step(), shares=True)
-    gone = {str(number // 2) for number in range(len(requests)) if number // 2 in aborted}
+
+    gone = play(rank, requests, gaps, aborted, step)
 
     assert rank.ended == {each.id: expected(each) for each in requests if each.id not in gone or each.id in rank.ended}
     assert rank.cache.num_free_pages == rank.cache.num_pages
     assert rank.scheduler.num_hit_tokens <= rank.scheduler.num_queried_tokens
+
+
+def play(rank, requests, gaps, aborted, step):
+    """Let each request come, then some steps with copies that end; return the ids of those that were aborted."""
+    for number, (each, gap) in enumerate(zip(requests, gaps, strict=False)):
+        rank.scheduler.add(each)
+        for num_copies in gap:
+            step(num_copies)
+        if number // 2 in aborted:
+            rank.scheduler.abort(str(number // 2))
+    while rank.scheduler.has_work():
+        step(0)
+    return {str(number // 2) for number in range(len(requests)) if number // 2 in aborted}
 
 
 def shared_request(number, wish, root, num_own, config):
