@@ -90,7 +90,7 @@ def noted_kernel(tmp_path, monkeypatch):
 
 
 def test_a_kernel_is_compiled_ahead_as_deep_gemm_asks(noted_kernel):
-    """With its flags, and from the source that its cache keeps."""
+    """It gets the same flags, and the source that its cache keeps."""
     compile_ahead.compile_kernel(noted_kernel)
     code = (noted_kernel / "kernel.cubin").read_text()
 

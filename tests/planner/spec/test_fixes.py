@@ -211,7 +211,7 @@ def examples_offered(path, written):
 
 
 def assert_mended(text, problems_of):
-    """With each change that a problem of `text` offers, that problem is gone, and no other one is there."""
+    """Each change that a problem of `text` offers mends that problem, and brings no other one."""
     problems = problems_of(text)
     for problem in problems:
         for change in problem.changes:

@@ -122,7 +122,7 @@ def test_a_completion_is_the_text_of_its_tokens(client, pair, ids):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_counts_what_no_choice_computed(client, pair, ids, stream):
-    """Of the first prompt's choices one found 3 tokens and the other 5; of the second prompt's one found none."""
+    """One choice of the first prompt found 3 tokens and the other 5; one of the second prompt's found none."""
     pair.reply, pair.hits = [*ids("grinds"), EOS_ID], iter([3, 5, 4, 0])
     asked = {"model": MODEL, "prompt": ["the mill grinds", "with the tide"], "n": 2}
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}

@@ -136,7 +136,7 @@ def test_whoever_lets_memory_go_can_ask_for_the_copies_begun_until_then():
 
 
 def test_latents_of_a_request_are_written_beside_the_computation():
-    """Which rows they go to is told to the device before: a copy from ordinary memory would wait for the queue."""
+    """The device is told before which rows they go to: a copy from ordinary memory would wait for the queue."""
     queue, made = Queue(), []
     cache = LatentCache(2, 4, 128, torch.float32, CPU, PinnedLink(CPU, queue))
     cache._rows = lambda table, start, end: made.append(list(queue.record)) or torch.arange(start, end)

@@ -194,7 +194,7 @@ def test_streamed_text_equals_the_whole_answer(client):
 
 
 def test_a_prompt_that_comes_again_is_found(client, demo):
-    """Of three calls two go to one rank, which computes what follows the last whole block; the metrics say so too."""
+    """Two of three calls go to one rank, which computes what follows the last whole block; the metrics say so too."""
     names = "tidemill_prefix_cache_hits_total", "tidemill_prefix_cache_queries_total"
     before = [sum(total(rank, name, tier="pages") for rank in rank_samples(demo, "prefill")) for name in names]
     asked = {"model": MODEL, "prompt": f"{ENDINGS[0]} {ENDINGS[1]} " * 3, "max_tokens": 2, "temperature": 0}

@@ -1,4 +1,4 @@
-"""Which of the kernel packages a GPU's rank uses, by what its driver says of the GPU."""
+"""A rank chooses its kernel packages by what the driver says of its GPU."""
 
 from types import SimpleNamespace
 
