@@ -140,22 +140,22 @@ def _validate(arguments: argparse.Namespace) -> None:
         _print_fits(fits)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
-        raise kind([problem for error in errors for problem in error.problems])
+        raise kind([finding for error in errors for finding in error.findings])
     if arguments.format == "json":
         told = {
-            "left_to_plan": [problem.as_json() for fit in fits.values() for problem in fit.left_to_plan],
-            "left_to_render": [problem.as_json() for fit in fits.values() for problem in fit.left_to_render],
-            "warnings": [problem.as_json() for fit in fits.values() for problem in fit.warnings],
+            "left_to_plan": [finding.as_json() for fit in fits.values() for finding in fit.left_to_plan],
+            "left_to_render": [finding.as_json() for fit in fits.values() for finding in fit.left_to_render],
+            "warnings": [finding.as_json() for fit in fits.values() for finding in fit.warnings],
         }
-        print_json({"valid": True, "errors": []} | {key: problems for key, problems in told.items() if problems})
+        print_json({"valid": True, "errors": []} | {key: findings for key, findings in told.items() if findings})
 
 
 def _print_fits(fits: Mapping[Path, Fit]) -> None:
     """Say of each right spec that it is valid, and what is left to other commands."""
     for path, fit in fits.items():
-        left = [f"left to plan: {problem}" for problem in fit.left_to_plan]
-        left += [f"left to render, which refuses it: {problem}" for problem in fit.left_to_render]
-        print("\n".join([f"{path}: valid", *left, *(f"warning: {problem}" for problem in fit.warnings)]))
+        left = [f"left to plan: {finding}" for finding in fit.left_to_plan]
+        left += [f"left to render, which refuses it: {finding}" for finding in fit.left_to_render]
+        print("\n".join([f"{path}: valid", *left, *(f"warning: {finding}" for finding in fit.warnings)]))
 
 
 def _schema(_: argparse.Namespace) -> None:
@@ -245,8 +245,8 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import deployable_from
     from planner.manifests.folder import write_folder
     from planner.manifests.render import render_files
+    from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
-    from planner.problems.warned import warnings_json
 
     plan = deployable_from(arguments.given, arguments.previous)
     files = render_files(plan)

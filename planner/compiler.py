@@ -25,7 +25,8 @@ from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
 from planner.plan.previous import PreviousPlan, read_previous
 from planner.plan.runnable import runtime_refusals
-from planner.problems.errors import CallError, InfeasibleError, Violation
+from planner.problems.errors import CallError, InfeasibleError
+from planner.problems.finding import Finding
 from planner.schedule.schedule import plan_schedule
 from planner.schedule.starts import start_times
 from planner.search.auto import decide
@@ -64,8 +65,8 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
     if not isinstance(given, ResolvedSpec):
         if previous is not None:
             rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
-            violation = Violation("--previous", str(previous), rule, reason, "leave it out, or give the spec")
-            raise CallError([violation.at("tidemill")])
+            finding = Finding("--previous", str(previous), rule, reason, "leave it out, or give the spec")
+            raise CallError([finding.at("tidemill")])
         return given.deployable
     spec = decide(given, memory_of, layout_of).spec
     decided, _ = _decided(spec, read_previous(previous) if previous else None)

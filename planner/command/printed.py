@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.facts.digest import pretty_json
-from planner.problems.errors import Problem
+from planner.problems.finding import Finding
 from planner.problems.printable import printable
 
 __all__ = ["errors_json", "print_json", "say", "warn"]
 
 
-def warn(warnings: Sequence[Problem]) -> None:
+def warn(warnings: Sequence[Finding]) -> None:
     """Say the warnings of a plan that is carried out, each on a line of stderr."""
-    for problem in warnings:
-        print(f"warning: {problem}", file=sys.stderr)
+    for finding in warnings:
+        print(f"warning: {finding}", file=sys.stderr)
 
 
 def print_json(document: Any) -> None:
@@ -22,9 +22,9 @@ def print_json(document: Any) -> None:
     print(pretty_json(document), end="")
 
 
-def errors_json(problems: Sequence[Problem]) -> dict[str, Any]:
+def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return what `--format json` has of mistakes, whatever the command."""
-    return {"valid": False, "errors": [problem.as_json() for problem in problems]}
+    return {"valid": False, "errors": [finding.as_json() for finding in findings]}
 
 
 def say(sentence: str) -> None:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from planner.command.options import EXIT_STATUSES
 from planner.command.printed import errors_json, print_json
 from planner.problems.calls import Parser
-from planner.problems.errors import Problem, TidemillError
+from planner.problems.errors import TidemillError
+from planner.problems.finding import Finding
 
 __all__ = ["new_parser", "reported", "run", "wants_json"]
 
@@ -70,7 +71,7 @@ def _told(command: Callable[[], int], words: Sequence[str]) -> int:
         return command()
     except TidemillError as error:
         with suppress(BrokenPipeError):  # a mistake is one, whoever reads of it
-            _report(error.problems, as_json=wants_json(words))
+            _report(error.findings, as_json=wants_json(words))
         return error.exit_status
 
 
@@ -84,9 +85,9 @@ def _run(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     return int(arguments.command(arguments) or 0)
 
 
-def _report(problems: Sequence[Problem], *, as_json: bool) -> None:
+def _report(findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
-        print_json(errors_json(problems))
+        print_json(errors_json(findings))
     else:
-        for problem in problems:
-            print(problem, file=sys.stderr)
+        for finding in findings:
+            print(finding, file=sys.stderr)

@@ -12,7 +12,7 @@ from planner.cost.demand import PhaseLoad
 from planner.estimate.throughput.predict import Prediction
 from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
-from planner.problems.errors import Problem, Violation
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["SEE_SIMULATE", "overloads"]
@@ -24,20 +24,20 @@ MANY = 10  # times what is made, from which on per cent are hard to read
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
-def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -> tuple[Problem, ...]:
+def overloads(spec: ResolvedSpec, demand: Sequence[PhaseLoad], fuller: Fuller) -> tuple[Finding, ...]:
     """Return warnings for each phase that is asked for more than it makes, where that breaks a promise or is refused.
 
     `fuller` predicts units that are fuller than their operating point says.
     """
-    found: list[Violation] = []
+    found: list[Finding] = []
     for load in demand:
         if load.is_over:
             served = fuller(load)
             found += _refused(spec, load) if served is None else _slower(spec, load, served)
-    return tuple(spec.problem(each) for each in found)
+    return tuple(spec.locate(each) for each in found)
 
 
-def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
+def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
     """Yield the warning about a load that nobody serves."""
     units = f"{load.phase} units"
     if load.most_per_s:
@@ -54,7 +54,7 @@ def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Violation]:
     asked += over if load.hours_beyond else ""
     broken = " and ".join(_promises(spec, load.phase))
     reason += f", and {broken} {'are' if ' and ' in broken else 'is'} not kept" if broken else ""
-    yield Violation("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
+    yield Finding("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
 
 
 def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
@@ -63,7 +63,7 @@ def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
     return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
 
-def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Violation]:
+def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Finding]:
     """Yield a warning for each promise that units break which serve all of a load, and are fuller for it."""
     means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
     over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
@@ -78,7 +78,7 @@ def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator
             )
             name = path.removeprefix("slo.").removesuffix("_ms").upper()
             reason = f"{_fullness(served)}, with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
-            yield Violation(path, promised, rule, reason, _fix(spec, load))
+            yield Finding(path, promised, rule, reason, _fix(spec, load))
 
 
 def _where(spec: ResolvedSpec, load: PhaseLoad) -> str:

@@ -25,7 +25,7 @@ from planner.facts.engines import OURS
 from planner.facts.model import Layer, Model
 from planner.facts.quantisation import FORMATS
 from planner.facts.terms import EngineName, Phase, Precision
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
@@ -48,7 +48,7 @@ class _Cut:
     num_gpus: int
 
 
-def whole_blocks(spec: ResolvedSpec) -> Iterator[Violation]:
+def whole_blocks(spec: ResolvedSpec) -> Iterator[Finding]:
     """Refuse groups of GPUs that would cut a matrix within a block."""
     for phase in spec.phases:
         cut = _cut_within_a_block(spec, phase)
@@ -59,7 +59,7 @@ def whole_blocks(spec: ResolvedSpec) -> Iterator[Violation]:
             )
             each = f"{cut.channels / cut.num_gpus:,g} of the {cut.channels:,} channels of its {cut.part}"
             reason = f"each of {cut.num_gpus} GPUs would have {each}, and a block of FP8 has one scale"
-            yield Violation(f"{phase}.attention_tp", section.attention_tp, rule, reason, _fix(spec, phase))
+            yield Finding(f"{phase}.attention_tp", section.attention_tp, rule, reason, _fix(spec, phase))
 
 
 def keeps_blocks(spec: ResolvedSpec, phase: Phase) -> bool:

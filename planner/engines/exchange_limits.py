@@ -15,7 +15,8 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.memory import MemoryOf, MemoryPlan
 from planner.layout.working_memory import low_latency_bytes
-from planner.problems.errors import SpecError, Violation
+from planner.problems.errors import SpecError
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix, nearest
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
@@ -41,7 +42,7 @@ def has_room(spec: ResolvedSpec, phase: Phase) -> bool:
     return tokens <= MAX_DISPATCHED_TOKENS and _buffer_bytes(spec, phase) < BUFFER_LIMIT_BYTES
 
 
-def exchange_sizes(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Violation]:
+def exchange_sizes(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
     """Refuse a unit whose GPUs are too many, too few or too far apart for its exchange."""
     for phase in spec.phases:
         section, exchange = spec.phase(phase), _exchange(spec, phase)
@@ -51,10 +52,10 @@ def exchange_sizes(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Violatio
         sizes = [size for size in range(2, _most_gpus(spec, phase) + 1) if exchange.takes(size, per_node, gpu)]
         rule = f"S770 must be {_in_words(exchange, sizes)} to run on {_named(spec)}"
         fix = _other_sizes(spec, phase, sizes, memory_of)
-        yield Violation(f"{phase}.ep_size", section.ep_size, rule, _why_no_exchange(spec, exchange, section), fix)
+        yield Finding(f"{phase}.ep_size", section.ep_size, rule, _why_no_exchange(spec, exchange, section), fix)
 
 
-def room_for_requests(spec: ResolvedSpec) -> Iterator[Violation]:
+def room_for_requests(spec: ResolvedSpec) -> Iterator[Finding]:
     """Refuse decode steps of more tokens than low-latency kernels count, or than their buffer can hold."""
     for phase in spec.phases:
         if has_room(spec, phase):
@@ -67,7 +68,7 @@ def room_for_requests(spec: ResolvedSpec) -> Iterator[Violation]:
         if dispatched_tokens(section, engine) > MAX_DISPATCHED_TOKENS:
             rule = f"S746 must be at most {most:,} to run on {engine}"
             reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"
-            yield Violation(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
+            yield Finding(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
         else:
             yield _too_large_a_buffer(spec, phase, most)
 
@@ -198,7 +199,7 @@ def _buffer_bytes(spec: ResolvedSpec, phase: Phase) -> int:
     return low_latency_bytes(spec.model.hidden_size, num_physical, dispatched_tokens(section, spec.written.engine_name))
 
 
-def _too_large_a_buffer(spec: ResolvedSpec, phase: Phase, most: int) -> Violation:
+def _too_large_a_buffer(spec: ResolvedSpec, phase: Phase, most: int) -> Finding:
     section = spec.phase(phase)
     num_physical = spec.model.num_routed_experts + section.redundant_experts
     rule = f"S771 must be at most {most:,} with {num_physical:,} physical experts to run on {_named(spec)}"
@@ -213,4 +214,4 @@ def _too_large_a_buffer(spec: ResolvedSpec, phase: Phase, most: int) -> Violatio
             fewer: Change = {f"{phase}.redundant_experts": redundant}
             fix = Fix(f"{fix}, or redundant_experts {redundant}", (*fix.changes, fewer))
             break
-    return Violation(f"{phase}.max_requests", section.max_requests, rule, reason, fix)
+    return Finding(f"{phase}.max_requests", section.max_requests, rule, reason, fix)

@@ -16,14 +16,14 @@ from planner.engines.replicas import has_slots
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
 from planner.layout.memory import MemoryOf
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest, removal
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["LIMITS", "Limit", "SizeLimit", "engine_refusals", "runs_layout"]
 
-Found = Iterator[Violation]
+Found = Iterator[Finding]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ def _not_nvidia(spec: ResolvedSpec) -> Found:
     for path, written, gpu in spec.named_gpus():
         if gpu.device == "cpu":
             fix = removal("engine", words="leave engine out, for the bundled runtime")
-            yield Violation(path, written, f"S740 must not be cpu to run on {name}", reason, fix)
+            yield Finding(path, written, f"S740 must not be cpu to run on {name}", reason, fix)
         elif gpu.is_rocm:
             rule = f"S752 must not be a GPU of AMD to run on {name}"
-            yield Violation(path, written, rule, reason, "plan it for other GPUs")
+            yield Finding(path, written, rule, reason, "plan it for other GPUs")
 
 
 def _fp32(spec: ResolvedSpec) -> Found:
@@ -76,7 +76,7 @@ def _fp32(spec: ResolvedSpec) -> Found:
             name = spec.written.engine_name
             rule, reason = f"S741 must not be fp32 to run on {name}", "DeepEP dispatches BF16 or FP8"
             fix = Fix("nearest: bf16, in all phases", ({f"{each}.precision": "bf16" for each in spec.phases},))
-            yield Violation(f"{phase}.precision", "fp32", rule, reason, fix)
+            yield Finding(f"{phase}.precision", "fp32", rule, reason, fix)
 
 
 def _other_precision(spec: ResolvedSpec) -> Found:
@@ -93,7 +93,7 @@ def _other_precision(spec: ResolvedSpec) -> Found:
         if precision != own.precision:
             rule = f"S773 must be {own.precision} to run on {name}"
             reason = f"all phases load one checkpoint, in {own.words}, and the engine follows its {own.said_in}"
-            yield Violation(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
+            yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
 
 
 def _deterministic(spec: ResolvedSpec) -> Found:
@@ -101,7 +101,7 @@ def _deterministic(spec: ResolvedSpec) -> Found:
         name = spec.written.engine_name
         rule = f"S742 must be false to run on {name}"
         reason = "it chooses the replica for a token at random or by the batch, and results differ between batches"
-        yield Violation("deterministic", True, rule, reason, removal())
+        yield Finding("deterministic", True, rule, reason, removal())
 
 
 def _covered_racks(spec: ResolvedSpec) -> Found:
@@ -109,7 +109,7 @@ def _covered_racks(spec: ResolvedSpec) -> Found:
         name = spec.written.engine_name
         rule, fix = f"S743 must not be rack to run on {name}", nearest("node")
         reason = "a unit's pods land on its nodes in any order, so the plan cannot know which rank is in which rack"
-        yield Violation("coverage", "rack", rule, reason, fix)
+        yield Finding("coverage", "rack", rule, reason, fix)
 
 
 def _bundled_checkpoint(spec: ResolvedSpec) -> Found:
@@ -117,7 +117,7 @@ def _bundled_checkpoint(spec: ResolvedSpec) -> Found:
     if checkpoint is not None and not checkpoint.startswith("/"):
         rule = f"S744 must be a path in the pod to run on {spec.written.engine_name}"
         reason = "only the bundled runtime can load bundled models"
-        yield Violation(
+        yield Finding(
             "model.checkpoint", checkpoint, rule, reason, "mount the checkpoint in the pod and write its path"
         )
 
@@ -128,7 +128,7 @@ def _overlap_of_one_group(spec: ResolvedSpec) -> Found:
         if section.overlap != "none" and section.ep_size == section.attention_tp:
             rule = f"S745 must be none to run on {spec.written.engine_name} with one attention group"
             reason = "its GPUs share all attention, so there is no dispatch to overlap"
-            yield Violation(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
+            yield Finding(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
 
 
 def _map_in_one_file(spec: ResolvedSpec) -> Found:
@@ -141,7 +141,7 @@ def _map_in_one_file(spec: ResolvedSpec) -> Found:
             reason = (
                 f"it reads the map of all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
             )
-            yield Violation(
+            yield Finding(
                 f"{phase}.redundant_experts", section.redundant_experts, rule, reason, _fewer(spec, phase, most)
             )
 
@@ -157,7 +157,7 @@ def _exchanged_precision(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
             rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
             called = spec.model.quantisation.words if lacks_blocks else section.precision
             reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
-            yield Violation(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase, memory_of))
+            yield Finding(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase, memory_of))
 
 
 def _one_group(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> Fix | str:
@@ -192,16 +192,14 @@ def _five_stages(spec: ResolvedSpec) -> Found:
             overlaps = (
                 phase != "mixed" and spec.phase(phase).ep_size > spec.phase(phase).attention_tp
             )  # else S745, S748
-            yield Violation(
-                f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none")
-            )
+            yield Finding(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none"))
 
 
 def _overlap_of_mixed(spec: ResolvedSpec) -> Found:
     if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
         rule = f"S748 must be none to run on {spec.written.engine_name}"
         reason = "mixed units exchange expert rows by all-gather, which it cannot overlap"
-        yield Violation("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
+        yield Finding("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
 
 
 def _groups_over_nodes(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
@@ -213,7 +211,7 @@ def _groups_over_nodes(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
             reason = "each pod of a unit serves requests, so no attention group may span two pods"
             below = [each for each in _group_sizes(spec, phase, memory_of) if each <= per_node][-1:]
             fix = nearest(*below) if below else "plan it on nodes of more GPUs"
-            yield Violation(f"{phase}.attention_tp", size, rule, reason, fix)
+            yield Finding(f"{phase}.attention_tp", size, rule, reason, fix)
 
 
 def _w4a8(spec: ResolvedSpec) -> Found:
@@ -221,21 +219,21 @@ def _w4a8(spec: ResolvedSpec) -> Found:
         if spec.phase(phase).precision == "w4a8":
             rule = f"S750 must be fp8, bf16 or fp4 to run on {spec.written.engine_name}"
             reason = "it has no INT4 experts with FP8 activations"
-            yield Violation(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
+            yield Finding(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
 
 
 def _colons(spec: ResolvedSpec) -> Found:
     name = spec.written.served_model_name
     if ":" in name:
         rule, fix = f"S751 must have no colon to run on {spec.written.engine_name}", nearest(name.replace(":", "-"))
-        yield Violation("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
+        yield Finding("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
 def _keys(spec: ResolvedSpec) -> Found:
     secret = spec.written.gateway.keys
     if secret is not None:
         rule = f"S761 must be absent to run on {spec.written.engine_name}"
-        yield Violation("gateway.keys", secret, rule, "its router cannot read this file of keys", removal())
+        yield Finding("gateway.keys", secret, rule, "its router cannot read this file of keys", removal())
 
 
 def _replicas(spec: ResolvedSpec) -> Found:
@@ -243,13 +241,13 @@ def _replicas(spec: ResolvedSpec) -> Found:
     if replicas > 1:
         rule = f"S766 must be 1 to run on {spec.written.engine_name}"
         reason = "each of its routers counts its own requests only"
-        yield Violation("gateway.replicas", replicas, rule, reason, nearest(1))
+        yield Finding("gateway.replicas", replicas, rule, reason, nearest(1))
 
 
 def _tls(spec: ResolvedSpec) -> Found:
     if spec.written.kubernetes.tls is not None:
         rule = f"S765 must be absent to run on {spec.written.engine_name}"
-        yield Violation("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
+        yield Finding("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
 
 
 _SGLANG, _VLLM = ENGINES["sglang"].versions, ENGINES["vllm"].versions

@@ -7,14 +7,14 @@ from planner.engines.replicas import why_no_replicas
 from planner.facts.engine_models import ENGINE_MODELS, EngineModel
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryOf
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["all_experts_on_fewer_gpus", "model_limits"]
 
 
-def model_limits(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Violation]:
+def model_limits(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
     """Why the spec's engine cannot run its model, or not in the way that is written."""
     model = _models(spec).get(spec.model.model_type)
     if model is None:
@@ -27,14 +27,14 @@ def model_limits(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Violation]
     yield from _without_overlap(spec, model)
 
 
-def all_experts_on_fewer_gpus(spec: ResolvedSpec) -> Iterator[Violation]:
+def all_experts_on_fewer_gpus(spec: ResolvedSpec) -> Iterator[Finding]:
     """A unit of more GPUs than the model has experts, which SGLang takes for a mistake."""
     most = spec.model.num_routed_experts
     for phase in spec.phases:
         if (size := spec.phase(phase).ep_size) > most:
             rule = f"S758 must be at most num_routed_experts ({most}) to run on {spec.written.engine_name}"
             reason = "it refuses a unit with more GPUs than a layer has experts, even with replicas"
-            yield Violation(f"{phase}.ep_size", size, rule, reason, f"plan units of at most {most} GPUs")
+            yield Finding(f"{phase}.ep_size", size, rule, reason, f"plan units of at most {most} GPUs")
 
 
 def _models(spec: ResolvedSpec) -> Mapping[str, EngineModel]:
@@ -47,23 +47,23 @@ def _called(spec: ResolvedSpec) -> str:
     return f"{spec.written.engine_name} {spec.written.engine_version}"
 
 
-def _unknown_model(spec: ResolvedSpec) -> Violation:
+def _unknown_model(spec: ResolvedSpec) -> Finding:
     rule = f"S760 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
     reason = f"what it does with {spec.model.model_type} is not known"
-    return Violation(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
+    return Finding(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
 
 
-def _not_as_planned(spec: ResolvedSpec, reason: str) -> Violation:
+def _not_as_planned(spec: ResolvedSpec, reason: str) -> Finding:
     rule = f"S756 must not be {spec.model.model_type} to run on {_called(spec)}"
-    return Violation(*spec.written.named_model, rule, reason, "choose another engine")
+    return Finding(*spec.written.named_model, rule, reason, "choose another engine")
 
 
-def _without_replicas(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Violation]:
+def _without_replicas(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
     for phase in spec.phases:
         redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
         if redundant and reason:
             rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
-            yield Violation(
+            yield Finding(
                 f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase, memory_of)
             )
 
@@ -79,7 +79,7 @@ def _none_redundant(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> Fi
     return Fix(words, tuple({HERE: 0, f"{phase}.ep_size": size} for size in sizes))
 
 
-def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violation]:
+def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Finding]:
     for phase in spec.phases:
         overlap = spec.phase(phase).overlap
         if overlap != "none" and phase not in model.overlaps:
@@ -87,4 +87,4 @@ def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Violati
             reason = f"it does not split the layers of {model.architecture} into stages" + (
                 f" in {phase}" if model.overlaps else ""
             )
-            yield Violation(f"{phase}.overlap", overlap, rule, reason, nearest("none"))
+            yield Finding(f"{phase}.overlap", overlap, rule, reason, nearest("none"))

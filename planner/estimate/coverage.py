@@ -25,7 +25,8 @@ from planner.facts.terms import Coverage, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.layout.weights import weights_of
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.spec.check import ResolvedSpec
 
@@ -93,16 +94,16 @@ def require_coverage(
     With `mean_of` the error says what balance would become.
     """
     coverage = spec.written.coverage
-    violations = []
+    findings = []
     for layout in layouts:
         domains = places[layout.phase].of(coverage) or places[layout.phase].node
         fewest = fewest_slots_per_gpu(layout.num_logical_experts, domains)
         if coverage != "none" and fewest is None:
-            violations.append(_one_domain(coverage, layout))
+            findings.append(_one_domain(coverage, layout))
         elif coverage != "none" and fewest is not None and fewest > layout.slots_per_gpu:
-            violations.append(_too_few_slots(spec, layout, fewest, domains, mean_of))
-    if violations:
-        raise InfeasibleError([spec.problem(violation) for violation in violations])
+            findings.append(_too_few_slots(spec, layout, fewest, domains, mean_of))
+    if findings:
+        raise InfeasibleError([spec.locate(finding) for finding in findings])
 
 
 def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None:
@@ -113,15 +114,15 @@ def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None
         reason = (
             "their nodes are spread over racks in different ways, and no map was found that survives the loss of a rack"
         )
-        raise InfeasibleError([spec.problem(Violation("coverage", "rack", rule, reason, nearest("node")))])
+        raise InfeasibleError([spec.locate(Finding("coverage", "rack", rule, reason, nearest("node")))])
 
 
-def unknown_before_placement(spec: ResolvedSpec) -> tuple[Violation, ...]:
+def unknown_before_placement(spec: ResolvedSpec) -> tuple[Finding, ...]:
     """Return the rules that only placed units can answer: which racks hold them depends on where there is room."""
     if spec.written.coverage != "rack":
         return ()
     rule = "S723 depends on the racks in which units are placed"
-    return (Violation("coverage", "rack", rule, "validate places no units", "run tidemill plan"),)
+    return (Finding("coverage", "rack", rule, "validate places no units", "run tidemill plan"),)
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
@@ -133,15 +134,15 @@ def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str
     return {kind: count_uncovered(expert_map.physical_to_logical, each) for kind, each in domains.items()}
 
 
-def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Violation:
+def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Finding:
     rule = f"S721 must not be {coverage}, since {layout.phase} has units inside a single {coverage}"
     reason = f"losing that {coverage} loses every replica of their experts"
-    return Violation("coverage", coverage, rule, reason, nearest("none"))
+    return Finding("coverage", coverage, rule, reason, nearest("none"))
 
 
 def _too_few_slots(
     spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf | None
-) -> Violation:
+) -> Finding:
     """Return the slots that are lacking, and what they would cost: bytes, and what becomes of the balance."""
     coverage, redundant = spec.written.coverage, fewest * layout.ep_size - layout.num_logical_experts
     more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
@@ -156,4 +157,4 @@ def _too_few_slots(
         reason += ", and max/mean load "
         reason += f"stays {now:.3f}" if is_alike else f"becomes {then:.3f} instead of {now:.3f}"
     path = f"{layout.phase}.redundant_experts"
-    return Violation(path, spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))
+    return Finding(path, spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))

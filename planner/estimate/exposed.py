@@ -8,7 +8,7 @@ say: `tidemill doctor` asks the cluster.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import removal
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.pods import OverlaySpec
@@ -26,29 +26,29 @@ EXPOSING = {
 LOADING = ("LD_PRELOAD", "LD_AUDIT")  # Source: ld.so(8), "Environment"
 
 
-def exposed_by(kubernetes: KubernetesSpec) -> Iterator[Violation]:
+def exposed_by(kubernetes: KubernetesSpec) -> Iterator[Finding]:
     """Warn of each such field, by its path in the spec; of the node's network where policies are meant to hold."""
     rule = "W108 opens the node to a pod"
     if kubernetes.host_network and kubernetes.network_policies:
         reason = "NetworkPolicies do not hold there: who can reach the nodes can reach the ranks' ports"
         fix = "protect the nodes with a firewall, or remove it and give pods their NICs with kubernetes.rdma"
-        yield Violation("kubernetes.host_network", True, rule, reason, fix)
+        yield Finding("kubernetes.host_network", True, rule, reason, fix)
     if kubernetes.overlay is not None:
         for path in _exposing(kubernetes.overlay.model_dump(), "kubernetes.overlay"):
-            yield Violation(path, None, rule, EXPOSING[path.rpartition(".")[2]], removal())
+            yield Finding(path, None, rule, EXPOSING[path.rpartition(".")[2]], removal())
         yield from _opened_by(kubernetes.overlay)
 
 
-def _opened_by(overlay: OverlaySpec) -> Iterator[Violation]:
+def _opened_by(overlay: OverlaySpec) -> Iterator[Finding]:
     """Warn of other code in containers, and of policies for everybody."""
     for path, variable in _loading(overlay.model_dump(), "kubernetes.overlay"):
         reason = f"{variable} names code that each process of the container runs"
-        yield Violation(path, None, "W108 adds code to a container", reason, removal())
+        yield Finding(path, None, "W108 adds code to a container", reason, removal())
     for index, each in enumerate(overlay.objects):
         patch = each.patch if each.kind == "NetworkPolicy" else {}
         for path in _opening(patch, f"kubernetes.overlay.objects.{index}.patch"):
             reason = "the policy then keeps nobody out"
-            yield Violation(path, None, "W108 opens pods to everybody", reason, removal())
+            yield Finding(path, None, "W108 opens pods to everybody", reason, removal())
 
 
 def _exposing(value: Any, path: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.terms import EngineName
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE
@@ -22,7 +22,7 @@ __all__ = ["from_others", "image_of_another"]
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
 
 
-def from_others(spec: ResolvedSpec) -> Iterator[Violation]:
+def from_others(spec: ResolvedSpec) -> Iterator[Finding]:
     """Yield what a deployment on another engine would run unseen."""
     if spec.written.engine_name == OURS:
         return
@@ -30,7 +30,7 @@ def from_others(spec: ResolvedSpec) -> Iterator[Violation]:
     yield from _kv_of_the_checkpoint(spec)
 
 
-def image_of_another(spec: Spec) -> Iterator[Violation]:
+def image_of_another(spec: Spec) -> Iterator[Finding]:
     """Yield an image that is called after another engine, or another version, than is to run in it."""
     image, engine = spec.kubernetes.image, spec.engine_name
     if image == DEFAULT_IMAGE:
@@ -41,22 +41,22 @@ def image_of_another(spec: Spec) -> Iterator[Violation]:
         rule = f"W107 has the name of an image of {called[0]}, and engine is {engine}"
         reason = f"pods start with the command of {engine}"
         fix = f"name an image of {engine}, or write engine: {called[0]}"
-        yield Violation("kubernetes.image", image, rule, reason, fix)
+        yield Finding("kubernetes.image", image, rule, reason, fix)
     elif (tagged := _tagged_version(image, ENGINES[engine].image)) not in (None, spec.engine_version):
         rule = f"W107 is tagged as {engine} {tagged}, and the plan is for {spec.engine_version}"
         reason = f"a flag of {spec.engine_version} that it lacks ends its pods as they start, again and again"
-        yield Violation("kubernetes.image", image, rule, reason, f"name an image of {engine} {spec.engine_version}")
+        yield Finding("kubernetes.image", image, rule, reason, f"name an image of {engine} {spec.engine_version}")
 
 
-def _code_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Violation]:
+def _code_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Finding]:
     if spec.model.brings_code:
         rule = f"W160 brings code that {spec.written.engine_name} is told to run (--trust-remote-code)"
         reason = "its tokenizer or model is a program, which no digest of the plan covers"
         fix = "read the checkpoint's .py files, and keep it where only you can write"
-        yield Violation("model.checkpoint", spec.written.checkpoint, rule, reason, fix)
+        yield Finding("model.checkpoint", spec.written.checkpoint, rule, reason, fix)
 
 
-def _kv_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Violation]:
+def _kv_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Finding]:
     """Yield KV in BF16, unwritten, of a checkpoint whose makers say FP8, as the engine would keep it by itself."""
     own = spec.model.quantisation
     if own.kv != "fp8":
@@ -68,7 +68,7 @@ def _kv_of_the_checkpoint(spec: ResolvedSpec) -> Iterator[Violation]:
             rule = f"W113 is not given, and the checkpoint's {own.said_in} says FP8 for KV"
             reason = "KV is planned in BF16, and the engine told so: it takes twice the memory"
             fix = Fix("write kv_precision: fp8 in all phases, or bf16 to keep it", (change,))
-            yield Violation(f"{phase}.kv_precision", None, rule, reason, fix)
+            yield Finding(f"{phase}.kv_precision", None, rule, reason, fix)
 
 
 def _tagged_version(image: str, published: str | None) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import saturated_rate
-from planner.problems.errors import Problem, Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix
 from planner.spec.check import ResolvedSpec
 
@@ -22,12 +22,12 @@ __all__ = ["idle_overlaps"]
 LEAST_GAIN = 1.05  # assumed: two overlaps of one layout are not predicted more precisely than that
 
 
-def idle_overlaps(spec: ResolvedSpec, outlooks: Sequence[PhaseOutlook]) -> tuple[Problem, ...]:
+def idle_overlaps(spec: ResolvedSpec, outlooks: Sequence[PhaseOutlook]) -> tuple[Finding, ...]:
     """Return a warning for each phase that is predicted to be faster without its overlap."""
-    return tuple(spec.problem(each) for outlook in outlooks for each in _idle(outlook))
+    return tuple(spec.locate(each) for outlook in outlooks for each in _idle(outlook))
 
 
-def _idle(outlook: PhaseOutlook) -> Iterator[Violation]:
+def _idle(outlook: PhaseOutlook) -> Iterator[Finding]:
     case = outlook.case
     if case is None or case.overlap == "none":
         return
@@ -37,4 +37,4 @@ def _idle(outlook: PhaseOutlook) -> Iterator[Violation]:
         rule = f"W137 is predicted to be slower than overlap: none ({rates})"
         reason = "two half batches compute less efficiently than one batch, and the overlap hides less time than that"
         fix = Fix("write overlap: none", ({HERE: "none"},))
-        yield Violation(f"{outlook.phase}.overlap", case.overlap, rule, reason, fix)
+        yield Finding(f"{outlook.phase}.overlap", case.overlap, rule, reason, fix)

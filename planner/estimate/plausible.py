@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from planner.facts.catalog import GPUS
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 
 __all__ = ["implausible_figures"]
@@ -54,7 +54,7 @@ FIGURES = (
 )
 
 
-def implausible_figures(spec: ResolvedSpec) -> Iterator[Violation]:
+def implausible_figures(spec: ResolvedSpec) -> Iterator[Finding]:
     """Yield each number of `spec` that is outside the bounds of its kind, once."""
     data, said = spec.written.model_dump(include={"cluster", "cost"}), set()
     for figure in (*FIGURES, *_of_one_another(spec)):
@@ -62,7 +62,7 @@ def implausible_figures(spec: ResolvedSpec) -> Iterator[Violation]:
             if value and not figure.least <= value <= figure.most and path not in said:
                 said.add(path)
                 fix = "correct it, unless it is right"
-                yield Violation(path, value, f"W112 {figure.rule}", figure.reason, fix)
+                yield Finding(path, value, f"W112 {figure.rule}", figure.reason, fix)
 
 
 def _of_one_another(spec: ResolvedSpec) -> Iterator[Figure]:

@@ -8,7 +8,8 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.facts.quantities import read_link
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.spec.check import ResolvedSpec
 from planner.spec.operating_point import ACCEPTANCE, CACHE_READ_RATE
@@ -50,7 +51,7 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
 def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
     """Raise InfeasibleError where a GPU has no room for the KV of an operating point."""
     wrong = [
-        spec.problem(_too_much_kv(each, point, _tried_by_auto(spec, each.phase)))
+        spec.locate(_too_much_kv(each, point, _tried_by_auto(spec, each.phase)))
         for each in memory
         if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
         and not point.is_derived
@@ -96,11 +97,11 @@ def _tried_by_auto(spec: ResolvedSpec, phase: Phase) -> str:
     return f", and no {' and '.join(autos)} that auto tried holds them" if autos else ""
 
 
-def _too_much_kv(memory: MemoryPlan, point: OperatingPoint, of_auto: str) -> Violation:
+def _too_much_kv(memory: MemoryPlan, point: OperatingPoint, of_auto: str) -> Finding:
     fitting = memory.kv_tokens // round(point.kv_tokens)
     rule = f"S711 must fit into the memory for KV, which holds {memory.kv_tokens:,} tokens"
     reason = (
         f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}{of_auto}"
     )
     fix = nearest(fitting) if fitting else "write fewer kv_tokens"
-    return Violation(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)
+    return Finding(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)

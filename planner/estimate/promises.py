@@ -20,7 +20,7 @@ from planner.estimate.throughput.predict import Prediction
 from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
 from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
-from planner.problems.errors import Problem, Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix, removal
 from planner.spec.check import ResolvedSpec
 
@@ -50,14 +50,14 @@ class _Offer:
 
 def missed_promises(
     spec: ResolvedSpec, outlooks: Sequence[PhaseOutlook], searched: Collection[Phase], predicted: Predicted
-) -> tuple[Problem, ...]:
+) -> tuple[Finding, ...]:
     """Return a warning for each promised latency that a phase misses; speed chose the layouts of those `searched`."""
-    return tuple(spec.problem(each) for outlook in outlooks for each in _missed(spec, outlook, searched, predicted))
+    return tuple(spec.locate(each) for outlook in outlooks for each in _missed(spec, outlook, searched, predicted))
 
 
 def _missed(
     spec: ResolvedSpec, outlook: PhaseOutlook, searched: Collection[Phase], predicted: Predicted
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     found, phase, slo = outlook.prediction, outlook.phase, spec.written.slo
     if found is None:
         return
@@ -77,7 +77,7 @@ def _missed(
             given = GIVEN_TURNS if (phase, name) == ("mixed", "ttft") else GIVEN[name]
             given += NOT_ENOUGH[name] if lighter and not lighter.keeps else ""
             reason = CHOSEN if phase in searched else WAITING if used else given
-            yield Violation(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
+            yield Finding(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
 
 
 def _range(mean: Estimate) -> str:
@@ -85,12 +85,12 @@ def _range(mean: Estimate) -> str:
     return f" ({mean.low * MS_PER_S:,.1f} to {mean.high * MS_PER_S:,.1f})"
 
 
-def _saturated(promised: float) -> Violation:
+def _saturated(promised: float) -> Finding:
     rule = "W115 is missed by prefill, whose prompts wait longer and longer at utilisation 1"
     reason = "whatever is asked for all that it makes has no mean TTFT"
     path = "operating_point.prefill.utilisation"
     fix = removal(path, words=f"remove {path}, and prefill is as full as the promise allows")
-    return Violation("slo.ttft_ms", promised, rule, reason, fix)
+    return Finding("slo.ttft_ms", promised, rule, reason, fix)
 
 
 def _lighter(spec: ResolvedSpec, found: Prediction, name: str, promised: float, predicted: Predicted) -> _Offer | None:

@@ -21,7 +21,7 @@ from planner.facts.engines import OURS
 from planner.facts.quantities import gb
 from planner.facts.terms import EngineName
 from planner.layout.memory import MemoryPlan, node_bytes
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import KubernetesSpec
@@ -42,7 +42,7 @@ def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: f
     return ceil(max(_needed_s(engine, reading_s), kubernetes.ready_timeout))
 
 
-def slow_loading(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Violation]:
+def slow_loading(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Finding]:
     """Yield a `ready_timeout` that ends before the slowest unit's pods may have started.
 
     A spec without a checkpoint is only planned.
@@ -66,7 +66,7 @@ def slow_loading(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[V
     fix = nearest(f"{_minutes(enough)}min") if enough <= DAY_S else "raise load_rate once storage is that fast"
     default = KubernetesSpec.model_fields["ready_timeout"].default
     written = (spec.document.data.get("kubernetes") or {}).get("ready_timeout", default)
-    yield Violation("kubernetes.ready_timeout", written, rule, reason, fix)
+    yield Finding("kubernetes.ready_timeout", written, rule, reason, fix)
 
 
 def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:

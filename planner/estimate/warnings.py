@@ -18,7 +18,7 @@ from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE, MemoryOf, MemoryPlan, in_pages
-from planner.problems.errors import Problem, Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix
 from planner.spec.check import ResolvedSpec
 from planner.spec.kubernetes import DEFAULT_IMAGE, KubernetesSpec
@@ -31,7 +31,7 @@ __all__ = ["warnings_of"]
 
 def warnings_of(
     spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf, *, is_runnable: bool
-) -> tuple[Problem, ...]:
+) -> tuple[Finding, ...]:
     """Return every warning about `spec`, whose phases have `memory`, with its line.
 
     `memory_of` says what a phase of another spec would have. The engine runs the plan where it `is_runnable`.
@@ -47,10 +47,10 @@ def warnings_of(
         _late_jobs(spec.written.kubernetes),
         exposed_by(spec.written.kubernetes),
     )
-    return tuple(map(spec.problem, found))
+    return tuple(map(spec.locate, found))
 
 
-def _deployed(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Violation]:
+def _deployed(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Finding]:
     """Yield what its pods would run, or fail to read."""
     yield from _unseen_checkpoint(spec.written)
     yield from _unseen_tokenizer(spec.written)
@@ -59,7 +59,7 @@ def _deployed(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Viol
     yield from slow_loading(spec, memory)
 
 
-def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> Iterator[Violation]:
+def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> Iterator[Finding]:
     """Yield limits of requests that no GPU has KV for, however short most requests are.
 
     Prefill is left out: it computes one request at a time.
@@ -76,7 +76,7 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
         held = _most_held(spec, plan.phase, memory_of)
         share = f"1/{1 / USUAL_SHARE:.0f} of full length"
         fix = Fix(f"nearest: {held}, so that each has KV for {share}", ({HERE: held},))
-        yield Violation(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
+        yield Finding(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
 
 
 def _is_held(plan: MemoryPlan, section: PhaseSpec) -> bool:
@@ -96,34 +96,34 @@ def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
     return bisect_left(range(1, spec.phase(phase).max_requests), True, key=is_too_much)
 
 
-def _in_another_precision(spec: ResolvedSpec) -> Iterator[Violation]:
+def _in_another_precision(spec: ResolvedSpec) -> Iterator[Finding]:
     """Yield precisions that stand for weights in a form that nobody here knows: engines may refuse to load them."""
     if spec.other_quantization is not None:
         for phase in spec.phases:
             rule = f"W113 is not what the checkpoint says ({spec.other_quantization})"
             reason = f"memory is planned for weights in {spec.phase(phase).precision}, and this checkpoint's are others"
             fix = "give the config.json of the checkpoint that is meant"
-            yield Violation(f"{phase}.precision", spec.phase(phase).precision, rule, reason, fix)
+            yield Finding(f"{phase}.precision", spec.phase(phase).precision, rule, reason, fix)
 
 
-def _unseen_checkpoint(spec: Spec) -> Iterator[Violation]:
+def _unseen_checkpoint(spec: Spec) -> Iterator[Finding]:
     """Yield a folder of weights that pods on GPUs do not mount; the image may hold it, but seldom does."""
     path, kubernetes = spec.checkpoint, spec.kubernetes
     is_mounted = path is None or volume_of(path, [volume.model_dump() for volume in kubernetes.volumes]) is not None
     if _is_on_gpus(spec) and path is not None and not is_mounted and kubernetes.stage is None:
         rule = "W106 is in none of kubernetes.volumes"
         reason = "pods see only the volumes they mount, and images rarely contain weights"
-        yield Violation("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
+        yield Finding("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
 
 
-def _unseen_tokenizer(spec: Spec) -> Iterator[Violation]:
+def _unseen_tokenizer(spec: Spec) -> Iterator[Finding]:
     """Yield a checkpoint whose tokenizer is on no volume that the gateway mounts of its own."""
     read, own = _read_by_gateway(spec), [volume.model_dump() for volume in spec.kubernetes.gateway.volumes or ()]
     if read is not None and own and volume_of(read, own) is None:
         rule = "W106 is in none of kubernetes.gateway.volumes"
         reason = "of the checkpoint the gateway reads config.json and the tokenizer's files"
         fix = "add a volume with them to kubernetes.gateway.volumes, or write [] if they are in its image"
-        yield Violation("model.checkpoint", spec.checkpoint, rule, reason, fix)
+        yield Finding("model.checkpoint", spec.checkpoint, rule, reason, fix)
 
 
 def _read_by_gateway(spec: Spec) -> str | None:
@@ -137,15 +137,15 @@ def _read_by_gateway(spec: Spec) -> str | None:
     return stage.source if stage is not None and own is None else spec.checkpoint
 
 
-def _image_for_cpus(spec: Spec) -> Iterator[Violation]:
+def _image_for_cpus(spec: Spec) -> Iterator[Finding]:
     """Yield the default image when units run on GPUs: it has no GPU kernels."""
     image = spec.kubernetes.image
     if _is_on_gpus(spec) and spec.checkpoint and spec.engine_name == OURS and image == DEFAULT_IMAGE:
         rule, reason = "W107 is the image for CPUs", "the image with GPU kernels is built from Containerfile.gpu"
-        yield Violation("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
+        yield Finding("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
 
 
-def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
+def _no_rdma(spec: ResolvedSpec) -> Iterator[Finding]:
     """Yield units over several nodes whose pods get no RDMA devices; the overlay may give them in another way."""
     kubernetes = spec.written.kubernetes
     is_given = kubernetes.rdma is not None or kubernetes.host_network
@@ -157,26 +157,26 @@ def _no_rdma(spec: ResolvedSpec) -> Iterator[Violation]:
         rule = f"W111 is missing, and a {phase} unit has {spec.phase(phase).ep_size} GPUs on several nodes"
         reason = "pods with their own network see only the RDMA devices that they request"
         fix = "write the device plugin's resource in kubernetes.rdma, or write kubernetes.host_network: true"
-        yield Violation("kubernetes.rdma", None, rule, reason, fix)
+        yield Finding("kubernetes.rdma", None, rule, reason, fix)
 
 
-def _short_drain(spec: Spec) -> Iterator[Violation]:
+def _short_drain(spec: Spec) -> Iterator[Finding]:
     """Yield pods that get less time for their answers than the day pays their nodes for."""
     drain, paid = spec.kubernetes.drain, spec.paid_drain_s
     if drain is not None and paid is not None and drain < paid:
         rule = f"W125 is less than schedule.drain ({paid:g} s)"
         reason = "the controller cuts off longer answers, although their unit keeps its nodes for all of schedule.drain"
         fix = Fix("remove it, so that schedule.drain applies", ({HERE: None},))
-        yield Violation("kubernetes.drain", drain, rule, reason, fix)
+        yield Finding("kubernetes.drain", drain, rule, reason, fix)
 
 
-def _late_jobs(kubernetes: KubernetesSpec) -> Iterator[Violation]:
+def _late_jobs(kubernetes: KubernetesSpec) -> Iterator[Finding]:
     """Yield nodes that are lent to jobs which nothing makes leave."""
     if kubernetes.lends_nodes and kubernetes.priority_class is None:
         rule = "W128 is set without kubernetes.priority_class"
         reason = "if a job does not leave a lent node in time, the unit's pods stay pending"
         fix = "write kubernetes.priority_class: a class above that of the jobs, so that the scheduler preempts them"
-        yield Violation("kubernetes.controller.lend_nodes", True, rule, reason, fix)
+        yield Finding("kubernetes.controller.lend_nodes", True, rule, reason, fix)
 
 
 def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:

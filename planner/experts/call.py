@@ -21,7 +21,7 @@ from planner.facts.gate import Gate
 from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, without_output
 from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
@@ -105,7 +105,7 @@ class ExpertsCall:
 
 def wrong_arguments(
     call: ExpertsCall, num_experts: int | None, first_layer: int | None = None, *, drops_rows: bool = False
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Yield everything that is wrong with `call`. Without `num_experts`, yield what can be told without it.
 
     `first_layer` is what LOADS themselves tell, and `drops_rows` says whether rows were left out because of the option.
@@ -123,24 +123,24 @@ def wrong_arguments(
     yield from _wrong_balance(call)
 
 
-def _less_than_one(call: ExpertsCall) -> Iterator[Violation]:
+def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
     """Yield counts that must be one at least."""
     for name in COUNTS:
         count = getattr(call, name)
         if count is not None and count < 1:
             reason = "nothing can be done with fewer"
-            yield Violation(f"--{name.replace('_', '-')}", count, "S801 must be at least 1", reason, nearest(1))
+            yield Finding(f"--{name.replace('_', '-')}", count, "S801 must be at least 1", reason, nearest(1))
 
 
-def _too_many_gpus(call: ExpertsCall) -> Iterator[Violation]:
+def _too_many_gpus(call: ExpertsCall) -> Iterator[Finding]:
     """Yield more GPUs than a unit may have."""
     if call.gpus > MAX_EP_SIZE:
         rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
         reason = "the experts are spread over the GPUs of a single unit"
-        yield Violation("--gpus", call.gpus, rule, reason, nearest(MAX_EP_SIZE))
+        yield Finding("--gpus", call.gpus, rule, reason, nearest(MAX_EP_SIZE))
 
 
-def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Violation]:
+def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Finding]:
     """Yield what does not go with so many experts, apart from options that are `wrong` in themselves."""
     if not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
@@ -149,19 +149,19 @@ def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator
     if counts_choices and call.chosen_per_token > num_experts:
         rule = f"S819 must be at most {num_experts}, the number of experts"
         reason = "a token goes to each expert at most once"
-        yield Violation("--experts-per-token", call.chosen_per_token, rule, reason, nearest(num_experts))
+        yield Finding("--experts-per-token", call.chosen_per_token, rule, reason, nearest(num_experts))
     if not {"groups", "nodes"} & wrong:
         yield from _uneven_groups(call, num_experts)
 
 
-def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
+def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
     """Yield the mistakes that concern neither GPUs nor slots."""
     if call.groups_per_token is not None and 1 < call.groups < call.groups_per_token:
         rule, reason = (
             f"S830 must be at most {call.groups}, the number of groups",
             "a token goes to each group at most once",
         )
-        yield Violation("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
+        yield Finding("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
     if call.export is not None and call.output is None:
         yield without_output(call.export, "the answer", "map.json")
     if not 0 <= call.keep_within < math.inf:
@@ -169,87 +169,87 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Violation]:
             "S808 must be a number, at least 0",
             "a layer keeps its previous map if a new one is better balanced by at most this share",
         )
-        yield Violation("--keep-within", str(call.keep_within), rule, reason, nearest(0))
+        yield Finding("--keep-within", str(call.keep_within), rule, reason, nearest(0))
     if call.coverage == "rack" and call.nodes_per_rack is None:
         rule, reason = (
             "S813 must come with --nodes-per-rack",
             "replicas are spread over racks, so each node's rack must be known",
         )
-        yield Violation("--coverage", call.coverage, rule, reason, for_example("--nodes-per-rack 4"))
+        yield Finding("--coverage", call.coverage, rule, reason, for_example("--nodes-per-rack 4"))
     if call.coverage != "none" and call.policy == "hierarchical":
         rule, reason = (
             "S814 must not be hierarchical with --coverage",
             "a group kept on one node is lost with that node",
         )
-        yield Violation("--policy", call.policy, rule, reason, nearest("auto"))
+        yield Finding("--policy", call.policy, rule, reason, nearest("auto"))
     if call.step_tokens is not None and call.step_tokens > MAX_STEP_TOKENS:
         rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit can compute more in one step"
-        yield Violation("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
+        yield Finding("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
     if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
         rule, reason = "S815 must be a size above 0 with its unit", "the answer also counts moves and slots in bytes"
-        yield Violation("--expert-bytes", call.expert_bytes, rule, reason, for_example("44.05MB"))
+        yield Finding("--expert-bytes", call.expert_bytes, rule, reason, for_example("44.05MB"))
 
 
-def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Violation]:
+def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Finding]:
     """Yield options that need another one which is absent: whoever gives them believes that they count."""
     if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
         rule, reason = "S820 has no effect without --coverage rack", "replicas are not spread over racks then"
-        yield Violation("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
+        yield Finding("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
     has_groups = call.groups > 1
     is_of_no_effect = call.experts_per_token is not None and call.step_tokens is None and not has_groups
     if is_of_no_effect and not {"experts_per_token", "groups"} & wrong:
         rule = "S820 has no effect without --step-tokens or --groups"
         reason = "it counts in sampling within a step, and in how many nodes a token goes to"
-        yield Violation("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
+        yield Finding("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
     if call.groups_per_token is not None and not has_groups and not {"groups_per_token", "groups"} & wrong:
         rule, reason = "S820 has no effect without --groups", "all experts form one group then"
-        yield Violation("--groups-per-token", call.groups_per_token, rule, reason, _without("--groups-per-token"))
+        yield Finding("--groups-per-token", call.groups_per_token, rule, reason, _without("--groups-per-token"))
     if 0 < call.keep_within < math.inf and call.previous is None:
         rule, reason = "S820 has no effect without --previous", "there is no earlier map to keep"
-        yield Violation("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
+        yield Finding("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
 
 
-def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Violation]:
+def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Finding]:
     """Yield the mistakes about the model's number of the first row."""
     if call.first_layer is None:
         return
     if call.first_layer < 0:
         rule, reason = "S810 must be at least 0", "layers are numbered from 0"
-        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(0))
+        yield Finding("--first-layer", call.first_layer, rule, reason, nearest(0))
         return
     if recorded is not None and call.first_layer > recorded:
         rule = f"S828 must be at most {recorded}, the first layer of LOADS that has load"
         reason = "SGLang records a row for every layer, and those that record nothing come first"
-        yield Violation("--first-layer", call.first_layer, rule, reason, nearest(recorded))
+        yield Finding("--first-layer", call.first_layer, rule, reason, nearest(recorded))
         return
     counts = drops_rows or recorded is not None or call.previous is not None or call.export in NUMBERED_BY_MODEL
     if call.first_layer > 0 and not counts:
         rule = f"S820 has no effect without --export {' or '.join(NUMBERED_BY_MODEL)}, or --previous"
         reason = "no row has the number of a layer then"
-        yield Violation("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
+        yield Finding("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
 
 
-def _wrong_balance(call: ExpertsCall) -> Iterator[Violation]:
+def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
     """Yield the mistakes about several windows."""
     if call.quantile is None:
         return
     if len(call.loads) == 1:
         rule, reason = "S820 has no effect without several LOADS", "with one window, mean and worst are the same"
-        yield Violation("--balance", call.balance, rule, reason, _without("--balance"))
+        yield Finding("--balance", call.balance, rule, reason, _without("--balance"))
         return
     if not 0 < call.quantile <= 1:
         rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
-        yield Violation(
+        yield Finding(
             "--balance", call.balance, rule, "it says how several windows are combined", _as_share(call.quantile)
         )
     others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
     for option in (option for option, is_given in others.items() if is_given):
         rule = f"S826 must be mean with {option}"
         reason = "several windows can only be balanced for equal shares among replicas"
-        yield Violation("--balance", call.balance, rule, reason, nearest("mean"))
+        yield Finding("--balance", call.balance, rule, reason, nearest("mean"))
 
 
-def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violation | None:
+def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Finding | None:
     """Return why the coverage asked for is impossible, if it is; with its cost, if bytes are known."""
     if call.coverage == "none":
         return None
@@ -257,7 +257,7 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
     if fewest is None:
         rule = f"S816 must not be {call.coverage}, since all {call.gpus} GPUs are in one {call.coverage}"
         reason = f"losing that {call.coverage} loses every replica of the experts"
-        return Violation("--coverage", call.coverage, rule, reason, nearest("none"))
+        return Finding("--coverage", call.coverage, rule, reason, nearest("none"))
     slots = call.num_slots_per_gpu(num_experts)
     if slots >= fewest:
         return None
@@ -270,43 +270,43 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Violati
         reason += (
             f", which take {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} more per GPU"
         )
-    return Violation("--slots-per-gpu", slots, rule, reason, nearest(fewest))
+    return Finding("--slots-per-gpu", slots, rule, reason, nearest(fewest))
 
 
-def _uneven_nodes(call: ExpertsCall) -> Iterator[Violation]:
+def _uneven_nodes(call: ExpertsCall) -> Iterator[Finding]:
     if call.gpus % call.nodes:
         rule = f"S802 must be a multiple of --nodes ({call.nodes})"
         fix = _nearest_multiples(call.gpus, call.nodes)
-        yield Violation("--gpus", call.gpus, rule, "every node has the same number of GPUs", fix)
+        yield Finding("--gpus", call.gpus, rule, "every node has the same number of GPUs", fix)
 
 
-def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+def _too_few_slots(call: ExpertsCall, num_experts: int) -> Iterator[Finding]:
     fewest = -(-num_experts // call.gpus)
     if call.slots_per_gpu is not None and call.slots_per_gpu < fewest:
         rule = f"S803 must be at least {fewest} ({num_experts} experts on {call.gpus} GPUs)"
         reason = f"{call.slots_per_gpu * call.gpus} slots cannot hold {num_experts} experts"
-        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(fewest))
+        yield Finding("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(fewest))
 
 
-def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+def _too_many_slots(call: ExpertsCall, num_experts: int) -> Iterator[Finding]:
     most = (num_experts + MAX_REDUNDANT) // call.gpus
     if call.slots_per_gpu is not None and call.slots_per_gpu > most:
         rule = f"S812 must be at most {most} ({num_experts} + {MAX_REDUNDANT} redundant experts on {call.gpus} GPUs)"
         reason = "a unit cannot have more redundant experts"
-        yield Violation("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(most))
+        yield Finding("--slots-per-gpu", call.slots_per_gpu, rule, reason, nearest(most))
 
 
-def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Violation]:
+def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Finding]:
     if num_experts % call.groups:
         divisors = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
         rule = f"S804 must divide the number of experts ({num_experts})"
         fix = nearest_of(call.groups, divisors)
-        yield Violation("--groups", call.groups, rule, "every group has the same number of experts", fix)
+        yield Finding("--groups", call.groups, rule, "every group has the same number of experts", fix)
     elif call.policy == "hierarchical" and call.groups % call.nodes:
         rule = f"S805 must be a multiple of --nodes ({call.nodes}) with --policy hierarchical"
         fitting = [size for size in range(call.nodes, num_experts + 1, call.nodes) if num_experts % size == 0]
         fix = _fitting_groups(call.groups, fitting)
-        yield Violation("--groups", call.groups, rule, "every node holds the same number of whole groups", fix)
+        yield Finding("--groups", call.groups, rule, "every node holds the same number of whole groups", fix)
 
 
 def _nearest_multiples(value: int, unit: int) -> Fix:

@@ -28,7 +28,8 @@ from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_witho
 from planner.facts.map_files import Map, MapFile, read_map
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Coverage
-from planner.problems.errors import CallError, InfeasibleError, Problem, Violation
+from planner.problems.errors import CallError, InfeasibleError
+from planner.problems.finding import Finding
 from planner.spec.phase import MAX_REDUNDANT
 
 __all__ = ["ExpertsAnswer", "ExpertsJob", "check_call", "make_map", "with_one_more_slot"]
@@ -73,19 +74,19 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
     """
     measured = _read_all(call)
     found = read_map(call.previous, call.gpus) if call.previous else None
-    problems = [violation.at(PROGRAM) for violation in _wrong_arguments(call, measured)]
-    if isinstance(measured, Problem):
-        problems.append(measured)
+    findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]
+    if isinstance(measured, Finding):
+        findings.append(measured)
     previous = found
-    if isinstance(found, MapFile) and not problems and isinstance(measured, _Measured):
+    if isinstance(found, MapFile) and not findings and isinstance(measured, _Measured):
         previous = _fitting(found, measured, call)
-    if isinstance(previous, Violation):
-        problems.append(previous.at(str(call.previous)))
-    if problems or isinstance(measured, Problem) or isinstance(previous, Violation):
-        raise CallError(problems)
+    if isinstance(previous, Finding):
+        findings.append(previous.at(str(call.previous)))
+    if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
+        raise CallError(findings)
     loads = _mean(measured.windows)
-    if violation := uncoverable(call, len(loads[0]), len(loads)):
-        raise InfeasibleError([violation.at(PROGRAM)])
+    if finding := uncoverable(call, len(loads[0]), len(loads)):
+        raise InfeasibleError([finding.at(PROGRAM)])
     return ExpertsJob(
         loads=loads,
         windows=measured.windows,
@@ -132,14 +133,14 @@ class _Measured:
     drops_rows: bool  # of dense layers, of which only the call told
 
 
-def _read_all(call: ExpertsCall) -> _Measured | Problem:
+def _read_all(call: ExpertsCall) -> _Measured | Finding:
     """Read a window from each file; or return what is wrong with the first that is wrong."""
     windows: list[Loads] = []
     first_layers: list[int] = []
     num_rows = 0
     for path in call.loads:
         measured = read_loads(path, str(path), option=LOADS)
-        if isinstance(measured, Violation):
+        if isinstance(measured, Finding):
             return measured.at(str(path))
         loads, num_rows = _numbered_from(call.first_layer, measured), len(measured.rows)
         windows.append(loads)
@@ -149,7 +150,7 @@ def _read_all(call: ExpertsCall) -> _Measured | Problem:
         if (len(loads), len(loads[0])) != shape:
             rule = f"S824 must have shape [{shape[0]}][{shape[1]}] (layers, experts), as the first window"
             reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows that were recorded on one model"
-            return Violation(LOADS, str(path), rule, reason, fix).at(str(path))
+            return Finding(LOADS, str(path), rule, reason, fix).at(str(path))
     num_dense = 0 if first_layers else call.first_layer or 0
     drops_rows = 0 < num_dense < len(windows[0]) and not any(any(row) for loads in windows for row in loads[:num_dense])
     of_moe = tuple(loads[num_dense if drops_rows else 0 :] for loads in windows)
@@ -167,24 +168,24 @@ def _numbered_from(first_layer: int | None, measured: LoadFile) -> Loads:
     return moe_rows(measured.rows[first_layer:], 0, hashed)
 
 
-def _not_recorded(path: Path, row: int, loads: Loads) -> Violation:
+def _not_recorded(path: Path, row: int, loads: Loads) -> Finding:
     rule = f"S606 must have load in every MoE layer, and its row {row} has none"
     num_dense = next((index for index, each in enumerate(loads) if any(each)), 0)
     fix = "record the loads again, in every layer"
     if row == 0 and row_without_load(loads[num_dense:]) is None:
         fix = f"give --first-layer {num_dense} if its first rows are of dense layers, else {fix}"
-    return Violation(LOADS, str(path), rule, "a layer to which nothing was routed was not recorded", fix)
+    return Finding(LOADS, str(path), rule, "a layer to which nothing was routed was not recorded", fix)
 
 
-def _wrong_arguments(call: ExpertsCall, measured: _Measured | Problem) -> Iterator[Violation]:
+def _wrong_arguments(call: ExpertsCall, measured: _Measured | Finding) -> Iterator[Finding]:
     """Return what is wrong with `call`, as far as the files that could be read tell."""
-    if isinstance(measured, Problem):  # and so nobody knows whether --first-layer drops rows
+    if isinstance(measured, Finding):  # and so nobody knows whether --first-layer drops rows
         return wrong_arguments(call, None, drops_rows=True)
     num_experts = len(measured.windows[0][0])
     return wrong_arguments(call, num_experts, measured.first_layer, drops_rows=measured.drops_rows)
 
 
-def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Violation | None) -> int:
+def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Finding | None) -> int:
     """Return the model's number of the first MoE layer: as asked for, as measured, as in service, else 0."""
     if call.first_layer is not None:
         return call.first_layer
@@ -198,7 +199,7 @@ def _mean(windows: tuple[Loads, ...]) -> Loads:
     return windows[0] if len(windows) == 1 else mean_loads(windows)
 
 
-def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Violation:
+def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Finding:
     """Return the MoE layers of the previous map, or why it cannot be one for these loads and sizes."""
     num_layers, num_experts = len(measured.windows[0]), len(measured.windows[0][0])
     num_slots = call.gpus * call.num_slots_per_gpu(num_experts)
@@ -208,8 +209,8 @@ def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFi
     rule = f"S807 must have shape [{num_layers}][{num_slots}] (layers, slots) and hold each of {num_experts} experts"
     fix = "give the map now in service, or leave it out"
     if (len(rows), len(rows[0])) != (num_layers, num_slots):
-        return Violation("--previous", written, rule, f"it has [{len(rows)}][{len(rows[0])}]", fix)
+        return Finding("--previous", written, rule, f"it has [{len(rows)}][{len(rows[0])}]", fix)
     for layer, experts in enumerate(rows):
         if wrong := sorted(set(experts) ^ set(range(num_experts))):
-            return Violation("--previous", written, rule, f"layer {layer} differs in expert {wrong[0]}", fix)
+            return Finding("--previous", written, rule, f"layer {layer} differs in expert {wrong[0]}", fix)
     return MapFile(rows)

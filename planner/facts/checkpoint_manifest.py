@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 __all__ = ["MANIFEST", "read_weights_digest"]
 
@@ -20,7 +20,7 @@ VERSION = 1
 MAX_BYTES = 100 * 2**20  # as much as ranks read of it
 
 
-def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Violation | None:
+def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Finding | None:
     """Return the sha256 of the manifest beside the file `config`, which the spec calls `written`; None without one."""
     path = config.with_name(MANIFEST)
     if not path.exists():
@@ -47,7 +47,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _wrong(written: str, reason: str) -> Violation:
+def _wrong(written: str, reason: str) -> Finding:
     rule = "S308 must agree with the manifest beside it"
     fix = "write the manifest again with tidemill checkpoint digest, or remove it"
-    return Violation("model.config", written, rule, reason, fix)
+    return Finding("model.config", written, rule, reason, fix)

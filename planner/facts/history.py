@@ -25,7 +25,7 @@ from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, hh_mm, minute_of
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.wall_clock import days_between, is_date, next_date
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 __all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
 
@@ -71,24 +71,24 @@ class HistoryFile:
     digest: str
 
 
-def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Violation:
+def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Finding:
     """Return the past days of `zone` at `path`, which the spec calls `written`; or what is wrong with them."""
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
         reason, fix = error.strerror or str(error), "give the path relative to the spec's folder"
-        return Violation(OPTION, written, "S617 must be a readable file", reason, fix)
+        return Finding(OPTION, written, "S617 must be a readable file", reason, fix)
     found = _rows(content)
     if isinstance(found, str):
         rule = "S618 must be CSV with the columns time and demand"
-        return Violation(OPTION, written, rule, found, "begin it with the line time,demand")
+        return Finding(OPTION, written, rule, found, "begin it with the line time,demand")
     latest = _latest(found)
     wrong = _wrong_row(found, zone) or _odd_step(latest) or _missing(latest)
     if wrong:
         rule = (
             "S619 must have equal time steps over a whole day, times such as 2026-11-02T08:00, and demand of 0 or more"
         )
-        return Violation(OPTION, written, rule, *wrong)
+        return Finding(OPTION, written, rule, *wrong)
     return HistoryFile(_history(latest), digest_of_bytes(content))
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 __all__ = ["MAX_LOAD", "LoadFile", "Loads", "moe_rows", "read_loads", "row_without_load"]
 
@@ -79,7 +79,7 @@ def row_without_load(rows: Loads) -> int | None:
     return next((index for index, row in enumerate(rows) if not any(row)), None)
 
 
-def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Violation:
+def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Finding:
     """Return the loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
     try:
         content = read_file(path, MAX_LOADS_BYTES)
@@ -87,7 +87,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
     except OSError as error:
         base = "the spec's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
-        return Violation(option, written, "S603 must be a readable file", reason, fix)
+        return Finding(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
         reason, fix = "its content is none of these", "write it again"
         if path.suffix == ".safetensors":
@@ -101,13 +101,13 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         elif path.suffix in TABLES:
             table = f"numpy.loadtxt('{path.name}', delimiter='{TABLES[path.suffix]}', ndmin=2)"
             fix = f"make it .npy: numpy.save('{path.stem}.npy', {table})"
-        return Violation(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
+        return Finding(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
     is_recorded = isinstance(document, dict) and COUNTS in document
     rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
     if wrong := _what_is_wrong(rows) or (is_recorded and _records_nothing(rows)):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         fix = f"give one layer as [1][{len(rows)}], a list in a list" if wrong == ONE_ROW else "correct the file"
-        return Violation(option, written, rule, wrong, fix)
+        return Finding(option, written, rule, wrong, fix)
     return LoadFile(tuple(tuple(row) for row in rows), digest_of_bytes(content), is_recorded)
 
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.facts.files import read_file
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
 __all__ = [
@@ -71,10 +71,10 @@ class MapFile:
         return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 
-def without_output(engine: Engine, on_stdout: str, example: str) -> Violation:
-    """Return the violation for an export that has no output file while stdout carries `on_stdout`."""
+def without_output(engine: Engine, on_stdout: str, example: str) -> Finding:
+    """Return the finding for an export that has no output file while stdout carries `on_stdout`."""
     rule, reason = "S809 must come with -o", f"{on_stdout} itself goes to stdout"
-    return Violation("--export", engine, rule, reason, for_example(f"-o {example}"))
+    return Finding("--export", engine, rule, reason, for_example(f"-o {example}"))
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
@@ -115,7 +115,7 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document) + "\n"
 
 
-def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
+def read_map(path: Path, num_gpus: int) -> MapFile | Finding:
     """Return the map in a file of ours or of an engine; or what is wrong with it.
 
     Only vllm-ascend's files tell GPUs apart; they must have `num_gpus` of them.
@@ -124,7 +124,7 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Violation:
         document = _parsed(read_file(path))
     except OSError as error:
         reason, fix = error.strerror or str(error), "give the path relative to the current folder"
-        return Violation("--previous", str(path), "S603 must be a readable file", reason, fix)
+        return Finding("--previous", str(path), "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError):
         return _not_a_map(path, "it is neither JSON nor YAML of plain values")
     if isinstance(document, dict) and TENSORRT_LLM in document:
@@ -202,6 +202,6 @@ def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
     return experts if are_alike else []  # of others rows alone would not tell where a GPU begins
 
 
-def _not_a_map(path: Path, reason: str) -> Violation:
+def _not_a_map(path: Path, reason: str) -> Finding:
     rule = "S806 must hold an expert map, [layers][slots]"
-    return Violation("--previous", str(path), rule, reason, "give a file that tidemill experts -o wrote")
+    return Finding("--previous", str(path), rule, reason, "give a file that tidemill experts -o wrote")

@@ -21,7 +21,7 @@ from planner.families.module_names import Unreadable
 from planner.families.quantised import BESIDE, Unplanned, form_of, kv_of, quantised
 from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 __all__ = ["ModelConfig", "model_of", "read_model_config"]
 
@@ -42,11 +42,11 @@ class ModelConfig:
     beside: Mapping[str, str]  # sha256 of what was read beside it, by the spec's name for each file
 
 
-def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
+def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
     """Return the config at `path`, which the spec calls `written`; or what is wrong with it."""
     if URL.match(written):
         reason = "it is a URL, and the planner reads no network"
-        return Violation(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
+        return Finding(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
     try:
         content = read_file(path, MAX_CONFIG_BYTES)
     except (OSError, ValueError) as error:  # the latter: no path has a null character
@@ -57,7 +57,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
             else "give the path relative to the spec's folder"
         )
         reason = getattr(error, "strerror", None) or str(error)
-        return Violation(PATH, written, "S301 must be a readable file", reason, fix)
+        return Finding(PATH, written, "S301 must be a readable file", reason, fix)
     try:
         config = json.loads(content)
     except (ValueError, RecursionError):
@@ -65,10 +65,10 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
         if said := _another_file(content):
             return _wrong(written, "S302 must be a checkpoint's config.json", *said)
     beside = None if _quantization(config) else _read_beside(path, written)
-    if isinstance(beside, Violation):
+    if isinstance(beside, Finding):
         return beside
     found = _quantised_model(config, written, beside)
-    if isinstance(found, Violation):
+    if isinstance(found, Finding):
         return found
     model, other = found
     inputs = {} if beside is None else {beside.name: beside.digest}
@@ -79,10 +79,10 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Violation:
     return ModelConfig(model, digest_of_bytes(content), other, names)
 
 
-def model_of(config: Any, written: str) -> Model | Violation:
+def model_of(config: Any, written: str) -> Model | Finding:
     """Return the model of a `config.json`'s content, which the spec calls `written`; or what is wrong with it."""
     found = _quantised_model(config, written, None)
-    return found if isinstance(found, Violation) else found[0]
+    return found if isinstance(found, Finding) else found[0]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class _Beside:
     digest: str
 
 
-def _read_beside(path: Path, written: str) -> _Beside | Violation | None:
+def _read_beside(path: Path, written: str) -> _Beside | Finding | None:
     """Return the first of the files that `BESIDE` names; None where there is none."""
     for name, method in BESIDE.items():
         file = path.with_name(name)
@@ -115,14 +115,14 @@ def _read_beside(path: Path, written: str) -> _Beside | Violation | None:
     return None
 
 
-def _unreadable(written: str, name: str, reason: str) -> Violation:
-    return Violation(PATH, written, f"S314 must come with a {name} that can be read", reason, "correct the file")
+def _unreadable(written: str, name: str, reason: str) -> Finding:
+    return Finding(PATH, written, f"S314 must come with a {name} that can be read", reason, "correct the file")
 
 
-def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple[Model, str | None] | Violation:
+def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple[Model, str | None] | Finding:
     """Return the model in what its files say that its weights are in, and how a form is called that no spec says."""
     found = _model_of(config, written)
-    if isinstance(found, Violation):
+    if isinstance(found, Finding):
         return found
     said_in = beside.name if beside else "quantization_config"
     try:
@@ -146,7 +146,7 @@ def _quantization(config: Any) -> Any:
     return text.get("quantization_config") or text.get("compression_config")  # as compressed-tensors wrote it at first
 
 
-def _model_of(config: Any, written: str) -> Model | Violation:
+def _model_of(config: Any, written: str) -> Model | Finding:
     """Return the model by its shapes alone."""
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
@@ -173,7 +173,7 @@ def _tokenizer_with_code(path: Path) -> bytes | None:
     return content if isinstance(config, Mapping) and "auto_map" in config else None
 
 
-def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
+def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Finding:
     """Return the text model of a multimodal one, with the weights of its tower."""
     _, text_types = TOWERS[file.model_type]
     text, vision = config.get("text_config"), config.get("vision_config")
@@ -192,7 +192,7 @@ def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Violation:
         keys = [f"{section}.{key}" for section, keys in both.items() for key in keys]
         return _lacking(keys, file, "it")
     found = _of_family(text_type, of_text, file, "text_config")
-    if isinstance(found, Violation):
+    if isinstance(found, Finding):
         return found
     return replace(found, tower_weights=tower.num_weights(found.hidden_size))
 
@@ -206,16 +206,16 @@ def _lacks(family: str, config: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Violation:
+def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Finding:
     try:
         shapes = shapes_of(family).model_validate(config)
     except ValidationError as error:
         return _lacking(_keys_of(error), file, place)
     if broken := shapes.broken():
-        return Violation(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
+        return Finding(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
     if unplanned := shapes.unplanned():
         fix = "choose another model: tidemill cannot plan such layers yet"
-        return Violation(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
+        return Finding(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
     return shapes.model(file)
 
 
@@ -240,12 +240,12 @@ def _keys_of(error: ValidationError) -> list[str]:
     return list(dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]))
 
 
-def _lacking(keys: Sequence[str], file: File, place: str) -> Violation:
+def _lacking(keys: Sequence[str], file: File, place: str) -> Finding:
     reason = f"missing or out of range in {place}: {', '.join(keys)}"
     return _wrong(file.source, f"S302 must have the shapes of {file.model_type}", reason)
 
 
-def _of_another_family(config: Mapping[str, Any], written: str, model_type: str) -> Violation:
+def _of_another_family(config: Mapping[str, Any], written: str, model_type: str) -> Finding:
     """Return that no file reads the family; the text model of a multimodal one may be known."""
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
@@ -276,10 +276,10 @@ def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
     return family if family and not _lacks(family, config) else None
 
 
-def _under_another_name(config: Mapping[str, Any], written: str, model_type: str, family: str) -> Violation:
+def _under_another_name(config: Mapping[str, Any], written: str, model_type: str, family: str) -> Finding:
     """Return that only the model_type is not known."""
     found = _quantised_model({**config, "model_type": family}, written, None)
-    if isinstance(found, Violation):
+    if isinstance(found, Finding):
         return found
     rule = "S302 must have the model_type of a known family"
     reason = f"its model_type is {model_type[:40]}, and its architecture and keys are those of {family}"
@@ -297,8 +297,8 @@ def _has_experts(config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Violation:
-    return Violation(PATH, written, rule, reason, fix)
+def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Finding:
+    return Finding(PATH, written, rule, reason, fix)
 
 
 def _another_file(content: bytes) -> tuple[str, str] | None:

@@ -30,7 +30,8 @@ from planner.layout.headroom import HEADROOM_SOURCE, sglang_working_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
@@ -143,7 +144,7 @@ def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[Me
     split = {layout: split_memory(spec, layout) for layout in layouts if spec.gpu_of(layout.phase).usable_bytes}
     misfits = [_misfit(plan, layout, spec) for layout, plan in split.items() if plan.short > 0]
     if misfits:
-        raise InfeasibleError([spec.problem(misfit) for misfit in misfits])
+        raise InfeasibleError([spec.locate(misfit) for misfit in misfits])
     return tuple(split.values())
 
 
@@ -208,7 +209,7 @@ def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:
     return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
 
 
-def _misfit(plan: MemoryPlan, layout: PhaseLayout, spec: ResolvedSpec) -> Violation:
+def _misfit(plan: MemoryPlan, layout: PhaseLayout, spec: ResolvedSpec) -> Finding:
     """Names what binds: the limit that is too high, else the largest of weights, step and the KV of one request."""
     field = _limit_too_high(layout, spec) or _largest_part(plan)
     rule = (
@@ -222,7 +223,7 @@ def _misfit(plan: MemoryPlan, layout: PhaseLayout, spec: ResolvedSpec) -> Violat
     if plan.fixed_kv:
         reason += f", windows and states of {plan.max_requests:,} requests {gb(plan.fixed_kv)}"
     fix = "use more GPUs a unit, or GPUs with more memory"
-    return Violation(f"{plan.phase}.{field}", getattr(spec.phase(plan.phase), field), rule, reason, fix)
+    return Finding(f"{plan.phase}.{field}", getattr(spec.phase(plan.phase), field), rule, reason, fix)
 
 
 def _limit_too_high(layout: PhaseLayout, spec: ResolvedSpec) -> str | None:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from planner.facts.digest import digest_of_text
 from planner.manifests.render import KUSTOMIZATION, MARK
-from planner.problems.errors import CallError, OutputError, SpecError, Violation
+from planner.problems.errors import CallError, OutputError, SpecError
+from planner.problems.finding import Finding
 from planner.spec.yaml import parse_document
 
 __all__ = ["write_folder"]
@@ -43,7 +44,7 @@ def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = Fa
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(
-            [Violation("", None, "S903 must be a writable folder", reason, "choose another").at(str(folder))]
+            [Finding("", None, "S903 must be a writable folder", reason, "choose another").at(str(folder))]
         ) from None
 
 
@@ -135,7 +136,7 @@ def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> 
             "somebody has edited it, and the edit would be lost",
         )
         fix = "change the spec, or give --overwrite"
-        raise CallError([Violation("", None, rule, reason, fix).at(str(folder / name)) for name in changed])
+        raise CallError([Finding("", None, rule, reason, fix).at(str(folder / name)) for name in changed])
 
 
 def _without_digests(text: str) -> str:
@@ -157,4 +158,4 @@ def _write(path: Path, text: str) -> None:
 
 
 def _refused(path: Path, rule: str, reason: str) -> CallError:
-    return CallError([Violation("", None, rule, reason, "choose another folder").at(str(path))])
+    return CallError([Finding("", None, rule, reason, "choose another folder").at(str(path))])

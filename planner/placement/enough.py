@@ -6,7 +6,8 @@ from planner.cluster.inventory import Node, nodes_for
 from planner.facts.counted import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.traffic import TrafficSpec
@@ -31,7 +32,7 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
     if short:
         gpu, own = short[0]
         alike = nodes if len(pools) == 1 else [node for node in nodes if node.gpu == gpu]
-        raise InfeasibleError([spec.problem(_too_few(spec, alike, own, gpu if len(pools) > 1 else None))])
+        raise InfeasibleError([spec.locate(_too_few(spec, alike, own, gpu if len(pools) > 1 else None))])
 
 
 def gpu_pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
@@ -44,7 +45,7 @@ def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
     return sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
 
 
-def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Violation:
+def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Finding:
     """Count all nodes or, where phases run on several GPUs, those with `gpu`."""
     needed = _num_nodes(layouts)
     of_units = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
@@ -59,14 +60,14 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
         num_spares = len(spec.cluster.spares)
         least, kept = needed + num_spares, f", + spares {num_spares}" if num_spares else ""
         rule = f"S701 must be at least {least} ({parts}{kept})"
-        return Violation("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
+        return Finding("cluster.nodes", len(nodes), rule, reason, f"nearest: {least}")
     unusable = [node for node in nodes if node.unusable]
     more = ", ..." if len(unusable) > 3 else ""
     whys = ", ".join(f"{node.name}: {node.unusable}" for node in unusable[:3])
     there = f"only {usable} of {len(nodes)} are usable ({whys}{more})" if unusable else f"there are only {usable}"
     of_gpu = f" of {gpu}" if gpu else ""
     rule = f"S701 must have at least {counted(needed, 'usable node')}{of_gpu} ({parts}), but {there}"
-    return Violation("cluster.nodes", None, rule, reason, f"add {counted(needed - usable, 'node')}")
+    return Finding("cluster.nodes", None, rule, reason, f"add {counted(needed - usable, 'node')}")
 
 
 def _why_so_large(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:

@@ -22,7 +22,7 @@ from planner.plan.deployable import Deployable, plan_digest
 from planner.plan.launch import LaunchDocument, without_map
 from planner.plan.map_json import map_json
 from planner.plan.pods import pods_of
-from planner.problems.errors import Problem
+from planner.problems.finding import Finding
 from planner.schedule.schedule import DaySchedule, OtherDays, Step
 from planner.schedule.timetable import timetable_of
 from planner.spec.schema import Spec
@@ -49,8 +49,8 @@ class DecidedPlan:
     schedule: DaySchedule | None  # none where all units are always on
     expert_maps: Mapping[Phase, ExpertMap]
     launch_documents: Mapping[str, LaunchDocument]  # by file name
-    refusals: tuple[Problem, ...]  # why its engine cannot run it
-    warnings: tuple[Problem, ...]  # what is lost, though it plans
+    refusals: tuple[Finding, ...]  # why its engine cannot run it
+    warnings: tuple[Finding, ...]  # what is lost, though it plans
 
     @property
     def name(self) -> str:

@@ -21,7 +21,8 @@ from planner.facts.terms import EngineName, Phase
 from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument
 from planner.plan.pods import PhasePods, pods_of
-from planner.problems.errors import InfeasibleError, Problem, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
@@ -46,8 +47,8 @@ class Deployable:
     timetable: Timetable | None  # none where all units are always on
     drain_s: float  # for answers that run when their process is told to end
     launch_documents: Mapping[str, LaunchDocument]  # by file name
-    refusals: tuple[Problem, ...]  # why its engine cannot run it
-    warnings: tuple[Problem, ...]  # what is lost, though it runs
+    refusals: tuple[Finding, ...]  # why its engine cannot run it
+    warnings: tuple[Finding, ...]  # what is lost, though it runs
 
     @property
     def endpoint(self) -> str:
@@ -81,8 +82,8 @@ class Deployable:
                 "other engines run only in a cluster, from their images",
                 "write manifests with tidemill render and apply them",
             )
-            violation = Violation("engine", self.engine, "S753 must be tidemill to run on this machine", reason, fix)
-            raise InfeasibleError([violation.at(self.name)])
+            finding = Finding("engine", self.engine, "S753 must be tidemill to run on this machine", reason, fix)
+            raise InfeasibleError([finding.at(self.name)])
 
     def unit_document(self, unit: Unit) -> LaunchDocument:
         """Return the launch document of `unit`."""

@@ -16,7 +16,8 @@ from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, fit_memory, split_memory
 from planner.placement.enough import check_room
 from planner.plan.runnable import runtime_refusals
-from planner.problems.errors import InfeasibleError, Problem
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.schedule.starts import start_times
 from planner.search.auto import decide
 from planner.search.starts import require_ready
@@ -31,9 +32,9 @@ class Fit:
 
     layouts: tuple[PhaseLayout, ...]
     memory: tuple[MemoryPlan, ...]
-    left_to_plan: tuple[Problem, ...]  # what a placement refuses, or may refuse
-    left_to_render: tuple[Problem, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
-    warnings: tuple[Problem, ...]
+    left_to_plan: tuple[Finding, ...]  # what a placement refuses, or may refuse
+    left_to_render: tuple[Finding, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
+    warnings: tuple[Finding, ...]
 
 
 def check_fit(spec: ResolvedSpec) -> Fit:
@@ -51,9 +52,9 @@ def check_fit(spec: ResolvedSpec) -> Fit:
     try:
         check_room(spec, layouts)
     except InfeasibleError as error:
-        left = with_fixes(error, spec).problems
+        left = with_fixes(error, spec).findings
     else:
-        left = tuple(spec.problem(violation) for violation in unknown_before_placement(spec))
+        left = tuple(spec.locate(finding) for finding in unknown_before_placement(spec))
     refusals = runtime_refusals(spec, memory_of)
     return Fit(layouts, memory, left, refusals, warnings_of(spec, memory, memory_of, is_runnable=not refusals))
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec, check_document
 from planner.spec.yaml import decode_document, read_content
 
@@ -35,7 +36,7 @@ def read_spec(path: Path) -> ResolvedSpec:
     if isinstance(given, ResolvedSpec):
         return given
     rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
-    raise CallError([Violation("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
+    raise CallError([Finding("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def is_plan(content: bytes) -> bool:

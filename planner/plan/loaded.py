@@ -32,7 +32,8 @@ from planner.plan.shapes import PlanShape, Rows, misshapen
 from planner.plan.strict_json import NotStrict, parsed_json
 from planner.plan.told import told_otherwise
 from planner.plan.warned import warning_from
-from planner.problems.errors import CallError, Problem, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.schedule.timetable import timetable_of
 from planner.spec.check import mistakes_in
 from planner.spec.schema import Spec
@@ -73,13 +74,13 @@ def load_plan(content: bytes, path: Path) -> LoadedPlan:
     except ValidationError as error:
         prefix = "spec." if error.title == Spec.__name__ else ""
         raise _refused(path, NO_PLAN, prefix + misshapen(error.errors(include_url=False)[0])) from None
-    for violation in chain(_edited(plan, spec, data), disagreeing(plan, spec), _wrong_in_spec(plan)):
-        raise CallError([violation.at(str(path))])
+    for finding in chain(_edited(plan, spec, data), disagreeing(plan, spec), _wrong_in_spec(plan)):
+        raise CallError([finding.at(str(path))])
     maps = {sha256: each.physical_to_logical for sha256, each in plan.expert_maps.items()}
     documents = {file: with_map(each, maps) for file, each in data["launch_documents"].items()}
     told = told_otherwise(spec, plan.placed_units, data, documents)
-    for violation in chain(_edited_documents(documents), _edited_elsewhere(plan, data), told):
-        raise CallError([violation.at(str(path))])
+    for finding in chain(_edited_documents(documents), _edited_elsewhere(plan, data), told):
+        raise CallError([finding.at(str(path))])
     deployable = Deployable(
         name=plan.name,
         engine=spec.engine_name,
@@ -108,7 +109,7 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
     return data
 
 
-def _edited(plan: PlanShape, spec: Spec, data: Mapping[str, Any]) -> Iterator[Violation]:
+def _edited(plan: PlanShape, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield digests that are not of what they stand for."""
     yield from _differs("digest", plan.digest, plan_digest(data, spec))
     yield from _differs("spec_digest", plan.spec_digest, digest_of(spec.model_dump(mode="json")))
@@ -116,7 +117,7 @@ def _edited(plan: PlanShape, spec: Spec, data: Mapping[str, Any]) -> Iterator[Vi
         yield from _differs(f"expert_maps.{sha256}", sha256, digest_of(each.physical_to_logical))
 
 
-def _edited_documents(documents: Mapping[str, LaunchDocument]) -> Iterator[Violation]:
+def _edited_documents(documents: Mapping[str, LaunchDocument]) -> Iterator[Finding]:
     """Yield digests of launch documents that are not of what they stand for."""
     for file, document in documents.items():
         path = f"launch_documents.{file}"
@@ -125,26 +126,26 @@ def _edited_documents(documents: Mapping[str, LaunchDocument]) -> Iterator[Viola
             yield from _differs(f"{path}.unit_digest", document["unit_digest"], unit_digest(document))
 
 
-def _edited_elsewhere(plan: PlanShape, data: Mapping[str, Any]) -> Iterator[Violation]:
+def _edited_elsewhere(plan: PlanShape, data: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the whole document's digest where what a reviewer reads beside what runs was edited."""
     yield from _differs("document_digest", plan.document_digest, document_digest(data))
 
 
-def _differs(path: str, written: str, computed: str) -> Iterator[Violation]:
+def _differs(path: str, written: str, computed: str) -> Iterator[Finding]:
     if written != computed:
         rule = f"S909 must match the digest of the content ({computed[:19]}...)"
-        yield Violation(path, written, rule, "the plan was edited after tidemill plan wrote it", PLAN_AGAIN)
+        yield Finding(path, written, rule, "the plan was edited after tidemill plan wrote it", PLAN_AGAIN)
 
 
-def _wrong_in_spec(plan: PlanShape) -> Iterator[Violation]:
+def _wrong_in_spec(plan: PlanShape) -> Iterator[Finding]:
     """Yield what breaks the rules of specs: names that become files and objects must be names here too."""
     for mistake in mistakes_in(plan.spec):
-        yield Violation(f"spec.{mistake.path}", mistake.value, mistake.rule, mistake.reason, PLAN_AGAIN)
+        yield Finding(f"spec.{mistake.path}", mistake.value, mistake.rule, mistake.reason, PLAN_AGAIN)
 
 
-def _refusal(why: str, path: Path) -> Problem:
-    return Violation("runnable", False, "S910 must be true to render or run the plan", why, PLAN_AGAIN).at(str(path))
+def _refusal(why: str, path: Path) -> Finding:
+    return Finding("runnable", False, "S910 must be true to render or run the plan", why, PLAN_AGAIN).at(str(path))
 
 
 def _refused(path: Path, rule: str, reason: str, fix: str = WRITE_ONE) -> CallError:
-    return CallError([Violation("", None, rule, reason, fix).at(str(path))])
+    return CallError([Finding("", None, rule, reason, fix).at(str(path))])

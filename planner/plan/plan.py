@@ -109,8 +109,8 @@ class Plan(DecidedPlan):
             "spec_digest": digest_of(Spec.model_validate(self.written).model_dump(mode="json")),  # not of a forecast
             "inputs": self.inputs,
             "runnable": sections["runnable"],
-            "why_not": [problem.message for problem in self.refusals],
-            "warnings": [warning_json(problem) for problem in self.warnings],
+            "why_not": [finding.message for finding in self.refusals],
+            "warnings": [warning_json(finding) for finding in self.warnings],
             "gpu": _gpu_json(self.gpu),
             "sources": self.sources,
             "assumed": self.assumed,

@@ -17,7 +17,7 @@ from planner.plan.shapes import (
     UnitDocumentShape,
     UnitShape,
 )
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.schedule.timetable import timetable_of
 from planner.spec.schedule import is_undecided_day
 from planner.spec.schema import Spec
@@ -29,12 +29,12 @@ WRITE_ONE = "write one with tidemill plan -o"
 _Reference = tuple[str, object, str, bool]  # path, what stands there, what it must agree with, whether it does
 
 
-def disagreeing(plan: PlanShape, spec: Spec) -> Iterator[Violation]:
+def disagreeing(plan: PlanShape, spec: Spec) -> Iterator[Finding]:
     """Yield the parts that refer to what is not there, or is another's."""
     for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec), _of_day(plan, spec)):
         if not agrees:
             reason = "the parts of this plan contradict each other"
-            yield Violation(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
+            yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
 
 
 def _of_plan(plan: PlanShape, spec: Spec) -> Iterator[_Reference]:

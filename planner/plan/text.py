@@ -26,7 +26,7 @@ from planner.plan.plan import Plan
 from planner.plan.relied_on import relied_on
 from planner.plan.search_text import search_text
 from planner.plan.uptime_text import uptime_text
-from planner.problems.errors import Problem
+from planner.problems.finding import Finding
 from planner.problems.printable import printable
 from planner.search.decision import DEFAULT
 from planner.spec.phase import PhaseSpec
@@ -378,11 +378,9 @@ def _untried(is_ours: bool) -> str:
     return "We have not run it on a GPU yet: try one unit first."
 
 
-def _listed(problems: Sequence[Problem]) -> list[str]:
+def _listed(findings: Sequence[Finding]) -> list[str]:
     """Return their messages, each behind a dash, with its rule's id as `validate` prints it."""
     return [
-        textwrap.fill(
-            f"{each.message} [{each.rule.split()[0]}]", WIDTH, initial_indent="  - ", subsequent_indent="    "
-        )
-        for each in problems
+        textwrap.fill(f"{each.message} [{each.id}]", WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        for each in findings
     ]

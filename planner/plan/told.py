@@ -16,7 +16,7 @@ from planner.facts.terms import Phase
 from planner.layout.memory import kv_bytes, static_fraction
 from planner.layout.unit import Unit
 from planner.plan.launch import Known, LaunchDocument, documents_for
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
 __all__ = ["told_otherwise"]
@@ -27,7 +27,7 @@ FIX = "change the spec and plan it again"
 
 def told_otherwise(
     spec: Spec, units: Sequence[Unit], data: Mapping[str, Any], written: Mapping[str, LaunchDocument]
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """What the launch documents `written`, of the plan's JSON `data`, tell otherwise than the rest of the plan.
 
     `data` has the shapes of a plan, its units and documents name each other, and maps are written out in documents.
@@ -55,16 +55,16 @@ def told_otherwise(
     for file, document in documents_for(spec, units, known).items():
         for path, value in _differences(written[file], document):
             rule = "S908 must agree with the rest of the plan"
-            yield Violation(f"launch_documents.{file}.{path}", value, rule, REASON, FIX)
+            yield Finding(f"launch_documents.{file}.{path}", value, rule, REASON, FIX)
 
 
-def _of_checkpoint(spec: Spec, data: Mapping[str, Any], checkpoint: LaunchDocument | None) -> Iterator[Violation]:
+def _of_checkpoint(spec: Spec, data: Mapping[str, Any], checkpoint: LaunchDocument | None) -> Iterator[Finding]:
     """The weights are those that the spec names, beside the config that was read."""
     for key, (value, source) in _expected(spec, data["inputs"]).items():
         told = checkpoint[key] if checkpoint else None
         if told != value and (checkpoint or key == "uri"):
             where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.checkpoint.{key}"
-            yield Violation(where, told, f"S908 must agree with {source}", REASON, FIX)
+            yield Finding(where, told, f"S908 must agree with {source}", REASON, FIX)
 
 
 def _expected(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.problems.errors import Problem, Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import Fix
 
 __all__ = ["warning_from", "warning_json"]
@@ -15,12 +15,12 @@ __all__ = ["warning_from", "warning_json"]
 PLACE = ("file", "line", "column")
 
 
-def warning_json(warning: Problem) -> dict[str, Any]:
+def warning_json(warning: Finding) -> dict[str, Any]:
     """Return `warning` as a plan's JSON holds it."""
     return {key: value for key, value in warning.as_json().items() if key not in PLACE}
 
 
-def warning_from(told: Mapping[str, Any], path: Path) -> Problem:
+def warning_from(told: Mapping[str, Any], path: Path) -> Finding:
     """Return the warning that the plan in the file at `path` holds as `told`; its place is that file."""
     fix = Fix(told["fix"], tuple(told.get("changes", ())))
-    return Violation(told["path"], told["value"], told["rule"], told["reason"], fix).at(str(path))
+    return Finding(told["path"], told["value"], told["rule"], told["reason"], fix).at(str(path))

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.fix import close_to
 
 __all__ = ["Parser"]
@@ -81,4 +82,4 @@ class Parser(argparse.ArgumentParser):
         return begun or ([close] if close else [])
 
     def _refuse(self, reason: str, fix: str) -> NoReturn:
-        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at(self.prog)])
+        raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at(self.prog)])

@@ -4,7 +4,8 @@ import errno
 import os
 from pathlib import Path
 
-from planner.problems.errors import OutputError, Violation
+from planner.problems.errors import OutputError
+from planner.problems.finding import Finding
 
 __all__ = ["require_writable", "write_result"]
 
@@ -28,4 +29,4 @@ def write_result(path: Path, text: str) -> None:
 
 
 def _unwritable(path: Path, reason: str) -> OutputError:
-    return OutputError([Violation("", None, "S904 must be a writable file", reason, "choose another").at(str(path))])
+    return OutputError([Finding("", None, "S904 must be a writable file", reason, "choose another").at(str(path))])

@@ -13,7 +13,8 @@ from math import ceil
 from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
 from planner.facts.counted import counted
 from planner.facts.terms import Phase
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.search.asked import is_auto
 from planner.search.candidates import Candidate, Lost
@@ -42,7 +43,7 @@ def require_slo(spec: ResolvedSpec, found: Mapping[Phase, Tried], found_with: Ca
             loads = _Loads(spec, phase, cache(lambda path, load, phase=phase: found_with(phase, {path: load})))
             lighter = loads.heaviest_that_keeps()
             wrong += [
-                spec.problem(_violation(spec, phase, field, broken, lighter or loads.nearest(field)))
+                spec.locate(_finding(spec, phase, field, broken, lighter or loads.nearest(field)))
                 for field in _missed(spec, broken)
             ]
     if wrong:
@@ -146,9 +147,7 @@ def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
     return f"{phase}.max_requests", None if is_auto(section, "max_requests") else section.max_requests
 
 
-def _violation(
-    spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: _Lighter | None
-) -> Violation:
+def _finding(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: _Lighter | None) -> Finding:
     best, promised, least = _best(broken, field), f"slo.{field}", _least_promise(broken, field)
     if lighter is not None and lighter.promise is not None and lighter.promise >= least:
         lighter = None
@@ -162,7 +161,7 @@ def _violation(
     reason = f"{fastest} takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     fix = fix_of((lighter.change(promised), {promised: least}), spec) if lighter else nearest(least)
-    return Violation(promised, getattr(spec.written.slo, field), rule, reason, fix)
+    return Finding(promised, getattr(spec.written.slo, field), rule, reason, fix)
 
 
 def _load(spec: ResolvedSpec, phase: Phase, field: str, best: Lost) -> str:

@@ -20,7 +20,8 @@ from planner.estimate.expert_loads import expert_loads
 from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryOf
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.search.asked import FIELDS, LayoutOf, is_auto
 from planner.search.broken_slo import require_slo
@@ -220,12 +221,12 @@ def _require_few(
     else:
         return
     asked = demand.capacity * demand.tokens_per_s[phase]
-    raise InfeasibleError([spec.problem(_too_much(spec, phase, offers[phase], written[phase], asked, room))])
+    raise InfeasibleError([spec.locate(_too_much(spec, phase, offers[phase], written[phase], asked, room))])
 
 
 def _too_much(
     spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], units: int | None, asked: float, nodes: int
-) -> Violation:
+) -> Finding:
     """Say how many units a phase needs, or how many tokens as many as there can be on `nodes` nodes serve."""
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
@@ -233,13 +234,13 @@ def _too_much(
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     if units is not None and needed <= MAX_UNITS:
         rule = f"S729 must be at least {needed} to serve the traffic"
-        return Violation(f"{phase}.units", units, rule, reason, nearest(needed))
+        return Finding(f"{phase}.units", units, rule, reason, nearest(needed))
     field = "input_tokens" if phase == "prefill" else "output_tokens"
     day = getattr(spec.written.traffic, field)
     served = max(min(MAX_UNITS, nodes // each.nodes) * each.tokens_per_s for each in offers)
     most = float(f"{day * served / asked * KEPT:.3g}")
     rule = f"S729 must be at most {most:g} for {MAX_UNITS:,} units and {MAX_NODES:,} nodes to serve it"
-    return Violation(f"traffic.{field}", day, rule, reason, nearest(most))
+    return Finding(f"traffic.{field}", day, rule, reason, nearest(most))
 
 
 def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:

@@ -6,7 +6,8 @@ is the least that a cluster must have whose nodes are given, and whose schedule 
 """
 
 from planner.estimate.uptime import outage_of_an_hour
-from planner.problems.errors import SpecError, Violation
+from planner.problems.errors import SpecError
+from planner.problems.finding import Finding
 from planner.search.asked import LayoutOf
 from planner.search.decision import Decision
 from planner.search.fleet import Demand
@@ -28,7 +29,7 @@ def demand_to_meet(spec: ResolvedSpec) -> Demand | None:
     if not free or not (is_counted or follows):
         return None
     if traffic is None and is_counted:
-        raise SpecError([spec.problem(_nothing_to_count())])
+        raise SpecError([spec.locate(_nothing_to_count())])
     if traffic is None or (traffic.profile is None and follows):
         return None  # windows without a profile are refused when they are decided
     return Demand(
@@ -40,11 +41,11 @@ def demand_to_meet(spec: ResolvedSpec) -> Demand | None:
     )
 
 
-def _nothing_to_count() -> Violation:
+def _nothing_to_count() -> Finding:
     rule = "S728 must be a number when units are auto and there is no traffic"
     reason = "without traffic, the planner counts units from nodes, or nodes from units"
     fix = "write cluster.nodes, or units of each phase, or traffic"
-    return Violation("cluster.nodes", AUTO, rule, reason, fix)
+    return Finding("cluster.nodes", AUTO, rule, reason, fix)
 
 
 def with_room(spec: ResolvedSpec) -> ResolvedSpec:
@@ -60,8 +61,8 @@ def require_speeds(spec: ResolvedSpec) -> None:
         return  # nothing fits into memory, which is said with what would
     rule = "S728 must be a number when speeds are not known"
     reason = "nobody can predict how many nodes the traffic's peak hour needs"
-    violation = Violation("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
-    raise SpecError([spec.problem(violation)])
+    finding = Finding("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
+    raise SpecError([spec.locate(finding)])
 
 
 def with_counted_nodes(spec: ResolvedSpec, layout_of: LayoutOf, demand: Demand | None) -> tuple[ResolvedSpec, Decision]:

@@ -65,7 +65,7 @@ Stage = Callable[[ResolvedSpec, Works], Iterator[Change]]
 def with_changes(
     error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible, memory_of: MemoryOf
 ) -> InfeasibleError:
-    """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its problems."""
+    """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its findings."""
     spec = _with_points_of_auto(spec)
     is_of_traffic = _needs_nodes(error) and spec.has_windows_of_traffic  # which would count other units anew
     spec = spec if is_of_traffic else _with_one_unit_of_auto(spec)
@@ -92,7 +92,7 @@ def with_changes(
         if not changes and len(short) > 1:
             changes = tuple(_together(stage, spec, [fitting(phase, share) for phase in short], holding(share)))
         if changes:
-            return InfeasibleError([replace(problem, fix=fix_of(changes, spec)) for problem in error.problems])
+            return InfeasibleError([replace(finding, fix=fix_of(changes, spec)) for finding in error.findings])
     return error
 
 
@@ -110,7 +110,7 @@ def _changed(spec: ResolvedSpec, change: Change, mended: Sequence[Phase]) -> Res
 
 
 def _needs_nodes(error: InfeasibleError) -> bool:
-    return any(problem.rule.startswith("S701") for problem in error.problems)
+    return any(finding.rule.startswith("S701") for finding in error.findings)
 
 
 def _with_points_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
@@ -147,7 +147,7 @@ def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, flo
     if _needs_nodes(error):
         on_these_gpus = [_fewer_or_more_nodes]
     shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
-    if any(problem.path.endswith(".max_requests") for problem in error.problems):
+    if any(finding.path.endswith(".max_requests") for finding in error.findings):
         shares = [USUAL_SHARE]  # who asks for so many requests means usual ones: W101 offers as many
     yield from product(on_these_gpus, shares)
     yield from product([_larger_gpus], shares)

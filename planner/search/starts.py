@@ -14,7 +14,8 @@ from typing import Any
 from planner.facts.day import DAY_MINUTES, hh_mm, minute_of
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
-from planner.problems.errors import InfeasibleError, SpecError, Violation
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.finding import Finding
 from planner.problems.fix import Fix
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_s, starts_of
 from planner.search.decision import Decision
@@ -39,13 +40,13 @@ def settled_warm_up(spec: ResolvedSpec, schedule_with: ScheduleWith, times: Star
     Raises SpecError where it is not known what a unit reads, and InfeasibleError where storage feeds no such day.
     """
     if times is None:
-        raise SpecError([spec.problem(_not_known())])
+        raise SpecError([spec.locate(_not_known())])
     warm_up = 0.0
     for _ in range(MAX_ROUNDS):
         starts = _starts(schedule_with(warm_up), times)
         least = _least(starts, times)
         if least > LONGEST_S:
-            raise InfeasibleError([spec.problem(_too_slow(starts, times))])
+            raise InfeasibleError([spec.locate(_too_slow(starts, times))])
         if least <= warm_up:
             break
         warm_up = least
@@ -59,9 +60,9 @@ def require_ready(spec: ResolvedSpec, schedule: ScheduleSpec, times: StartTimes 
     starts = _starts(schedule, times)
     least = _least(starts, times)
     if least > LONGEST_S:
-        raise InfeasibleError([spec.problem(_too_slow(starts, times))])
+        raise InfeasibleError([spec.locate(_too_slow(starts, times))])
     if least > schedule.warm_up:
-        raise InfeasibleError([spec.problem(_too_short(schedule, starts, times, least))])
+        raise InfeasibleError([spec.locate(_too_short(schedule, starts, times, least))])
 
 
 def warm_up_decision(schedule: ScheduleSpec, times: StartTimes) -> Decision:
@@ -99,10 +100,10 @@ def _least(starts: Starts, times: StartTimes) -> float:
     return max(least_warm_up(each, times, num_days) for each, num_days in starts)
 
 
-def _too_short(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Violation:
+def _too_short(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Finding:
     worst, loading = _longest(starts)
     rule = f"S763 must be at least {as_text(least)}, as long as the start at {_at(worst)} takes"
-    return Violation(
+    return Finding(
         "schedule.warm_up",
         as_text(schedule.warm_up),
         rule,
@@ -139,7 +140,7 @@ def _least_storage(starts: Starts, times: StartTimes, warm_up: float) -> int | N
     return least
 
 
-def _too_slow(starts: Starts, times: StartTimes) -> Violation:
+def _too_slow(starts: Starts, times: StartTimes) -> Finding:
     """Say that no warm-up is long enough: the fix is of the storage, where that is what is slow."""
     worst, loading = _longest(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
@@ -153,7 +154,7 @@ def _too_slow(starts: Starts, times: StartTimes) -> Violation:
         if loading < inf
         else f"all starts together read {gb(_total(starts))} of weights a day"
     )
-    return Violation("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
+    return Finding("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
 
 
 def _total(starts: Starts) -> float:
@@ -161,10 +162,10 @@ def _total(starts: Starts) -> float:
     return max(sum(each.num_bytes for each in some) / days for some, days in starts)
 
 
-def _not_known() -> Violation:
+def _not_known() -> Finding:
     rule = "S523 must be a time, since the GPU's memory is not known"
     reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
-    return Violation("schedule.warm_up", AUTO, rule, reason, "write a time that you have measured, such as 10min")
+    return Finding("schedule.warm_up", AUTO, rule, reason, "write a time that you have measured, such as 10min")
 
 
 def _longest(starts: Starts) -> tuple[Start, float]:

@@ -12,7 +12,8 @@ from planner.facts.counted import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryOf
-from planner.problems.errors import InfeasibleError, SpecError, Violation
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.finding import Finding
 from planner.problems.fix import nearest, removal
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
@@ -114,11 +115,11 @@ def _days_with(
     """Return what derives the days for a warm-up."""
     traffic = spec.written.traffic
     if schedule.other_days:
-        raise SpecError([spec.problem(_other_windows(spec))])
+        raise SpecError([spec.locate(_other_windows(spec))])
     if traffic is None or traffic.profile is None:
-        raise SpecError([spec.problem(_no_profile())])
+        raise SpecError([spec.locate(_no_profile())])
     if traffic.capacity is not None and rates.keys() >= layouts.keys():
-        raise SpecError([spec.problem(_uncounted(traffic.capacity))])
+        raise SpecError([spec.locate(_uncounted(traffic.capacity))])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     days = [None, *(each.days[0] for each in traffic.other_days)]
     asked = [_asked(traffic, each, layouts, rates) for each in days]
@@ -154,7 +155,7 @@ def _require_room(
     rule = f"S762 must be at most {max(most, 0)} to fit on {usable} nodes"
     reason = f"the units of schedule.min_units are always on, and take {taken} nodes"
     fix = nearest(most) if most > 0 else "write fewer units of each phase, or more nodes"
-    raise InfeasibleError([spec.problem(Violation(f"schedule.min_units.{phase}", floor[phase], rule, reason, fix))])
+    raise InfeasibleError([spec.locate(Finding(f"schedule.min_units.{phase}", floor[phase], rule, reason, fix))])
 
 
 def _why(day: DerivedDay) -> str:
@@ -166,19 +167,19 @@ def _why(day: DerivedDay) -> str:
     )
 
 
-def _other_windows(spec: ResolvedSpec) -> Violation:
+def _other_windows(spec: ResolvedSpec) -> Finding:
     written = spec.document.data["schedule"]["other_days"]
     rule, reason = "S527 must not be combined with windows: auto", "auto windows follow traffic.other_days"
-    return Violation("schedule.other_days", written, rule, reason, removal())
+    return Finding("schedule.other_days", written, rule, reason, removal())
 
 
-def _uncounted(capacity: float) -> Violation:
+def _uncounted(capacity: float) -> Finding:
     reason = "units that are auto are counted from the tokens/s that they are predicted to make"
-    return Violation("traffic.capacity", capacity, "S560 has no effect with units: auto", reason, removal())
+    return Finding("traffic.capacity", capacity, "S560 has no effect with units: auto", reason, removal())
 
 
-def _no_profile() -> Violation:
+def _no_profile() -> Finding:
     rule = "S521 needs traffic.profile or traffic.history"
     reason = "auto windows follow the demand of each hour"
     fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
-    return Violation("schedule.windows", AUTO, rule, reason, fix)
+    return Finding("schedule.windows", AUTO, rule, reason, fix)

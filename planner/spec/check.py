@@ -22,7 +22,8 @@ from planner.facts.exchange import EXCHANGES, Exchange
 from planner.facts.loads import Loads
 from planner.facts.model import Model
 from planner.facts.terms import PHASES, Phase
-from planner.problems.errors import Problem, SpecError, Violation
+from planner.problems.errors import SpecError
+from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, applied
 from planner.spec.cluster import ClusterSpec
 from planner.spec.declared import place_of
@@ -100,9 +101,9 @@ class ResolvedSpec:
         section = self.phase(phase).model_copy(update=dict(numbers))
         return replace(self, written=self.written.model_copy(update={phase: section}))
 
-    def problem(self, violation: Violation) -> Problem:
-        """`violation` with its line, for passes that find the spec infeasible."""
-        return self.document.problem(violation)
+    def locate(self, finding: Finding) -> Finding:
+        """`finding` with its line, for passes that find the spec infeasible."""
+        return self.document.locate(finding)
 
 
 def check_spec(path: Path) -> ResolvedSpec:
@@ -118,7 +119,7 @@ def check_document(document: Document) -> ResolvedSpec:
     try:
         return _resolve(document)
     except SpecError as error:
-        raise SpecError(list(_keep_sound_changes(error.problems, document))) from None
+        raise SpecError(list(_keep_sound_changes(error.findings, document))) from None
 
 
 def _resolve(document: Document) -> ResolvedSpec:
@@ -127,10 +128,10 @@ def _resolve(document: Document) -> ResolvedSpec:
     values = fields.values | named.resolved | _given_keys(document.data, fields.renamed) | _units(fields.values)
     values |= _exchanged(values) | _largest_group(values)
     as_written = {f"{phase}.as_written": phase for phase in PHASES} | {"spec.autos": document.autos}
-    violations = [*fields.violations, *named.violations, *broken_rules(values | as_written)]
-    refused = [problem for _, problem in document.refused]
-    if violations or refused:
-        raise SpecError([*refused, *map(document.problem, violations)])
+    findings = [*fields.findings, *named.findings, *broken_rules(values | as_written)]
+    refused = [finding for _, finding in document.refused]
+    if findings or refused:
+        raise SpecError([*refused, *map(document.locate, findings)])
     return ResolvedSpec(
         written=_following(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
         model=named.resolved["model.shapes"],
@@ -159,11 +160,11 @@ def _following(spec: Spec, forecast: "Forecast | None") -> Spec:
     return spec.model_copy(update={"traffic": following})
 
 
-def mistakes_in(data: Mapping[str, Any]) -> list[Violation]:
+def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with the data of a spec, as far as that can be told without the files that it names."""
     fields = check_fields(data)
     values = fields.values | _given_keys(data, fields.renamed) | _units(fields.values)
-    return [*fields.violations, *broken_rules(values)]
+    return [*fields.findings, *broken_rules(values)]
 
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
@@ -181,30 +182,30 @@ def _left_open(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from _left_open(value, f"{above}{key}.")
 
 
-def _keep_sound_changes(problems: Sequence[Problem], document: Document) -> Iterator[Problem]:
-    """Yield `problems` without the changes that do not mend them, or break something else.
+def _keep_sound_changes(findings: Sequence[Finding], document: Document) -> Iterator[Finding]:
+    """Yield `findings` without the changes that do not mend them, or break something else.
 
     Each try checks the whole spec, so that of many mistakes in a large file the last ones have words alone.
     """
-    tries, before = MAX_TRIED // len(document.values), _count(problems)
-    for problem in problems:
-        rest = before - _count([problem])
-        sound = [each for each in problem.changes[:tries] if _count_mistakes_with(each, document) <= rest]
-        tries -= min(tries, len(problem.changes))
-        yield replace(problem, fix=Fix(str(problem.fix), tuple(sound)))
+    tries, before = MAX_TRIED // len(document.values), _count(findings)
+    for finding in findings:
+        rest = before - _count([finding])
+        sound = [each for each in finding.changes[:tries] if _count_mistakes_with(each, document) <= rest]
+        tries -= min(tries, len(finding.changes))
+        yield replace(finding, fix=Fix(str(finding.fix), tuple(sound)))
 
 
 def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
     try:
         _resolve(replace(document, data=applied(in_full(document.data, change), change)))
     except SpecError as error:
-        return _count(error.problems)
+        return _count(error.findings)
     return Counter()
 
 
-def _count(problems: Sequence[Problem]) -> Counter[tuple[str, str]]:
+def _count(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
     """Return how often each rule is broken at each place: a change of a list moves its items."""
-    return Counter((place_of(each.path), each.rule.split()[0]) for each in problems)
+    return Counter((place_of(each.path), each.id) for each in findings)
 
 
 def _given_keys(data: Mapping[str, Any], renamed: frozenset[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.spec.declared import may_be_auto, path_of, section_of
 from planner.spec.rule import Partial
 from planner.spec.schema import Spec
@@ -29,7 +29,7 @@ __all__ = ["CheckedFields", "check_fields"]
 class CheckedFields:
     """What is wrong, and what is right: dotted path -> value, defaults included."""
 
-    violations: list[Violation]
+    findings: list[Finding]
     values: dict[str, Any]
     renamed: frozenset[str]  # paths of fields that stand there under a misspelt key, and their sections
 
@@ -37,17 +37,17 @@ class CheckedFields:
 def check_fields(data: Mapping[str, Any], unread: frozenset[str] = frozenset()) -> CheckedFields:
     """Each field of `data` by itself, apart from what is `unread`: the file does not say what stands at these paths."""
     details = [each for each in _pydantic_errors(data) if not _is_at_or_below(path_of(each["loc"]), unread)]
-    violations, renamed = _what_is_wrong(details, data)
+    findings, renamed = _what_is_wrong(details, data)
     wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
     sections = {path.partition(".")[0] for path in renamed}
-    return CheckedFields(violations, dict(_values(Spec, data, wrong, prefix="")), renamed | sections)
+    return CheckedFields(findings, dict(_values(Spec, data, wrong, prefix="")), renamed | sections)
 
 
 def _is_at_or_below(path: str, others: frozenset[str]) -> bool:
     return bool(others) and any(f"{path}.".startswith(f"{each}.") for each in others)
 
 
-def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
+def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
     """Return `details` in our words, and the paths of fields that stand there under a misspelt key."""
     if not details:
         return [], frozenset()

@@ -20,7 +20,7 @@ from planner.facts.loads import Loads, row_without_load
 from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec import (
     attention_rules,
@@ -59,17 +59,17 @@ _reads = declare_in(RULES)
 Exchanged = Callable[[int], bool]  # whether the engine can exchange rows between so many GPUs
 
 
-def broken_rules(values: Mapping[str, Any]) -> Iterator[Violation]:
+def broken_rules(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield every broken rule whose arguments are all in `values`."""
     for rule, paths in _all_readings():
         for broken in rule.verdicts(paths, values):
-            yield _violation(broken, paths[0], values[paths[0]])
+            yield _finding(broken, paths[0], values[paths[0]])
 
 
-def _violation(broken: Broken, path: str, value: Any) -> Violation:
+def _finding(broken: Broken, path: str, value: Any) -> Finding:
     if broken.path is not None:
         path, value = broken.path, broken.value
-    return Violation(path, value, broken.rule, broken.reason, broken.fix)
+    return Finding(path, value, broken.rule, broken.reason, broken.fix)
 
 
 @cache

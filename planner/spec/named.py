@@ -14,7 +14,7 @@ from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.terms import PHASES
 from planner.families import MODELS, find_spelling, read_model_config
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.problems.fix import did_you_mean
 from planner.spec.cluster import GpuSpec
 
@@ -28,7 +28,7 @@ class Named:
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self.folder = folder
-        self.violations: list[Violation] = []
+        self.findings: list[Finding] = []
         self.resolved: dict[str, Any] = {}
         self.inputs: dict[str, str] = {}
         self._resolve(values)
@@ -55,8 +55,8 @@ class Named:
 
     def _keep_config(self, written: str) -> None:
         found = read_model_config(self.folder / written, written)
-        if isinstance(found, Violation):
-            self.violations.append(found)
+        if isinstance(found, Finding):
+            self.findings.append(found)
         else:
             self.inputs |= {written: found.digest, **found.beside}
             self.resolved |= {
@@ -68,16 +68,16 @@ class Named:
 
     def _keep_weights_digest(self, written: str, config_digest: str) -> None:
         found = read_weights_digest(self.folder / written, written, config_digest)
-        if isinstance(found, Violation):
-            self.violations.append(found)
+        if isinstance(found, Finding):
+            self.findings.append(found)
         elif found is not None:
             self.inputs[str(Path(written).with_name(MANIFEST))] = found
             self.resolved["model.digest_of_weights"] = found
 
     def _keep_loads(self, written: str) -> None:
         found = read_loads(self.folder / written, written)
-        if isinstance(found, Violation):
-            self.violations.append(found)
+        if isinstance(found, Finding):
+            self.findings.append(found)
         else:
             self.inputs[written] = found.digest
             self.resolved["expert_load.loads"] = found.rows
@@ -89,8 +89,8 @@ class Named:
         from planner.facts.history import read_history
 
         found = read_history(self.folder / written, written, zone)
-        if isinstance(found, Violation):
-            self.violations.append(found)
+        if isinstance(found, Finding):
+            self.findings.append(found)
         else:
             self.inputs[written] = found.digest
             following = forecast(found.history, quantile)
@@ -103,35 +103,35 @@ class Named:
             self.resolved["cluster.device"] = _own_gpu(GpuSpec.model_validate(section))
 
     def _keep(self, path: str, found: object) -> None:
-        if isinstance(found, Violation):
-            self.violations.append(found)
+        if isinstance(found, Finding):
+            self.findings.append(found)
         else:
             self.resolved[path] = found
 
 
-def _without_demand(written: str) -> Violation:
+def _without_demand(written: str) -> Finding:
     """Say of past days what S610 says of a profile: nothing can be planned for a day without demand."""
     rule, reason = "S610 must be above 0 in some hour", "the day's tokens must arrive at some hour"
     fix = "leave it out to spread tokens evenly over the day"
-    return Violation("traffic.history", written, rule, reason, fix)
+    return Finding("traffic.history", written, rule, reason, fix)
 
 
-def _catalog_model(path: str, name: str) -> Model | Violation:
+def _catalog_model(path: str, name: str) -> Model | Finding:
     """The model that `name` says."""
     if name in MODELS:
         return MODELS[name]
     meant = find_spelling(name)
     fix = did_you_mean(meant, [meant]) if meant else "give its config.json, as model: {config: ...}"
     reason = "a model of a known family can be planned from its config.json"
-    return Violation(path, name, f"S304 must be in the catalog ({', '.join(MODELS)})", reason, fix)
+    return Finding(path, name, f"S304 must be in the catalog ({', '.join(MODELS)})", reason, fix)
 
 
-def _catalog_gpu(path: str, name: str) -> Gpu | Violation:
+def _catalog_gpu(path: str, name: str) -> Gpu | Finding:
     if name in GPUS:
         return GPUS[name]
     meant = same_gpu(name)
     fix = did_you_mean(meant, [meant]) if meant else _described(path)
-    return Violation(path, name, f"S305 must be in the catalog ({', '.join(GPUS)})", "its figures must be known", fix)
+    return Finding(path, name, f"S305 must be in the catalog ({', '.join(GPUS)})", "its figures must be known", fix)
 
 
 def _described(path: str) -> str:

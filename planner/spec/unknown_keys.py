@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from planner.facts.terms import PHASES
-from planner.problems.errors import Violation, may_be_secret
+from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import HERE, Fix, close_to, is_misspelling, plain, removal
 from planner.spec.declared import holds_list, path_of, place_of, section_at, section_of
 from planner.spec.schema import Spec
@@ -59,12 +59,12 @@ def find_row(place: str, name: str) -> Row | None:
     return rows.get((place, plain(name))) or rows.get((None, plain(name)))
 
 
-def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Violation:
+def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Finding:
     """Return the finding about the key of `spec` that Pydantic complains of in `detail`."""
     parent, name = path_of(detail["loc"][:-1]), str(detail["loc"][-1])
     reason, fix = _answer(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
     rule = f"S201 is not a key of {parent or 'the spec'}"
-    return Violation(_join(parent, name), None, rule, reason, fix)
+    return Finding(_join(parent, name), None, rule, reason, fix)
 
 
 def _answer(

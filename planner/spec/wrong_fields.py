@@ -13,7 +13,8 @@ from pydantic_core import ErrorDetails
 
 from planner.facts.counted import counted
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell
-from planner.problems.errors import MAX_TOLD, Violation, may_be_secret
+from planner.problems.errors import MAX_TOLD
+from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.declared import (
     choices_at,
@@ -47,7 +48,7 @@ IN_FORM = {list: "write it as a list", dict: "write one mapping, without dashes"
 TRUTHS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}  # of YAML 1.1
 
 
-def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Violation], frozenset[str]]:
+def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
     """Return what is wrong in `data`, and the paths of fields that stand there under a misspelt key.
 
     A misspelt key is one mistake: the field that was meant is not missing too.
@@ -56,7 +57,7 @@ def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
     unknown = [explain_unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
     renamed = frozenset(path for each in unknown for change in each.changes for path in change if path != each.path)
     others = (each for each in told if each["type"] != "extra_forbidden")
-    wrong = [_violation(each) for each in others if not _is_renamed(each, renamed)]
+    wrong = [_finding(each) for each in others if not _is_renamed(each, renamed)]
     return [*unknown, *wrong, *_not_told(len(details) - len(told))], renamed
 
 
@@ -66,21 +67,21 @@ def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
     return detail["type"] == "missing" and any(f"{each}.".startswith(f"{path}.") for each in renamed)
 
 
-def _not_told(number: int) -> list[Violation]:
+def _not_told(number: int) -> list[Finding]:
     if number == 0:
         return []
     rule = f"S109 has more wrong fields than the {MAX_TOLD} that are listed"
-    return [Violation("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
+    return [Finding("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
 
 
-def _violation(detail: ErrorDetails) -> Violation:
+def _finding(detail: ErrorDetails) -> Finding:
     """Return the finding about a field. A list or a mapping in place of a value may hold secrets: none is quoted."""
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
         rule, reason, fix = "S202 is required", sentence_of(field_at(path)), _only_choice(path) or example_at(path)
-        return Violation(path, None, rule, reason, fix)
+        return Finding(path, None, rule, reason, fix)
     rule, reason, fix = _verdict(path, kind, value, limits)
-    return Violation(path, None if isinstance(value, list | dict) else value, rule, reason, fix)
+    return Finding(path, None if isinstance(value, list | dict) else value, rule, reason, fix)
 
 
 def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str, Fix | str]:

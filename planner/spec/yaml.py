@@ -21,7 +21,8 @@ from typing import Any
 import yaml
 
 from planner.facts.files import read_file
-from planner.problems.errors import Problem, SpecError, Violation
+from planner.problems.errors import SpecError
+from planner.problems.finding import Finding
 from planner.spec.undecided import AUTO
 from planner.spec.yaml_errors import explain
 
@@ -58,29 +59,29 @@ class Document:
     keys: dict[str, Place]  # dotted path -> where its key stands
     values: dict[str, Place]  # dotted path -> where its value starts
     autos: frozenset[str] = frozenset()  # paths at which the file says `auto`, whatever `data` has by now
-    refused: tuple[tuple[str, Problem], ...] = ()  # what hides a value, and the value's path
+    refused: tuple[tuple[str, Finding], ...] = ()  # what hides a value, and the value's path
 
     @property
     def unread(self) -> frozenset[str]:
         """Return the paths at which the file does not say what stands there: nothing else is told about them."""
         return frozenset(path for path, _ in self.refused)
 
-    def problem(self, violation: Violation) -> Problem:
-        """`violation` at its value, at its key if that is a section or nothing, else at its nearest parent's.
+    def locate(self, finding: Finding) -> Finding:
+        """`finding` at its value, at its key if that is a section or nothing, else at its nearest parent's.
 
         Items of lists have no keys: theirs is where they start. The value is the one in the file: a number that was
         decided in place of `auto` moves to the reason.
         """
-        path = violation.path
-        if path in self.autos and violation.value not in (None, AUTO):
-            reason = f"{violation.reason} (auto became {violation.value})"
-            violation = replace(violation, value=AUTO, reason=reason)
+        path = finding.path
+        if path in self.autos and finding.value not in (None, AUTO):
+            reason = f"{finding.reason} (auto became {finding.value})"
+            finding = replace(finding, value=AUTO, reason=reason)
         while path and path not in self.values:
             path = path.rpartition(".")[0]
-        is_plain = path == violation.path and not isinstance(violation.value, dict | None)
+        is_plain = path == finding.path and not isinstance(finding.value, dict | None)
         is_item = path != "" and path not in self.keys
         places = self.values if is_plain or is_item else self.keys
-        return violation.at(self.file, *places.get(path, (1, 1)))
+        return finding.at(self.file, *places.get(path, (1, 1)))
 
 
 def read_document(path: Path) -> Document:
@@ -118,7 +119,7 @@ def parse_document(text: str, file: str) -> Document:
     """The document in `text`, in which nothing is refused; `file` names it in messages. Raises SpecError."""
     document = _read(text, file)
     if document.refused:
-        raise SpecError([problem for _, problem in document.refused])
+        raise SpecError([finding for _, finding in document.refused])
     return document
 
 
@@ -144,7 +145,7 @@ class _Reader:
         self.keys: dict[str, Place] = {}
         self.values: dict[str, Place] = {}
         self.autos: set[str] = set()
-        self.refused: list[tuple[str, Problem]] = []
+        self.refused: list[tuple[str, Finding]] = []
         self.num_values = 0
         self.num_path_characters = 0
 
@@ -243,11 +244,11 @@ class _Reader:
 
     def refuse(self, place: Place, path: str, rule: str, reason: str, fix: str) -> None:
         """Keep what is wrong at `path`, and read on: it hides no other mistake."""
-        self.refused += [(path, each) for each in self.error(place, rule, reason, fix).problems]
+        self.refused += [(path, each) for each in self.error(place, rule, reason, fix).findings]
 
     def error(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:
         """Return what ends the reading."""
-        return SpecError([Violation("", None, rule, reason, fix).at(self.file, *place)])
+        return SpecError([Finding("", None, rule, reason, fix).at(self.file, *place)])
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
@@ -277,4 +278,4 @@ def _place_in(text: str, position: int) -> Place:
 
 
 def _refused(path: Path, rule: str, reason: str, fix: str, place: Place = (1, 1)) -> SpecError:
-    return SpecError([Violation("", None, rule, reason, fix).at(str(path), *place)])
+    return SpecError([Finding("", None, rule, reason, fix).at(str(path), *place)])

@@ -12,7 +12,8 @@ from typing import Any
 
 from planner.command.options import add_command
 from planner.facts.names import DEPLOYMENT_KIND, controller_name
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.printable import printable
 
 __all__ = ["add_controller", "read_deployment"]
@@ -59,7 +60,7 @@ def read_deployment(written: str | None) -> tuple[str, str]:
         return namespace, name
     rule, reason = "R501 must be NAMESPACE/NAME", "that is how kubectl get tidemill -A lists a deployment"
     fix = f"write the namespace and the name of a {DEPLOYMENT_KIND}, with a slash between them"
-    raise CallError([Violation("DEPLOYMENT", written, rule, reason, fix).at("tidemill controller")])
+    raise CallError([Finding("DEPLOYMENT", written, rule, reason, fix).at("tidemill controller")])
 
 
 def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:

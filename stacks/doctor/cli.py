@@ -7,8 +7,8 @@ from planner.command.options import add_command, add_format, add_given
 from planner.command.printed import print_json, say, warn
 from planner.compiler import deployable_from
 from planner.problems.errors import InfeasibleError
+from planner.problems.finding import warnings_json
 from planner.problems.printable import printable
-from planner.problems.warned import warnings_json
 
 __all__ = ["add_doctor"]
 

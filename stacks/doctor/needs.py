@@ -16,7 +16,8 @@ from typing import Any
 
 from planner.facts.names import KEYS_FILE, PLAN_LABEL, UNIT_LABEL
 from planner.plan.deployable import Deployable
-from planner.problems.errors import InfeasibleError, Violation
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
 from planner.spec.pods import OverlaySpec
 from stacks.doctor.overlaid import correction
 from stacks.kube.manifest import Manifest, Reference
@@ -179,15 +180,15 @@ def _of_pod(spec: Template, of_container: Callable[[Template], Amounts]) -> Amou
 
 def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
     """Raise InfeasibleError with each object that no server would take, as far as `doctor` reads it."""
-    problems = [
-        Violation("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
+    findings = [
+        Finding("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
         for each in objects
         if (wrong := _wrong_with(each))
         for reason in [f"{Reference.of(each)} would be refused"]
         for fix in [correction(each, plan.kubernetes.overlay, wrong) or CORRECT]
     ]
-    if problems:
-        raise InfeasibleError(problems)
+    if findings:
+        raise InfeasibleError(findings)
 
 
 def _wrong_with(manifest: Manifest) -> str | None:

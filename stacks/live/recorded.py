@@ -24,7 +24,8 @@ from urllib.parse import unquote, urlencode, urlsplit
 import urllib3
 
 from planner.facts.loads import MAX_LOAD
-from planner.problems.errors import TidemillError, Violation
+from planner.problems.errors import TidemillError
+from planner.problems.finding import Finding
 from planner.problems.printable import without_secrets
 
 __all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
@@ -51,7 +52,7 @@ class RecordedError(TidemillError):
     exit_status = 1
 
     def __init__(self, rule: str, reason: str, fix: str) -> None:
-        super().__init__([Violation("", None, rule, reason, fix).at("tidemill experts")])
+        super().__init__([Finding("", None, rule, reason, fix).at("tidemill experts")])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from planner.facts import names
 from planner.facts.engines import OURS
 from planner.layout.unit import Unit
 from planner.plan.deployable import Deployable
-from planner.problems.errors import TidemillError, Violation
+from planner.problems.errors import TidemillError
+from planner.problems.finding import Finding
 from stacks.kube import pods
 from stacks.kube.api import Api, connect
 from stacks.kube.errors import ProviderError, RefusedError
@@ -65,7 +66,7 @@ class ClusterError(TidemillError):
 
     def __init__(self, error: ProviderError) -> None:
         reason, _, fix = str(error).rpartition("; ")
-        super().__init__([Violation("", None, "R201 the cluster cannot be asked", reason, fix).at("tidemill")])
+        super().__init__([Finding("", None, "R201 the cluster cannot be asked", reason, fix).at("tidemill")])
 
 
 def ask_cluster(plan: Deployable, context: str) -> LivePlan:

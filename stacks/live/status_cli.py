@@ -12,7 +12,8 @@ from typing import Any
 from planner.command.options import add_command, add_format, add_given
 from planner.command.printed import print_json, say
 from planner.compiler import deployable_from
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, is_coming_up, record_json, starts_in_s
@@ -47,7 +48,7 @@ def _status(arguments: argparse.Namespace) -> int:
         return _status_now(arguments)
     if arguments.format == "json":
         reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
-        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+        raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
     shown, told, status = "", "", 0
     with suppress(KeyboardInterrupt):
         while True:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
-from planner.problems.errors import CallError, InfeasibleError, Violation
+from planner.problems.errors import CallError, InfeasibleError
+from planner.problems.finding import Finding
 from stacks.local.errors import LocalError
 from stacks.local.layout import Layout, Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
@@ -87,7 +88,7 @@ def require_cpu(plan: Deployable, given: Path) -> None:
     if devices != {"cpu"}:
         rule, reason = "S733 must be cpu for tidemill up", "it starts processes that compute on this machine's CPUs"
         fix = "tidemill render writes its manifests, and pulumi up starts it on a cluster"
-        raise InfeasibleError([Violation("cluster.gpu", None, rule, reason, fix).at(str(given))])
+        raise InfeasibleError([Finding("cluster.gpu", None, rule, reason, fix).at(str(given))])
 
 
 def require_keys(plan: Deployable, keys: Path | None) -> None:
@@ -95,14 +96,14 @@ def require_keys(plan: Deployable, keys: Path | None) -> None:
     if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
-        raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
+        raise CallError([Finding("", None, rule, reason, fix).at("tidemill up")])
     unreadable = None if keys is None else _why_unreadable(keys)
     if unreadable is not None:
         rule, fix = (
             f"R124 --keys ({keys}) must be a file that can be read",
             "give a readable regular file; tidemill key makes an entry for it",
         )
-        raise CallError([Violation("", None, rule, unreadable, fix).at("tidemill up")])
+        raise CallError([Finding("", None, rule, unreadable, fix).at("tidemill up")])
 
 
 def plan_day(plan: Deployable, length_s: float) -> DayRecord:

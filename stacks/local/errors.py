@@ -1,6 +1,7 @@
 """The error of a deployment on this machine: exit status 1, and one line with what, why and what to do."""
 
-from planner.problems.errors import TidemillError, Violation
+from planner.problems.errors import TidemillError
+from planner.problems.finding import Finding
 
 __all__ = ["LocalError"]
 
@@ -11,4 +12,4 @@ class LocalError(TidemillError):
     exit_status = 1
 
     def __init__(self, rule: str, reason: str, fix: str) -> None:
-        super().__init__([Violation("", None, rule, reason, fix).at("tidemill")])
+        super().__init__([Finding("", None, rule, reason, fix).at("tidemill")])

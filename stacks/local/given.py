@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from planner.plan.given import read_given
-from planner.problems.errors import CallError, SpecError, Violation
+from planner.problems.errors import CallError, SpecError
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 from stacks.local.deployment import current_folder, running_names
 from stacks.local.errors import LocalError
@@ -47,7 +48,7 @@ def find_started_here() -> RunFolder | None:
     where = ", ".join(
         f"{folder.name} was started in {started_in[folder.name] or 'an unknown folder'}" for folder in running
     )
-    raise CallError([Violation("", None, rule, where, f"name it: tidemill down {running[0].name}").at("tidemill down")])
+    raise CallError([Finding("", None, rule, where, f"name it: tidemill down {running[0].name}").at("tidemill down")])
 
 
 def nothing_runs() -> str:
@@ -79,4 +80,4 @@ def _name_of(given: Path) -> str:
     what = "it is a folder" if os.path.isdir(given) else "there is no such file"
     reason = f"{what}, and nothing of that name is running here"
     fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
-    raise SpecError([Violation("", None, "S101 must be a readable file", reason, fix).at(str(given))])
+    raise SpecError([Finding("", None, "S101 must be a readable file", reason, fix).at(str(given))])

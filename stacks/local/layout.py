@@ -15,7 +15,8 @@ from typing import Literal
 
 from planner.facts import names
 from planner.plan.deployable import Deployable
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 
 __all__ = [
     "SERVED_TOKENIZER",
@@ -173,7 +174,7 @@ def _loopback(host: str) -> ipaddress.IPv4Address:
     if address is None or not address.is_loopback:
         rule = f"R102 --host ({host}) must be in 127.0.0.0/8, with room above it for the nodes"
         reason = "a deployment on this machine has no authentication"
-        raise CallError([Violation("", None, rule, reason, "for example 127.0.0.1").at("tidemill")])
+        raise CallError([Finding("", None, rule, reason, "for example 127.0.0.1").at("tidemill")])
     return address
 
 

@@ -20,7 +20,8 @@ from operator import itemgetter
 
 from planner.facts.day import DAY_S, MINUTE_S, hh_mm, hh_mm_ss
 from planner.facts.quantities import read_seconds
-from planner.problems.errors import CallError, InfeasibleError, Violation
+from planner.problems.errors import CallError, InfeasibleError
+from planner.problems.finding import Finding
 from planner.schedule.runs import Act, Kind, Run, acts_of, runs_between
 from planner.schedule.timetable import Timetable
 
@@ -108,7 +109,7 @@ def read_length(written: str) -> float:
     if length_s is None or not SHORTEST_S <= length_s <= DAY_S:
         rule = f"R118 --day ({written}) must be a number and s, min or h, from {SHORTEST_S:g}s to 24h"
         reason = "a day is never played slower than real time, and units take seconds to start"
-        raise CallError([Violation("", None, rule, reason, "for example --day 5min").at("tidemill up")])
+        raise CallError([Finding("", None, rule, reason, "for example --day 5min").at("tidemill up")])
     return length_s
 
 
@@ -126,7 +127,7 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
     if day is None or not day.switches:
         rule, reason = "R116 --day needs a plan that turns units on and off", "the units of this plan are always on"
         fix = "give the spec a schedule, or leave out --day"
-        raise CallError([Violation("", None, rule, reason, fix).at("tidemill up")])
+        raise CallError([Finding("", None, rule, reason, fix).at("tidemill up")])
     runs = [run for run in runs_between(day, 0, DAY_S) if _is_played(run)]
     room = room_here(num_cores, _largest_start(runs, ranks))
     _require_length(runs, day, length_s, room)
@@ -206,7 +207,7 @@ def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, 
             f" this speed, but this machine may need {room.drain_s:.0f} s to drain it and {room.start_s:.0f} s to start"
             " it again"
         )
-        raise InfeasibleError([Violation("", None, rule, reason, f"nearest: --day {shortest}s").at("tidemill up")])
+        raise InfeasibleError([Finding("", None, rule, reason, f"nearest: --day {shortest}s").at("tidemill up")])
 
 
 def _returns(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from planner.command.run import wants_json
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from stacks.local.deployment import require_runtime
 from stacks.local.errors import LocalError
 
@@ -36,5 +37,5 @@ def _raise_what_was_said(words: Sequence[str], stderr: str, status: int) -> NoRe
     fix = f"see tidemill {name} --help"
     if status == 2:
         reason = said.removeprefix("was called wrongly; ").removesuffix(f"; {fix} [S900]")
-        raise CallError([Violation("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+        raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
     raise LocalError(f"R109 {name} failed", said, "correct what is named, and call it again")

@@ -17,7 +17,7 @@ from planner.command.options import add_command, add_format, add_given, add_prev
 from planner.command.printed import print_json, say, warn
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
-from planner.problems.warned import warnings_json
+from planner.problems.finding import warnings_json
 from stacks.local.api_key import new_key
 from stacks.local.cli import play_day, record_json, say_day, stay
 from stacks.local.deployment import (

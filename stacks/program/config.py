@@ -11,7 +11,8 @@ from pathlib import Path
 from planner.compiler import deployable_from
 from planner.plan.deployable import Deployable
 from planner.plan.loaded import read_plan
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 
 __all__ = ["configured_plan"]
 
@@ -32,4 +33,4 @@ def configured_plan(spec: str | None, plan: str | None, previous: str | None) ->
 
 
 def _refused(rule: str, reason: str, fix: str) -> CallError:
-    return CallError([Violation("", None, rule, reason, fix).at("Pulumi configuration")])
+    return CallError([Finding("", None, rule, reason, fix).at("Pulumi configuration")])

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 from planner.cost.overload import SEE_SIMULATE
 from planner.facts.calendar import is_day
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, Problem, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.router import Policy
@@ -32,12 +33,12 @@ class Played(Protocol):
     """What was played, in each form that it may be wanted in."""
 
     @property
-    def warnings(self) -> Sequence[Problem]:
+    def warnings(self) -> Sequence[Finding]:
         """What the plan warns of."""
         ...
 
     @property
-    def failed(self) -> Sequence[Problem]:
+    def failed(self) -> Sequence[Finding]:
         """Why columns are missing: they cannot be planned."""
         ...
 
@@ -57,10 +58,10 @@ class Played(Protocol):
 @dataclass(frozen=True)
 class _Days:
     columns: tuple[Column, ...]
-    failed: tuple[Problem, ...]
+    failed: tuple[Finding, ...]
 
     @property
-    def warnings(self) -> Sequence[Problem]:
+    def warnings(self) -> Sequence[Finding]:
         return _warnings(self.columns[0].day.plan)
 
     def text(self) -> str:
@@ -76,10 +77,10 @@ class _Days:
 @dataclass(frozen=True)
 class _Traces:
     columns: tuple[ReplayColumn, ...]
-    failed: tuple[Problem, ...]
+    failed: tuple[Finding, ...]
 
     @property
-    def warnings(self) -> Sequence[Problem]:
+    def warnings(self) -> Sequence[Finding]:
         return _warnings(self.columns[0].plan)
 
     def text(self) -> str:
@@ -118,7 +119,7 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     _require_apart(arguments)
     if arguments.plot:
         require_plot(arguments.plot)
-    wrong: list[Problem] = []
+    wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
     failures = _read(read_failures, arguments.fail, wrong) or ()
     date = _read(_read_date, arguments.date, wrong) if arguments.date else None
@@ -130,17 +131,17 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     return Call(variants, failures, date, trace, window or ALL, policies)
 
 
-def _warnings(plan: Plan) -> Sequence[Problem]:
+def _warnings(plan: Plan) -> Sequence[Finding]:
     """Return the plan's warnings. What they say of `tidemill simulate` is for who has not called it yet."""
     return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.warnings]
 
 
-def _read(read: Callable[[Any], T], written: Any, wrong: list[Problem]) -> T | None:
+def _read(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:
     """Return what `read` makes of an option; None where it is wrong, and then why is in `wrong`."""
     try:
         return read(written)
     except CallError as error:
-        wrong += error.problems
+        wrong += error.findings
         return None
 
 
@@ -148,15 +149,13 @@ def _require_apart(arguments: Any) -> None:
     """Raise CallError for options of traces without one, and for those of days with one."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [
-        Violation(
-            f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix
-        )
+        Finding(f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix)
         for name in ("window", "balancer")
         if getattr(arguments, name) and not arguments.trace
     ]
     rule, reason = "R416 must come without --trace", "while a trace is played, all units are on all the time"
     wrong += [
-        Violation(f"--{name}", None, rule, reason, "leave one of them out")
+        Finding(f"--{name}", None, rule, reason, "leave one of them out")
         for name in ("fail", "date")
         if getattr(arguments, name) and arguments.trace
     ]
@@ -169,4 +168,4 @@ def _read_date(written: str) -> str:
     if is_day(written):
         return written
     rule, reason = "R417 must be a date as 2026-12-24, or a weekday", "the calendar has no other days"
-    raise CallError([Violation("--date", written, rule, reason, for_example("saturday")).at("tidemill simulate")])
+    raise CallError([Finding("--date", written, rule, reason, for_example("saturday")).at("tidemill simulate")])

@@ -12,7 +12,8 @@ from typing import Any
 
 from planner.compiler import compile_plan
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, InfeasibleError, Problem, SpecError, Violation
+from planner.problems.errors import CallError, InfeasibleError, SpecError
+from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.places import no_place_at
@@ -57,25 +58,25 @@ class Column:
     day: PlayedDay
 
 
-def read_variants(words: Sequence[str], wrong: list[Problem]) -> tuple[Variant, ...]:
+def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, ...]:
     """Return the columns that the options ask for, the spec as written first; what cannot be read goes to `wrong`."""
     found = [Variant(AS_WRITTEN, {})]
     for word in words:
         changes: dict[str, Any] = {}
         for part in NEXT.split(word):
-            violation = _read_change(part, changes)
-            wrong += [violation.at("tidemill simulate")] if violation else []
+            finding = _read_change(part, changes)
+            wrong += [finding.at("tidemill simulate")] if finding else []
         scale = changes.pop(SCALE, 1.0)
         found.append(Variant(word, changes, scale))
     return tuple(found)
 
 
-def mistakes_in_columns(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Problem]:
+def mistakes_in_columns(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:
     """Return what is wrong with variants of `spec`, to be said with what is wrong with the call."""
     try:
         checked(spec, variants, require_traffic)
     except (CallError, SpecError) as error:
-        return error.problems
+        return error.findings
     return ()
 
 
@@ -85,7 +86,7 @@ def play_columns(
     failures: Sequence[Failure],
     tell: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
-) -> tuple[tuple[Column, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[Column, ...], tuple[Finding, ...]]:
     """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
 
     `tell` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
@@ -93,7 +94,7 @@ def play_columns(
     Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
     be played.
     """
-    found, failed, specs = list[Column](), list[Problem](), checked(spec, variants, require_traffic)
+    found, failed, specs = list[Column](), list[Finding](), checked(spec, variants, require_traffic)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
         tell_part = part_of(tell, variant.title, number, len(variants))
         plan = planned(changed, variant, tell_part, failed)
@@ -102,7 +103,7 @@ def play_columns(
     return tuple(found), tuple(failed)
 
 
-def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Problem]) -> Plan | None:
+def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Finding]) -> Plan | None:
     """Return the plan of a variant's `spec`; None where there is none or its speed is not known, and then why is added
     to `failed`, with the column.
 
@@ -115,7 +116,7 @@ def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None],
     except InfeasibleError as error:
         if variant.title == AS_WRITTEN:
             raise
-        failed += _named(error.problems, variant)
+        failed += _named(error.findings, variant)
         return None
     return plan
 
@@ -133,23 +134,23 @@ def checked(
     Raises CallError for changes of what no spec has, and SpecError with all that is wrong otherwise.
     """
     _require_places(spec, variants)
-    found, wrong = [], list[Problem]()
+    found, wrong = [], list[Finding]()
     for variant in variants:
         try:
             changed = _changed(spec, variant.changes) if variant.changes else spec
             require(changed)
             found.append(changed)
         except SpecError as error:
-            wrong += _named(error.problems, variant, wrong)
+            wrong += _named(error.findings, variant, wrong)
     if wrong:
         raise SpecError(wrong)
     return found
 
 
-def _named(problems: Sequence[Problem], variant: Variant, told: Sequence[Problem] = ()) -> list[Problem]:
-    """Return those of `problems` that are not told of the spec itself, with the column that they are of."""
+def _named(findings: Sequence[Finding], variant: Variant, told: Sequence[Finding] = ()) -> list[Finding]:
+    """Return those of `findings` that are not told of the spec itself, with the column that they are of."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
-    return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in told]
+    return [replace(each, reason=f"{each.reason}{column}") for each in findings if each not in told]
 
 
 def _changed(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
@@ -166,26 +167,26 @@ def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
             if none := no_place_at(path, spec.document.data):
                 rule, known = "R418 must change a field of the spec", f"{none.meant}="
                 fix = nearest(variant.title.replace(f"{path}=", known, 1)) if none.meant else "see tidemill schema"
-                wrong.append(Violation("--set", variant.title, rule, none.reason, fix))
+                wrong.append(Finding("--set", variant.title, rule, none.reason, fix))
     if wrong:
         raise CallError([each.at("tidemill simulate") for each in wrong])
 
 
-def _read_change(part: str, changes: dict[str, Any]) -> Violation | None:
+def _read_change(part: str, changes: dict[str, Any]) -> Finding | None:
     """Add what `part` says to `changes`, or return what is wrong with it."""
     matched = CHANGE.fullmatch(part)
     if matched is None:
         reason = "it names a field of the spec, and the value to try"
-        return Violation("--set", part, "R405 must be PATH=VALUE", reason, for_example("decode.ep_size=72"))
+        return Finding("--set", part, "R405 must be PATH=VALUE", reason, for_example("decode.ep_size=72"))
     path, text = matched["path"], matched["value"]
     try:
         value = parse_document(f"value:\n  {text}", "--set").data["value"]
     except SpecError:
         rule, reason = "R406 must have a value in YAML", "the value is read as if it stood in the spec"
-        return Violation("--set", part, rule, reason, "put it in quotes, or close its brackets")
+        return Finding("--set", part, rule, reason, "put it in quotes, or close its brackets")
     if path == SCALE and not (type(value) in (int, float) and 0 < value <= MAX_SCALE):
         rule = f"R407 must be a number above 0, at most {MAX_SCALE:g}"
         reason = "traffic.scale multiplies the day's traffic"
-        return Violation("--set", part, rule, reason, for_example("traffic.scale=1.3"))
+        return Finding("--set", part, rule, reason, for_example("traffic.scale=1.3"))
     changes[path] = value
     return None

@@ -15,7 +15,8 @@ from planner.estimate.uptime import recovery_s
 from planner.facts.day import MINUTE_S, hh_mm, minute_of
 from planner.layout.unit import Unit
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.fix import Fix, close_to, for_example, nearest
 from stacks.simulator.fleet import Outage
 
@@ -43,7 +44,7 @@ def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
             found.append(Failure(matched["node"], minute_of(matched["at"])))
         else:
             rule, reason = "R403 must be NODE@HH:MM", "the simulation needs the node that fails, and the time of day"
-            wrong.append(Violation("--fail", word, rule, reason, for_example("node-7@12:40")))
+            wrong.append(Finding("--fail", word, rule, reason, for_example("node-7@12:40")))
     if wrong:
         raise CallError([each.at("tidemill simulate") for each in wrong])
     return tuple(sorted(found, key=lambda each: (each.minute, each.node)))
@@ -80,7 +81,7 @@ def _taken_from(spares: list[str], plan: Plan, unit: Unit) -> str | None:
 def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
     rule, reason = "R404 must name a node of the plan", "the plan has no such node"
     wrong = [
-        Violation("--fail", str(each), rule, reason, _meant(each, nodes)) for each in failures if each.node not in nodes
+        Finding("--fail", str(each), rule, reason, _meant(each, nodes)) for each in failures if each.node not in nodes
     ]
     if wrong:
         raise CallError([each.at("tidemill simulate") for each in wrong])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S
-from planner.problems.errors import CallError, OutputError, Violation
+from planner.problems.errors import CallError, OutputError
+from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.columns import Column
@@ -42,10 +43,10 @@ def require_plot(path: Path) -> None:
     """Raise CallError for a file that is no picture, and OutputError where nothing can draw."""
     if path.suffix not in SUFFIXES:
         rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
-        raise CallError([Violation("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
+        raise CallError([Finding("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
     if importlib.util.find_spec("matplotlib") is None:
         rule, fix = "R409 needs matplotlib", "pip install '.[plot]' in a checkout"
-        raise OutputError([Violation("--plot", None, rule, "it is not installed", fix).at("tidemill simulate")])
+        raise OutputError([Finding("--plot", None, rule, "it is not installed", fix).at("tidemill simulate")])
 
 
 def draw_days(columns: Sequence[Column], path: Path) -> None:
@@ -105,7 +106,7 @@ def _save(figure: Any, path: Path) -> None:
 def unwritable(path: Path, error: OSError) -> OutputError:
     """Return what is said of a picture that cannot be written."""
     reason = error.strerror or str(error)
-    return OutputError([Violation("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
+    return OutputError([Finding("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
 
 
 def _tokens(panel: "Axes", columns: Sequence[Column]) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, Problem, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.router import Policy
@@ -68,7 +69,7 @@ def play_traces(
     trace: Sequence[TraceRequest],
     window: tuple[float, float],
     tell: Callable[[str, float], None] = lambda _, __: None,
-) -> tuple[tuple[ReplayColumn, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[ReplayColumn, ...], tuple[Finding, ...]]:
     """Return what becomes of the part of `trace` in `window` with each variant of `spec` and each balancer.
 
     With it comes why other variants cannot be planned.
@@ -78,9 +79,9 @@ def play_traces(
     if not in_window(trace, *window):
         rule, last = "R414 must hold a request of the trace", trace[-1].at
         reason = f"its {len(trace):,} requests come within {last:,.0f} s"
-        violation = Violation("--window", "-".join(map(str, window)), rule, reason, for_example(f"0-{last:.0f}"))
-        raise CallError([violation.at("tidemill simulate")])
-    found, failed, specs = list[ReplayColumn](), list[Problem](), checked(spec, variants)
+        finding = Finding("--window", "-".join(map(str, window)), rule, reason, for_example(f"0-{last:.0f}"))
+        raise CallError([finding.at("tidemill simulate")])
+    found, failed, specs = list[ReplayColumn](), list[Finding](), checked(spec, variants)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
         part = part_of(tell, variant.title, number * len(policies), len(variants) * len(policies))
         plan = planned(changed, variant, part, failed)

@@ -19,7 +19,8 @@ from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Case, prompt_step_seconds, token_step_seconds, turn_prompt_seconds
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from planner.problems.errors import InfeasibleError, SpecError, Violation
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 from planner.spec.traffic import TrafficSpec
 from stacks.simulator.turns import Turns
@@ -117,14 +118,14 @@ def require_traffic(spec: ResolvedSpec) -> None:
     if spec.written.traffic is None:
         rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
         fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
-        raise SpecError([spec.problem(Violation("traffic", None, rule, reason, fix))])
+        raise SpecError([spec.locate(Finding("traffic", None, rule, reason, fix))])
 
 
 def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
     """Raise InfeasibleError where nobody can say how fast a phase of `plan` is."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
-        spec.problem(Violation(each.phase, None, rule, str(each.why_not), fix))
+        spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix))
         for each in plan.outlooks
         if each.case is None
     ]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.facts.day import DAY_S, HOUR_MINUTES, MINUTE_S
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
 __all__ = ["BLOCK_TOKENS", "TraceRequest", "in_window", "read_trace", "read_window"]
@@ -66,7 +67,7 @@ def read_window(text: str) -> tuple[float, float]:
     matched = WINDOW.fullmatch(text)
     if matched is None or float(matched["start"]) >= float(matched["end"]):
         rule, reason = "R413 must be START-END, in seconds", "it is counted from the trace's first request"
-        raise CallError([Violation("--window", text, rule, reason, for_example("600-1200")).at("tidemill simulate")])
+        raise CallError([Finding("--window", text, rule, reason, for_example("600-1200")).at("tidemill simulate")])
     return float(matched["start"]), float(matched["end"])
 
 
@@ -101,4 +102,4 @@ def _unknown(path: Path, reason: str) -> CallError:
 
 
 def _wrong(path: Path, rule: str, reason: str, fix: str) -> CallError:
-    return CallError([Violation("--trace", str(path), rule, reason, fix).at("tidemill simulate")])
+    return CallError([Finding("--trace", str(path), rule, reason, fix).at("tidemill simulate")])

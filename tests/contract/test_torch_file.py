@@ -70,10 +70,10 @@ def test_plain_values_are_the_same(tmp_path):
 def test_code_in_a_file_is_refused_and_does_not_run(tmp_path):
     """S604: the file names `open`, which makes a file when it is unpickled and is only a name here."""
     torch.save({"logical_count": Runs(tmp_path / "ran")}, tmp_path / "dump.pt")
-    violation = read_loads(tmp_path / "dump.pt", "dump.pt")
+    finding = read_loads(tmp_path / "dump.pt", "dump.pt")
 
-    assert violation.rule == "S604 must be .npy, .pt or JSON"
-    assert violation.reason in {f"it holds more than plain values and tensors ({of} open)" for of in ("io", "_io")}
+    assert finding.rule == "S604 must be .npy, .pt or JSON"
+    assert finding.reason in {f"it holds more than plain values and tensors ({of} open)" for of in ("io", "_io")}
     assert not (tmp_path / "ran").exists()
 
 

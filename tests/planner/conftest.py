@@ -225,7 +225,7 @@ def problems_of(spec_file):
         try:
             check_spec(spec_file(text, "checked.yaml"))
         except SpecError as error:
-            return error.problems
+            return error.findings
         return ()
 
     return check

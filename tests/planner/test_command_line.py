@@ -205,8 +205,8 @@ def test_the_fixes_of_loads_in_another_form_are_right(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loads.csv").write_text("1,2\n3,4\n")
-    violation = read_loads(tmp_path / "loads.csv", "loads.csv")
-    exec(str(violation.fix).removeprefix("make it .npy: "), {"numpy": numpy})
+    finding = read_loads(tmp_path / "loads.csv", "loads.csv")
+    exec(str(finding.fix).removeprefix("make it .npy: "), {"numpy": numpy})
     (tmp_path / "row.json").write_text("[[1, 2, 3, 4]]")
 
     assert read_loads(tmp_path / "loads.npy", "loads.npy").loads == ((1, 2), (3, 4))

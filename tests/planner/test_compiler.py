@@ -43,7 +43,7 @@ def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, plan_
     with pytest.raises(InfeasibleError) as error:
         plan_of(with_line(8, "  nodes: 2"))
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S701", 8, 3)
     assert problem.message == (
         "cluster.nodes (2) must be at least 3 (units x nodes of a unit: prefill 1 x 1 + decode 1 x 2); "

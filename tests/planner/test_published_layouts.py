@@ -34,7 +34,7 @@ def test_a_layout_plans_or_says_why_not(layout):
     print(f"\n{layout['what']}\n    {verdict.in_words()}")
     room = {each.phase: each.kv_tokens for each in verdict.memory}
 
-    assert [problem.rule[:4] for problem in verdict.problems] == layout.get("refused", [])
+    assert [problem.rule[:4] for problem in verdict.findings] == layout.get("refused", [])
     assert all(room[phase] >= tokens for phase, tokens in layout.get("holds", {}).items())
     assert layout.get("words", "") in verdict.in_words()
 
@@ -45,17 +45,17 @@ def test_every_fix_leads_to_what_was_meant(layout):
     data = data_of(layout)
     verdict = verdict_of(data)
     if "after" in layout:
-        assert [dict(change) for change in verdict.problems[0].changes] == layout["after"]
+        assert [dict(change) for change in verdict.findings[0].changes] == layout["after"]
 
     assert_leads_to_a_plan(data, verdict, layout, MAX_FIXES)
 
 
 def assert_leads_to_a_plan(data, verdict, layout, left):
     """Whichever of the fixes somebody takes."""
-    if not verdict.problems:
+    if not verdict.findings:
         return
     mended = fixed(data, verdict)
-    is_of_fields = all(problem.rule.startswith("S2") for problem in verdict.problems)
+    is_of_fields = all(problem.rule.startswith("S2") for problem in verdict.findings)
     assert mended or is_of_fields or any(end in verdict.in_words() for end in ENDS)
     assert left, "the fixes lead round and round"
     for each in mended:

@@ -157,7 +157,7 @@ def test_two_phases_do_not_fit_one_node(spec_file):
     with pytest.raises(InfeasibleError) as error:
         compile_plan(check_spec(spec_file(text.replace(mixed, both), "both.yaml")))
 
-    assert error.value.problems[0].message == (
+    assert error.value.findings[0].message == (
         "cluster.nodes (1) must be at least 2 (units x nodes of a unit: prefill 1 x 1 + decode 1 x 1); "
         "units do not share nodes; "
         "nearest: cluster.nodes 2, or mixed {ep_size: 8, redundant_experts: 0, precision: fp8, max_requests: 64, "

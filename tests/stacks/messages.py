@@ -131,8 +131,8 @@ def _no_such_context(folder):
 class Spec(SimpleNamespace):
     """A spec whose places nobody looks up."""
 
-    def problem(self, violation):
-        return violation.at("spec.yaml", 1, 1)
+    def locate(self, finding):
+        return finding.at("spec.yaml", 1, 1)
 
 
 def _without_traffic(_):
@@ -260,7 +260,7 @@ def _said(rule, folder):
     try:
         BROUGHT_ABOUT[rule](folder)
     except TidemillError as error:
-        (problem,) = error.problems
+        (problem,) = error.findings
         assert problem.rule.startswith(rule)
         return DIGEST.sub("sha256:...", problem.message).replace(str(folder / "none"), "~/.kube/config")
     raise AssertionError(f"{rule} was not brought about")

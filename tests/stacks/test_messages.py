@@ -53,4 +53,4 @@ def test_a_port_that_is_taken_is_met_with_another_address():
     with pytest.raises(LocalError) as caught:
         list(deployment.follow(gone))
 
-    assert "--host" in caught.value.problems[0].message
+    assert "--host" in caught.value.findings[0].message

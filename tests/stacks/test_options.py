@@ -37,7 +37,7 @@ def test_no_command_takes_the_beginning_of_an_option(commands):
                 continue
             with pytest.raises(CallError) as error:
                 parser.parse_args([beginning, "1"])
-            (problem,) = error.value.problems
+            (problem,) = error.value.findings
             tried += 1
 
             assert problem.reason == f"{beginning} is not known", name

@@ -29,7 +29,8 @@ from planner.facts.files import read_file
 from planner.facts.json_keys import repeated_key
 from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import PHASES, Phase
-from planner.problems.errors import CallError, Violation
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 
 __all__ = ["Calibration", "Correction", "calibrated", "read_calibration", "require_rows"]
 
@@ -243,4 +244,4 @@ def _mean_error(ratios: Sequence[float], factor: float) -> float:
 
 
 def _wrong(path: Path | str, rule: str, reason: str, fix: str) -> CallError:
-    return CallError([Violation("--calibration", str(path), rule, reason, fix).at("tidemill plan")])
+    return CallError([Finding("--calibration", str(path), rule, reason, fix).at("tidemill plan")])

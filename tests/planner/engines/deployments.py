@@ -25,4 +25,4 @@ def spec_of(deployment):
 def refusals_of(deployment):
     """Why its engine cannot run it, as problems; none where it can."""
     spec = spec_of(deployment)
-    return [spec.problem(each) for each in engine_refusals(spec, memory_of)]
+    return [spec.locate(each) for each in engine_refusals(spec, memory_of)]

@@ -115,7 +115,7 @@ def test_a_command_that_was_edited_is_refused(plans, engine, tmp_path):
     with pytest.raises(CallError, match="S908") as error:
         load_plan(json.dumps(data).encode(), tmp_path / "plan.json")
 
-    assert error.value.problems[0].path == "launch_documents.pair-decode-0.launch.json.container.args"
+    assert error.value.findings[0].path == "launch_documents.pair-decode-0.launch.json.container.args"
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

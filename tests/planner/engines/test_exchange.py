@@ -161,7 +161,7 @@ def test_a_group_of_attention_is_offered_only_to_a_unit_that_runs():
     with pytest.raises(SpecError) as error:
         spec_of("vllm", {"gpu": "h800", "nodes": 24, "gpus_per_node": 4}, unit, {"ep_size": 32})
 
-    (fix,) = (problem.fix for problem in error.value.problems if problem.rule.startswith("S508"))
+    (fix,) = (problem.fix for problem in error.value.findings if problem.rule.startswith("S508"))
     assert str(fix) == "write another ep_size first: the engine exchanges no rows between 12 GPUs"
 
 
@@ -184,7 +184,7 @@ def test_attention_groups_are_offered_as_the_engine_runs_them(engine, offered):
     with pytest.raises(SpecError) as wrong:
         mixed(engine, cluster, ep_size=16, attention_tp=12)
 
-    assert {change["mixed.attention_tp"] for each in wrong.value.problems for change in each.changes} == offered
+    assert {change["mixed.attention_tp"] for each in wrong.value.findings for change in each.changes} == offered
 
 
 @pytest.mark.parametrize(("precision", "fix"), [("fp8", "nearest: 2"), ("bf16", "plan it on nodes of more GPUs")])
@@ -296,7 +296,7 @@ def test_the_table_has_every_version_of_every_engine_with_limits():
 
 def offered_sizes(error):
     """EP sizes of prefill that its changes hold."""
-    changes = [change for each in error.problems for change in each.changes]
+    changes = [change for each in error.findings for change in each.changes]
     return {change["prefill.ep_size"] for change in changes if "prefill.ep_size" in change}
 
 

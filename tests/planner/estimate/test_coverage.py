@@ -83,7 +83,7 @@ def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(small("node"))
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     first, second = problem.changes
     assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S720", 21, 3)
     assert problem.message.startswith(
@@ -104,7 +104,7 @@ def test_the_balance_that_slots_would_have_is_the_plans_own(plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec | {"coverage": "node"}, indent=1))
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     now, then = (
         f"{fmean(plan_of(each).expert_maps['mixed'].max_over_mean):.3f}"
         for each in (json.dumps(spec), json.dumps(applied(spec | {"coverage": "node"}, problem.changes[0])))
@@ -117,7 +117,7 @@ def test_validate_says_so_without_a_placement(small, spec_file):
     with pytest.raises(InfeasibleError) as error:
         check_fit(check_spec(spec_file(small("node"))))
 
-    assert [problem.rule[:4] for problem in error.value.problems] == ["S720"]
+    assert [problem.rule[:4] for problem in error.value.findings] == ["S720"]
 
 
 def test_validate_says_that_racks_are_left_to_plan(small, spec_file):
@@ -133,7 +133,7 @@ def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(small("node", redundant=32, gpus_per_prefill=2))
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert problem.rule == "S721 must not be node, since prefill has units inside a single node"
     assert problem.changes
 
@@ -146,10 +146,10 @@ def test_racks_are_those_in_which_units_stand(spec_file):
         compile_plan(checked)
     plan = compile_plan(with_values(checked, {"cluster.rack_size": 2}))
 
-    assert error.value.problems[0].rule.startswith(
+    assert error.value.findings[0].rule.startswith(
         "S721 must not be rack, since prefill has units inside a single rack"
     )
-    assert {"coverage": "node"} in error.value.problems[0].changes
+    assert {"coverage": "node"} in error.value.findings[0].changes
     for each in plan.as_json()["expert_maps"].values():
         assert each["coverage"]["uncovered_experts"]["rack"] == 0
 
@@ -160,5 +160,5 @@ def test_a_map_that_was_not_found_is_infeasible(plan_of, small, spec_file):
     with pytest.raises(InfeasibleError) as error:
         require_covered(checked, {"decode": SimpleNamespace(is_covered=False)})
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert (problem.rule[:4], problem.path, problem.changes) == ("S722", "coverage", ({"coverage": "node"},))

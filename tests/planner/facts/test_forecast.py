@@ -15,7 +15,7 @@ from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay, read_history
 from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 from planner.spec.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
 
@@ -133,7 +133,7 @@ def test_only_the_last_year_of_days_is_kept(tmp_path):
 
     assert (len(kept.days), kept.days[0].date) == (366, (MONDAY + timedelta(days=4)).isoformat())
     assert kept.next_date == (MONDAY + timedelta(days=370)).isoformat()
-    assert isinstance(found, Violation)
+    assert isinstance(found, Finding)
     assert found.reason == "no day of the last 366 has a demand at 01:00"
 
 
@@ -207,7 +207,7 @@ def test_what_is_wrong_with_a_file_is_said(text, rule, reason, tmp_path):
         (tmp_path / "days.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     found = read_history(tmp_path / "days.csv", "days.csv")
 
-    assert isinstance(found, Violation)
+    assert isinstance(found, Finding)
     assert (found.rule[:4], found.reason) == (rule, reason)
 
 
@@ -242,7 +242,7 @@ def test_steps_are_whole_parts_of_an_hour(minutes, is_said, tmp_path):
     (tmp_path / "days.csv").write_text("time,demand\n" + "".join(f"{each:%Y-%m-%dT%H:%M},1\n" for each in times))
     found = read_history(tmp_path / "days.csv", "days.csv")
 
-    assert isinstance(found, Violation) is is_said
+    assert isinstance(found, Finding) is is_said
     assert not is_said or found.reason.startswith(f"most of its rows are {minutes} minutes apart")
 
 

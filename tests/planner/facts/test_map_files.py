@@ -8,7 +8,7 @@ import yaml
 
 from planner.facts.loads import moe_rows, read_loads
 from planner.facts.map_files import Engine, export_map, read_map
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))  # two layers, two GPUs of two slots: as in vllm-ascend's own test
 
@@ -111,7 +111,7 @@ def test_devices_that_differ_or_are_none_are_no_map(tmp_path, layers):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"layer_list": layers}))
 
-    assert isinstance(read_map(path, 2), Violation)
+    assert isinstance(read_map(path, 2), Finding)
 
 
 def test_devices_are_not_grouped_anew(tmp_path):
@@ -205,7 +205,7 @@ def test_keys_that_are_no_layers_are_no_map(layers, tmp_path):
     path = tmp_path / "map.yaml"
     path.write_text(f"initial_global_assignments: {layers}")
 
-    assert isinstance(read_map(path, 2), Violation)
+    assert isinstance(read_map(path, 2), Finding)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_map_in_yaml_has_plain_values_only(text, tmp_path):
     (tmp_path / "map.yaml").write_text(text)
     found = read_map(tmp_path / "map.yaml", 2)
 
-    assert isinstance(found, Violation)
+    assert isinstance(found, Finding)
     assert (found.rule[:4], found.reason) == ("S806", "it is neither JSON nor YAML of plain values")
 
 
@@ -242,7 +242,7 @@ def test_a_key_does_not_stand_for_gigabytes(tmp_path):
     row = ", ".join(["0"] * 20_000)
     (tmp_path / "map.yaml").write_text(f"initial_global_assignments: {{999: [{row}]}}")
 
-    assert isinstance(read_map(tmp_path / "map.yaml", 2), Violation)
+    assert isinstance(read_map(tmp_path / "map.yaml", 2), Finding)
 
 
 def test_tensorrt_llms_recording_is_told_how_to_become_loads(tmp_path):
@@ -256,9 +256,9 @@ def test_a_dump_without_a_token_is_refused(tmp_path):
     """S605: nothing tells its dense layers, and there is nothing to balance."""
     path = tmp_path / "dump.json"
     path.write_text(json.dumps({"logical_count": [[0, 0], [0, 0]]}))
-    violation = read_loads(path, "dump.json")
+    finding = read_loads(path, "dump.json")
 
-    assert (violation.rule[:4], violation.reason) == ("S605", "no token was recorded")
+    assert (finding.rule[:4], finding.reason) == ("S605", "no token was recorded")
 
 
 @pytest.mark.parametrize(("descr", "shape"), [("|V0", (9, 9)), ("|S0", (9, 9)), ("<f8", (9, 0)), ("<f8", (9, 9))])

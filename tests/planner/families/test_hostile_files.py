@@ -8,7 +8,7 @@ from planner.families import model_of, read_model_config
 from planner.families.published import FOLDER
 from planner.families.read import MAX_CONFIG_BYTES
 from planner.families.registry import FAMILIES, TOWERS, shapes_of, tower_of
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 PUBLISHED = [each["config"] for each in json.loads((FOLDER / "published.json").read_text())]
 CLASSES = {*map(shapes_of, FAMILIES), *map(tower_of, TOWERS)}
@@ -37,7 +37,7 @@ def test_an_inner_model_type_may_be_anything(inner):
     """A list and a mapping have no hash: looking them up was a TypeError."""
     found = model_of({"model_type": "zork", "text_config": {"model_type": inner}}, "config.json")
 
-    assert isinstance(found, Violation)
+    assert isinstance(found, Finding)
     assert found.rule == "S302 must be of a mixture-of-experts model"
 
 

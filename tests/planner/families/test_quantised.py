@@ -13,7 +13,7 @@ from planner.families import model_of, read_model_config
 from planner.families.module_names import NAME_WAYS, ModuleNames, Unreadable, spelled
 from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
-from planner.problems.errors import Violation
+from planner.problems.finding import Finding
 
 PUBLISHED = {
     name: each["config"] for each in json.loads((FOLDER / "published.json").read_text()) for name in each["names"]
@@ -409,7 +409,7 @@ def test_patterns_end_soon_or_are_refused(patterns, reason):
     """S314: they would be compiled for minutes, or tried for hours on names of fifty characters."""
     found = model_of(without(SMALL) | {"quantization_config": NVFP4 | {"exclude_modules": patterns}}, "config.json")
 
-    assert isinstance(found, Violation)
+    assert isinstance(found, Finding)
     assert found.rule.startswith("S314")
     assert reason in found.reason
 
@@ -561,7 +561,7 @@ def test_a_broken_file_beside_config_is_refused_with_its_place(content, reason, 
     """S314 names the file and the key."""
     found = read(tmp_path, hf_quant_config=content)
 
-    assert isinstance(found, Violation)
+    assert isinstance(found, Finding)
     assert found.rule == "S314 must come with a hf_quant_config.json that can be read"
     assert reason in found.reason
 

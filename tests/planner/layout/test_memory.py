@@ -259,7 +259,7 @@ def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
     with pytest.raises(InfeasibleError) as error:
         compiled(PAIR | {"prefill": PAIR["prefill"] | {"ep_size": 8}})
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert problem.message == (
         "prefill.ep_size (8) must leave room for the KV of one request (32,768 tokens, 2.3 GB), "
         "but 45.0 GB are missing; "
@@ -287,7 +287,7 @@ def test_every_printed_change_would_do(wrong, path, compiled):
     with pytest.raises(InfeasibleError) as error:
         compiled(spec)
 
-    problem = error.value.problems[0]
+    problem = error.value.findings[0]
     assert problem.path == path
     assert 1 <= len(problem.changes) <= 3
     for change in problem.changes:
@@ -305,7 +305,7 @@ def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
     spec |= {"mixed": {"ep_size": 8, "precision": "fp8"} | limits}
     with pytest.raises(InfeasibleError) as error:
         compiled(spec)
-    change, *_ = error.value.problems[0].changes
+    change, *_ = error.value.findings[0].changes
 
     assert change == {"engine": "sglang", "mixed.attention_tp": 8}
     assert compiled(applied(spec, change)).memory[0].full_requests >= limits["max_requests"]
@@ -322,7 +322,7 @@ def test_a_change_is_the_smallest_of_its_field(compiled):
 
     (most,) = (
         change["prefill.max_batch_tokens"]
-        for change in error.value.problems[0].changes
+        for change in error.value.findings[0].changes
         if "prefill.max_batch_tokens" in change
     )
     with pytest.raises(InfeasibleError):
@@ -389,8 +389,8 @@ class Checked:
     def gpu_of(self, _):
         return self._gpu
 
-    def problem(self, violation):
-        return violation.at("spec.yaml", 1, 1)
+    def locate(self, finding):
+        return finding.at("spec.yaml", 1, 1)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_a_file_that_somebody_changed_is_kept(folder, files, name):
     with pytest.raises(CallError) as error:
         write_folder(folder, files | {"namespace-tidemill.yaml": "new\n"})
 
-    assert [(problem.rule[:4], Path(problem.file).name) for problem in error.value.problems] == [("S913", name)]
+    assert [(problem.rule[:4], Path(problem.file).name) for problem in error.value.findings] == [("S913", name)]
     assert text_of(folder) == before
 
 

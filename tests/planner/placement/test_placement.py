@@ -75,7 +75,7 @@ def placed(case, previous=None):
         has_windows_of_traffic=False,
         document=SimpleNamespace(autos=()),
         gpu_of=lambda _: GPUS["cpu"],
-        problem=lambda violation: violation.at("spec.yaml", 1, 1),
+        locate=lambda finding: finding.at("spec.yaml", 1, 1),
     )
     try:
         return place_units(checked, layouts, previous)
@@ -256,7 +256,7 @@ def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(text)
 
-    assert error.value.problems[0].message == (
+    assert error.value.findings[0].message == (
         "cluster.nodes must have at least 3 usable nodes (units x nodes of a unit: prefill 1 x 1 + decode 1 x 2), "
         "but only 2 of 7 are usable (a2: cordoned, b1: tainted team=research:NoSchedule, b2: has h20, ...); "
         "units do not share nodes; "

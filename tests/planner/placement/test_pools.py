@@ -63,7 +63,7 @@ def test_a_gpu_with_too_few_nodes_says_which(plan_of):
     with pytest.raises(InfeasibleError) as error:
         two_gpus(plan_of, decode__ep_size=32)
 
-    assert error.value.problems[0].message.startswith(
+    assert error.value.findings[0].message.startswith(
         "cluster.nodes must have at least 4 usable nodes of h20 (units x nodes of a unit: decode 1 x 4), but there "
         "are only 2; units do not share"
     )

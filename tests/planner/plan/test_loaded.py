@@ -64,7 +64,7 @@ def refusal(document, path):
     try:
         loaded(document, path)
     except CallError as error:
-        (problem,) = error.problems
+        (problem,) = error.findings
         return problem
     return None
 
@@ -480,7 +480,7 @@ def test_values_that_no_json_has_are_refused(document, text, tmp_path):
     with pytest.raises(CallError) as error:
         load_plan(torn.encode(), tmp_path / "plan.json")
 
-    assert error.value.problems[0].rule.startswith("S906")
+    assert error.value.findings[0].rule.startswith("S906")
 
 
 ODD = [None, [], {}, "", "x", "\ud800", -1, 0, 2**63, 10**30, 1.5, 1e308, True, [[]], {"": None}, ["x"] * 3]
@@ -524,8 +524,8 @@ def test_a_plan_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(SpecError) as other_error:
         read_given(tmp_path / "none.json")
 
-    assert error.value.problems[0].rule.startswith("S905")
-    assert other_error.value.problems[0].rule.startswith("S101")
+    assert error.value.findings[0].rule.startswith("S905")
+    assert other_error.value.findings[0].rule.startswith("S101")
 
 
 @pytest.mark.parametrize("command", ["validate", "plan"])

@@ -21,16 +21,16 @@ LAYOUTS = yaml.load((FOLDER / "layouts.yaml").read_text(), Loader=yaml.CSafeLoad
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `validate` says: the layout and memory of each phase, or problems."""
+    """What `validate` says: the layout and memory of each phase, or findings."""
 
     layouts: tuple
     memory: tuple
-    problems: tuple
+    findings: tuple
 
     def in_words(self):
         """One line for people."""
-        if self.problems:
-            return " / ".join(f"{problem.message} [{problem.rule[:4]}]" for problem in self.problems)
+        if self.findings:
+            return " / ".join(f"{problem.message} [{problem.rule[:4]}]" for problem in self.findings)
         return "; ".join(map(_phase_in_words, self.layouts, self.memory))
 
 
@@ -44,7 +44,7 @@ def verdict_of(data):
     try:
         fit = check_fit(_checked(data))
     except (SpecError, InfeasibleError) as error:
-        return Verdict((), (), tuple(error.problems))
+        return Verdict((), (), tuple(error.findings))
     return Verdict(fit.layouts, fit.memory, fit.left_to_plan)
 
 
@@ -55,7 +55,7 @@ def compiled(data):
 
 def fixed(data, verdict):
     """The spec after each change that the first problem offers."""
-    return [applied(data, change) for change in verdict.problems[0].changes]
+    return [applied(data, change) for change in verdict.findings[0].changes]
 
 
 def changes_hardware_or_weights(before, after):

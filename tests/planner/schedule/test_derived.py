@@ -191,7 +191,7 @@ def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):
     with pytest.raises(InfeasibleError) as caught:
         compile_plan(check_spec(tmp_path / "spec.yaml"))
 
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert (problem.rule[:4], problem.changes) == ("S762", ({"schedule.min_units.decode": 2},))
 
 
@@ -240,7 +240,7 @@ def too_few_nodes(folder, spec):
     (folder / "spec.yaml").write_text(spec)
     with pytest.raises(InfeasibleError) as caught:
         compile_plan(check_spec(folder / "spec.yaml"))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert problem.rule.startswith("S701")
     return problem.reason
 
@@ -276,6 +276,6 @@ def test_windows_that_follow_no_traffic_are_refused(tmp_path):
     with pytest.raises(SpecError) as caught:
         compile_plan(check_spec(tmp_path / "spec.yaml"))
 
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert problem.rule[:4] == "S521"
     assert "traffic.history" in problem.fix

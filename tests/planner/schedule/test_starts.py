@@ -143,7 +143,7 @@ def test_a_storm_that_storage_cannot_feed_in_time_is_refused_with_what_would_do(
     """S763: a longer warm-up does, or faster storage, and each is the least that does."""
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec_of(tmp_path, "3min", "10GB/s"))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
 
     assert problem.rule.startswith("S763")
     assert [list(each) for each in problem.changes] == [["schedule.warm_up"], ["schedule.start.storage"]]

@@ -72,7 +72,7 @@ def test_a_unit_holds_the_operating_point_that_is_written(compiled):
     assert "and for operating_point" in plan.decisions[0].why
     with pytest.raises(InfeasibleError) as caught:
         compiled(applied(OF_POINT, no_more | {"decode.ep_size": size // 2}))
-    assert caught.value.problems[0].rule.startswith("S711")
+    assert caught.value.findings[0].rule.startswith("S711")
 
 
 def test_requests_are_no_fewer_than_the_operating_point_has(compiled):
@@ -88,7 +88,7 @@ def test_a_point_that_no_layout_holds_is_refused_with_what_auto_tried(compiled):
     long = PAIR | {"operating_point": {"decode": {"requests": 128, "kv_tokens": 32000}}}
     with pytest.raises(InfeasibleError) as caught:
         compiled(applied(long, {"decode.ep_size": "auto"}))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
 
     assert problem.rule.startswith("S711")
     assert problem.reason.endswith("no decode.ep_size that auto tried holds them")
@@ -98,7 +98,7 @@ def test_too_few_nodes_for_a_size_that_auto_took_says_so(compiled):
     """The user wrote no size, so the message names it."""
     with pytest.raises(InfeasibleError) as caught:
         compiled(applied(OF_POINT, {"decode.ep_size": "auto", "cluster.nodes": 5}))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
 
     assert problem.rule.startswith("S701")
     assert re.search(r"auto took EP\d+ for decode to hold what is asked for$", problem.reason)
@@ -174,7 +174,7 @@ def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
     with pytest.raises(SpecError) as error:
         compiled(applied(PAIR, changes))
 
-    assert [problem.message.partition(";")[0] for problem in error.value.problems] == [
+    assert [problem.message.partition(";")[0] for problem in error.value.findings] == [
         "decode.redundant_experts (29) must be at most 0 (256 experts x 0 further GPUs)",
         "decode.attention_tp (2) must divide ep_size (1), and divide gpus_per_node (8) or be a multiple of it",
     ]

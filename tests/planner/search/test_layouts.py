@@ -143,7 +143,7 @@ def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo
     spec = spec_of(slo=slo)
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec)
-    problems = caught.value.problems
+    problems = caught.value.findings
 
     assert sorted(each.message[: each.message.index(" least") + 6] for each in problems) == sorted(messages)
     for offered in zip(*(each.changes for each in problems), strict=True):
@@ -205,7 +205,7 @@ def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(toke
 
     with pytest.raises(InfeasibleError) as caught:
         check_fit(with_traffic(tokens))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     (change,) = problem.changes
 
     assert problem.rule.startswith("S729")
@@ -409,7 +409,7 @@ def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
     spec = spec_of(16, {"ttft_ms": 2000}, prefill={"max_batch_tokens": 16_384}, operating_point=point)
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec)
-    (offered, *_) = caught.value.problems[0].changes
+    (offered, *_) = caught.value.findings[0].changes
     twice = {path: 2 * value for path, value in offered.items()}
 
     assert list(offered) == ["operating_point.prefill.step_tokens"]
@@ -434,7 +434,7 @@ def test_a_promise_that_no_load_keeps_is_asked_for_with_the_load_that_comes_near
     spec = spec_of(16, {field: promised}, prefill={"max_batch_tokens": 16_384}, operating_point=point)
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec)
-    both, alone = caught.value.problems[0].changes
+    both, alone = caught.value.findings[0].changes
     path = f"slo.{field}"
 
     assert both == {**load, path: both[path]}
@@ -452,7 +452,7 @@ def test_a_promise_that_another_one_stands_beside_is_not_asked_to_be_stronger():
     data |= {"slo": {"tpot_ms": 80, "ttft_ms": 100}}
     with pytest.raises(InfeasibleError) as caught:
         check_fit(check_document(parse_document(json.dumps(data), "spec.yaml")))
-    changes = {each.path: each.changes for each in caught.value.problems}
+    changes = {each.path: each.changes for each in caught.value.findings}
 
     assert changes["slo.tpot_ms"][0] == {"mixed.max_requests": 1}
     assert changes["slo.ttft_ms"][0] == {
@@ -466,7 +466,7 @@ def test_requests_that_auto_has_chosen_are_said_to_be_its():
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec_of(16, {"tpot_ms": 5}, decode={"max_requests": "auto"}, operating_point=None))
 
-    assert "1 request per GPU, the fewest that max_requests: auto may become" in caught.value.problems[0].message
+    assert "1 request per GPU, the fewest that max_requests: auto may become" in caught.value.findings[0].message
 
 
 def test_each_size_is_told_once_with_why_another_was_taken():

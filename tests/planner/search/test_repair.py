@@ -42,7 +42,7 @@ def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    for change in error.value.problems[0].changes:
+    for change in error.value.findings[0].changes:
         (memory,) = plan_of(json.dumps(applied(spec, change), indent=1)).memory
         assert memory.full_requests >= 32
 
@@ -58,7 +58,7 @@ def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(plan
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert problem.rule.startswith("S707")
     assert plan_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
 
@@ -72,7 +72,7 @@ def test_what_memory_is_made_for_runs(plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec | {"prefill": unit, "decode": decode}, indent=1))
 
-    assert [(problem.rule[:4], problem.changes) for problem in error.value.problems] == [("S707", ())]
+    assert [(problem.rule[:4], problem.changes) for problem in error.value.findings] == [("S707", ())]
 
 
 def test_gpus_of_listed_nodes_are_no_wish(plan_of):
@@ -86,7 +86,7 @@ def test_gpus_of_listed_nodes_are_no_wish(plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    assert error.value.problems[0].changes == ({"mixed.ep_size": 32},)
+    assert error.value.findings[0].changes == ({"mixed.ep_size": 32},)
 
 
 def test_two_phases_that_are_short_get_a_change_each(plan_of):
@@ -95,8 +95,8 @@ def test_two_phases_that_are_short_get_a_change_each(plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    assert {problem.path for problem in error.value.problems} == {"prefill.max_batch_tokens", "decode.max_requests"}
-    for problem in error.value.problems:
+    assert {problem.path for problem in error.value.findings} == {"prefill.max_batch_tokens", "decode.max_requests"}
+    for problem in error.value.findings:
         (change,) = problem.changes
         assert change.keys() == {"prefill.max_batch_tokens", "decode.max_requests"}
     assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
@@ -110,7 +110,7 @@ def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(pla
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    changes = error.value.problems[0].changes
+    changes = error.value.findings[0].changes
     assert {"mixed.precision", "mixed.max_batch_tokens"} in [set(change) for change in changes]
     for change in changes:
         assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
@@ -133,7 +133,7 @@ def test_redundant_experts_stay_where_memory_has_room(plan_of, memory, fix):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    assert str(error.value.problems[0].fix) == f"nearest: {fix}"
+    assert str(error.value.findings[0].fix) == f"nearest: {fix}"
 
 
 @pytest.mark.parametrize("units", ["auto", 9])
@@ -153,7 +153,7 @@ def test_units_that_traffic_counts_ask_for_nodes_only(plan_of, units):
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert ("busiest hour" in problem.reason) is (units == "auto")
     assert [set(change) for change in problem.changes] == [{"cluster.nodes"}]
     assert plan_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts

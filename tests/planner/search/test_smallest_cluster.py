@@ -148,4 +148,4 @@ def test_traffic_beyond_any_cluster_is_refused_as_such():
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec_of(40, 1e15))
 
-    assert [each.rule[:4] for each in caught.value.problems] == ["S729"]
+    assert [each.rule[:4] for each in caught.value.findings] == ["S729"]

@@ -41,7 +41,7 @@ def plan_or_problems(folder, text):
     try:
         plan = compile_plan(check_spec(_written(folder, text)))
     except InfeasibleError as error:
-        return None, error.problems
+        return None, error.findings
     return plan, plan.refusals
 
 
@@ -49,7 +49,7 @@ def _of_spec(folder, text):
     try:
         check_spec(_written(folder, text))
     except SpecError as error:
-        return error.problems
+        return error.findings
     return ()
 
 
@@ -63,7 +63,7 @@ def _of_file(_, case):
     try:
         parse_document(case["text"], "spec.yaml")
     except SpecError as error:
-        return error.problems
+        return error.findings
     return ()
 
 

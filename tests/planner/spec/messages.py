@@ -99,7 +99,7 @@ def _raised(function, *arguments):
     try:
         function(*arguments)
     except TidemillError as error:
-        return error.problems
+        return error.findings
     return ()
 
 

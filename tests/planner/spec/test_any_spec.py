@@ -60,7 +60,7 @@ def plan_of(spec, spec_file, folder):
     if not isinstance(checked, SpecError):
         assert_validate_agrees(attempted(check_fit, checked), plan)
     if isinstance(plan, TidemillError):
-        assert all(problem.line and problem.reason and problem.fix for problem in plan.problems)
+        assert all(problem.line and problem.reason and problem.fix for problem in plan.findings)
         return type(plan).__name__
     assert_sound(plan)
     if not isinstance(spec["cluster"]["nodes"], int):
@@ -78,7 +78,7 @@ def attempted(function, argument):
 
 def assert_validate_agrees(validated, plan):
     """Validate refuses nothing that plans; what plan refuses, it refuses too, or says that it leaves it to plan."""
-    refused = _rules(plan.problems) if isinstance(plan, TidemillError) else set()
+    refused = _rules(plan.findings) if isinstance(plan, TidemillError) else set()
     if isinstance(validated, TidemillError):
         assert type(validated) is type(plan)
     else:

@@ -56,7 +56,7 @@ def test_every_change_of_what_cannot_be_had_makes_it_plan(case, plan_of):
     with pytest.raises(InfeasibleError) as error:
         plan_of(changed(case))
 
-    changes = error.value.problems[0].changes
+    changes = error.value.findings[0].changes
     assert 1 <= len(changes) <= 3
     for change in changes:
         plan_of(json.dumps(applied(data_of(changed(case)), change), indent=1))
@@ -163,7 +163,7 @@ def test_no_change_is_an_example(written):
 def test_a_wrong_value_is_one_finding(written):
     """Also of a field that takes this or that: Pydantic would say of each what the value is not."""
     for path in FIELDS:
-        found = [each for each in check_fields(applied(BASE, {path: written})).violations if each.path == path]
+        found = [each for each in check_fields(applied(BASE, {path: written})).findings if each.path == path]
 
         assert len(found) <= 1, path
 
@@ -204,8 +204,8 @@ class WorkBegins(Exception):
 
 def examples_offered(path, written):
     """The declared examples of the field at `path` that a change puts there, in place of `written`."""
-    violations = check_fields(applied(BASE, {path: written})).violations
-    offered = [change[path] for each in violations for change in each.changes if path in change]
+    findings = check_fields(applied(BASE, {path: written})).findings
+    offered = [change[path] for each in findings for change in each.changes if path in change]
     only = [option["const"] for option in options(FIELDS[path]) if "const" in option]
     return [value for value in offered if value in FIELDS[path]["examples"] and value not in only]
 

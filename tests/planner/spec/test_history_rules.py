@@ -20,7 +20,7 @@ def rules_of(tmp_path):
         try:
             check_spec(tmp_path / "spec.yaml")
         except SpecError as error:
-            return [each.rule for each in error.problems]
+            return [each.rule for each in error.findings]
         return []
 
     return rules

@@ -63,6 +63,6 @@ def test_a_key_may_look_like_a_tag_of_a_union(key, section):
     """Whoever fills in `<name>` on the wrong side of the colon is told so, wherever it stands."""
     data = DATA | {"model": {"catalog": "deepseek-r1"}}
     data |= {section: data[section] | {key: 1}} if section else {key: 1}
-    (violation,) = check_fields(data).violations
+    (finding,) = check_fields(data).findings
 
-    assert (violation.path, violation.rule[:4]) == (f"{section}.{key}".lstrip("."), "S201")
+    assert (finding.path, finding.rule[:4]) == (f"{section}.{key}".lstrip("."), "S201")

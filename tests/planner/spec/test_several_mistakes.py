@@ -20,7 +20,7 @@ def test_all_mistakes_of_a_spec_are_said_at_once(path):
     with pytest.raises(SpecError) as error:
         check_spec(path)
 
-    found = [f"{each.line} {each.rule[:4]} {each.path}".rstrip() for each in error.value.problems]
+    found = [f"{each.line} {each.rule[:4]} {each.path}".rstrip() for each in error.value.findings]
     assert found == path.with_suffix(".txt").read_text().splitlines()
     assert len(found) >= 2
 

@@ -44,7 +44,7 @@ ALL = PAIR | {
 def test_every_row_of_the_table_is_of_the_spec_as_it_is(row, place):
     """None of its names is a field there, what it says to write is one, and its reason is what a user reads."""
     for name in row.names:
-        assert row.reason in {each.reason for each in check_fields(_with(name, place)).violations}, name
+        assert row.reason in {each.reason for each in check_fields(_with(name, place)).findings}, name
     fields = set(re.findall(r"[a-z]+_[a-z_]+", row.write)) - {*row.names, "dp_size"}
     assert fields <= {*FIELDS, *get_args(Overlap)}
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.problems.errors import MAX_TOLD, SpecError, Violation
+from planner.problems.errors import MAX_TOLD, SpecError
+from planner.problems.finding import Finding
 from planner.spec import yaml
 from planner.spec.yaml import decode_document, parse_document, read_document
 from tests.planner.spec.wrong_specs import CASES
@@ -16,15 +17,15 @@ def test_what_is_not_a_spec_is_refused_with_its_place(case):
     with pytest.raises(SpecError) as error:
         parse_document(case["text"], "spec.yaml")
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert (problem.rule[:4], [problem.line, problem.column]) == (case["rule"], case["place"])
 
 
 def test_a_message_quotes_the_auto_of_the_file():
     """The number that was decided in its place moves to the reason."""
     document = parse_document("nodes: auto\nunits: 3\n", "spec.yaml")
-    decided = document.problem(Violation("nodes", 40, "S701 must be more", "units take more", "write more"))
-    written = document.problem(Violation("units", 3, "S515 must not stand here", "windows say it", "remove it"))
+    decided = document.locate(Finding("nodes", 40, "S701 must be more", "units take more", "write more"))
+    written = document.locate(Finding("units", 3, "S515 must not stand here", "windows say it", "remove it"))
 
     assert decided.message == "nodes (auto) must be more; units take more (auto became 40); write more"
     assert written.message == "units (3) must not stand here; windows say it; remove it"
@@ -35,7 +36,7 @@ def test_deep_nesting_is_refused_before_it_can_hurt():
     with pytest.raises(SpecError) as error:
         parse_document("a: " + "[" * 100_000, "spec.yaml")
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert (problem.rule[:4], problem.line, problem.column) == ("S108", 1, 36)
 
 
@@ -53,7 +54,7 @@ def test_a_file_has_an_end(limit, text, place, says, monkeypatch):
     with pytest.raises(SpecError) as error:
         parse_document(text, "spec.yaml")
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert (problem.rule[:4], (problem.line, problem.column)) == ("S101", place)
     assert says in problem.reason
 
@@ -63,7 +64,7 @@ def test_a_flood_of_one_mistake_is_told_in_part():
     with pytest.raises(SpecError) as error:
         parse_document("a: 1\n" * 601, "spec.yaml")
 
-    *told, more = error.value.problems
+    *told, more = error.value.findings
     assert {each.rule[:4] for each in told} == {"S106"}
     assert (len(told), more.rule[:4], more.line, more.reason[:4]) == (MAX_TOLD, "S109", MAX_TOLD + 2, "S106")
 
@@ -82,7 +83,7 @@ def test_a_character_that_looks_like_yaml_is_named():
     with pytest.raises(SpecError) as error:
         parse_document("a\uff1a 1\nb: 1\n", "spec.yaml")
 
-    assert "U+FF1A, fullwidth colon" in error.value.problems[0].reason
+    assert "U+FF1A, fullwidth colon" in error.value.findings[0].reason
 
 
 def test_a_missing_file_is_one_sentence(tmp_path):
@@ -111,7 +112,7 @@ def test_a_letter_of_another_encoding_has_its_place(mark, tmp_path):
     with pytest.raises(SpecError) as error:
         read_document(path)
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert (problem.line, problem.column, problem.reason) == (2, 10, "byte 20 (0xe9) is not UTF-8")
 
 

@@ -149,12 +149,13 @@ def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
     from dataclasses import replace
 
     from planner.compiler import compile_plan
-    from planner.problems.errors import InfeasibleError, Violation
+    from planner.problems.errors import InfeasibleError
+    from planner.problems.finding import Finding
     from planner.spec.check import check_spec
     from tests.stacks.deployments import DEMO_SPEC
 
     plan = compile_plan(check_spec(DEMO_SPEC)).deployable
-    refused = replace(plan, refusals=(Violation("", None, "S700 no", "why", "fix").at("x"),))
+    refused = replace(plan, refusals=(Finding("", None, "S700 no", "why", "fix").at("x"),))
 
     with pytest.raises(InfeasibleError):
         needs_of(refused)
@@ -184,7 +185,7 @@ def test_a_patch_that_no_server_takes_is_a_problem(patch, wrong, tmp_path):
     with pytest.raises(InfeasibleError) as caught:
         patched_needs(patch, tmp_path)
 
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert problem.rule.startswith("R202 ")
     assert problem.rule.endswith(wrong)
     assert problem.reason == "Deployment tidemill/demo-gateway would be refused"

@@ -162,7 +162,7 @@ def test_what_is_no_record_is_said(url, page, rule, reason):
     with pytest.raises(RecordedError) as error:
         read_recorded([url + page])
 
-    (problem,) = error.value.problems
+    (problem,) = error.value.findings
     assert problem.rule.startswith(rule)
     assert reason in problem.reason
 

@@ -95,7 +95,7 @@ def test_a_day_too_short_for_this_machine_names_the_shortest():
         play(siesta)
 
     assert error.value.exit_status == 3
-    assert str(error.value.problems[0].fix) == "nearest: --day 720s"
+    assert str(error.value.findings[0].fix) == "nearest: --day 720s"
     assert [kind for kind, *_ in due(play(siesta, 720))] == ["drain", "stop", "start", "serve"]
 
 
@@ -110,7 +110,7 @@ def test_the_shortest_day_can_be_played_and_none_shorter(off, warm_up_s, drain_s
     day = timetable({"00:00": 2, "08:00": 1, hh_mm(480 + off): 2}, warm_up_s, drain_s)
     with pytest.raises(InfeasibleError) as error:
         play(day, 1, num_cores)
-    shortest = int(str(error.value.problems[0].fix).removeprefix("nearest: --day ").removesuffix("s"))
+    shortest = int(str(error.value.findings[0].fix).removeprefix("nearest: --day ").removesuffix("s"))
     of_u1 = [act.due_s for act in play(day, shortest, num_cores).acts if act.unit == "u1"]
 
     assert of_u1 == sorted(of_u1)

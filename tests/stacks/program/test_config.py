@@ -49,7 +49,7 @@ def test_settings_that_exclude_each_other_are_refused(values, message):
     with pytest.raises(CallError) as error:
         configured_plan(*values)
 
-    assert [problem.message for problem in error.value.problems] == [message]
+    assert [problem.message for problem in error.value.findings] == [message]
 
 
 def test_a_spec_is_no_plan(plan):
@@ -57,4 +57,4 @@ def test_a_spec_is_no_plan(plan):
     with pytest.raises(CallError) as error:
         configured_plan(None, str(DEMO_SPEC), None)
 
-    assert error.value.problems[0].rule.startswith("S906")
+    assert error.value.findings[0].rule.startswith("S906")
