@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from runtime.checkpoint import MANIFEST
 from runtime.errors import PeerLost, RuntimeFailure, UsageError
-from runtime.gateway.router import Policy
+from runtime.gateway.ranks.router import Policy
 from runtime.launch import RankPlace, UnitLaunch, read_gateway_launch, read_unit_launch
 from runtime.trace import recording
 from runtime.worker.children import PEER_LOST, ChildDied, die_with_parent

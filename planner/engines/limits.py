@@ -258,8 +258,8 @@ _DISPATCHER = "sglang 0.5.23 layers/moe/token_dispatcher/deepep.py"
 _LWS = "github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound"
 _BUNDLED = "runtime/demo"
 _MODELS = "planner/facts/engine_models.py"
-_OUR_FORM = "runtime/gateway/keys.py: the file's form is ours"
-_OUR_REPORTS = "runtime/gateway/ledger.py: ranks report to each of our gateways what others gave them"
+_OUR_FORM = "runtime/gateway/tenants/keys.py: the file's form is ours"
+_OUR_REPORTS = "runtime/gateway/ranks/ledger.py: ranks report to each of our gateways what others gave them"
 _OUR_TLS = "runtime/protocol/tls.py: it is between our gateway and our ranks"
 
 LIMITS: tuple[Limit | SizeLimit, ...] = (

@@ -21,23 +21,24 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from runtime.checkpoint import check_config_digest, resolve
-from runtime.gateway.admission import BATCHES_AHEAD, Admission, Waits, num_ahead
-from runtime.gateway.app import Gateway, create_app
-from runtime.gateway.calls import ServedModel
-from runtime.gateway.connections import Connections, connected, most_connections, serve_clients, take_connections
-from runtime.gateway.http1 import MAX_HEAD_BYTES, Http1, with_plain_heads
-from runtime.gateway.input_turns import InputTurns
-from runtime.gateway.keys import KeyRing
-from runtime.gateway.metrics import GatewayMetrics
-from runtime.gateway.rank_load import RankLimits
-from runtime.gateway.registry import Registry
-from runtime.gateway.request_log import JsonLines
-from runtime.gateway.resumption import Resumptions
-from runtime.gateway.router import Policy
-from runtime.gateway.schemas import Schemas
-from runtime.gateway.served_tokenizer import ServedTokenizer, load_served_tokenizer
-from runtime.gateway.strangers import Handshakes
-from runtime.gateway.tracing import traces_from_environment
+from runtime.gateway.core.app import Gateway, create_app
+from runtime.gateway.core.calls import ServedModel
+from runtime.gateway.core.schemas import Schemas
+from runtime.gateway.core.tokenizer_files import load_served_tokenizer
+from runtime.gateway.edge.connections import Connections, connected, most_connections, serve_clients, take_connections
+from runtime.gateway.edge.http1 import MAX_HEAD_BYTES, Http1, with_plain_heads
+from runtime.gateway.edge.input_turns import InputTurns
+from runtime.gateway.edge.strangers import Handshakes
+from runtime.gateway.ranks.rank_load import RankLimits
+from runtime.gateway.ranks.registry import Registry
+from runtime.gateway.ranks.router import Policy
+from runtime.gateway.ranks.served_tokenizer import ServedTokenizer
+from runtime.gateway.telemetry.metrics import GatewayMetrics
+from runtime.gateway.telemetry.request_log import JsonLines
+from runtime.gateway.telemetry.tracing import traces_from_environment
+from runtime.gateway.tenants.admission import BATCHES_AHEAD, Admission, Waits, num_ahead
+from runtime.gateway.tenants.keys import KeyRing
+from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import listen
@@ -97,7 +98,7 @@ def run(
         registry = Registry(launch.kv_digest, limits, stall_timeout_s, policy, units, weights_file, served_tokenizer)
         schemas = _schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
-        resumptions = Resumptions(registry, metrics, launch.resume_timeout_s)
+        resumptions = ResumptionLine(registry, metrics, launch.resume_timeout_s)
         admission = Admission(resumptions, metrics, _waits(launch, num_gateways))
         gateway = Gateway(model, schemas, admission, metrics, int(time.time()), ring, traces)
         _collect_garbage_seldom()

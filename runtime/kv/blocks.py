@@ -6,7 +6,7 @@
 
 A name stands for all tokens from the first, not for its block's alone: whoever finds a name may use the block, and
 those before it have the names before. The `block_digest` says all that the latents depend on besides tokens. The salt
-keeps apart whoever must not find each other's blocks; it is a hash itself (`gateway/keys.py`).
+keeps apart whoever must not find each other's blocks; it is a hash itself (`gateway/tenants/keys.py`).
 
 Worked example: a prompt of 150 tokens has two names, of its tokens 0 to 63 and of 0 to 127. Its last 22 have none.
 

@@ -1,6 +1,6 @@
 """The limits of a request, whoever sends it: the ranges of sampling, and the checks at every border it crosses.
 
-    HTTP body      `gateway/body.py` has the same ranges as types, so a caller's mistake is a 400 that names the field
+    HTTP body      `gateway/core/body.py` has the same ranges as types, so a mistake is a 400 that names the field
     Prefill        a rank answers Failed
     Handover       a decode rank answers Refused
 

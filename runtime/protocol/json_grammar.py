@@ -5,7 +5,8 @@ text is what travels. White space is allowed where JSON allows it, but bounded: 
 
 The library bounds most of what a schema can cost, but not `multipleOf`: its automaton has a state for each remainder,
 and they are all visited before the first token. So both ends count them (`_num_remainders`). The count is a bound for
-schemas that are not made to get around it; what a schema really costs, the gateway tries (`gateway/schema_trial.py`).
+schemas that are not made to get around it. The gateway tries what a schema really costs
+(`gateway/core/schema_trial.py`).
 
 Sources: llguidance `docs/json_schema.md`, `parser_limits`, and `parser/src/json/numeric.rs` for `multipleOf`.
 """

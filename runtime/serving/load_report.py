@@ -1,7 +1,7 @@
 """What a rank has to do, told to the gateway when it has changed.
 
 The gateway itself counts what it gave a rank. From here it learns what it cannot know: how far long prompts are, and
-what other gateways asked for (`gateway/ledger.py`).
+what other gateways asked for (`gateway/ranks/ledger.py`).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,8 @@
 """The metrics of one rank: the work of its experts, what it sent to its peers, the KV it handed over or took.
 
 Counters live where the work is done and are read when somebody asks, so that a step pays nothing for them.
-Every metric carries model_name, unit and rank. The gateway measures what a user waits for (`gateway/metrics.py`).
+Every metric carries model_name, unit and rank. The gateway measures what a user waits for
+(`gateway/telemetry/metrics.py`).
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,8 @@
     a step = own work + waits for rows that peers have not sent yet
 
 The slow rank waits least. So the steps of all ranks are equally long, and only their own parts tell who is slow: the
-gateway compares them (`gateway/stragglers.py`). On a GPU the host waits for no rows, so there it tells nothing yet.
+gateway compares them (`gateway/ranks/stragglers.py`). On a GPU the host waits for no rows, so there it tells nothing
+yet.
 """
 
 import time

@@ -1,6 +1,6 @@
 """A new API key for the gateway, and the hash by which it is known: all that a file of keys holds of it.
 
-A key is 256 random bits, so that a plain SHA-256 tells nothing of it. `runtime/gateway/keys.py` reads the file.
+A key is 256 random bits, so that a plain SHA-256 tells nothing of it. `runtime/gateway/tenants/keys.py` reads the file.
 """
 
 import hashlib

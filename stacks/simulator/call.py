@@ -12,7 +12,7 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
-from runtime.gateway.router import Policy
+from runtime.gateway.ranks.router import Policy
 from stacks.simulator.columns import Column, Variant, mistakes_in_columns, play_columns, read_variants
 from stacks.simulator.document import simulation_json
 from stacks.simulator.failures import Failure, read_failures

@@ -1,6 +1,6 @@
 """A trace of requests, played over a plan's units one by one, with the gateway's own choice of ranks.
 
-    trace -> runtime.gateway.router.choose_ranks -> PromptUnit -> KV travels -> TokenUnit -> done
+    trace -> runtime.gateway.ranks.router.choose_ranks -> PromptUnit -> KV travels -> TokenUnit -> done
                          |
                          '-- no rank takes it: refused with 429
 
@@ -20,8 +20,8 @@ from typing import Any
 
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from runtime.gateway.answer_lengths import AnswerLengths
-from runtime.gateway.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
+from runtime.gateway.ranks.answer_lengths import AnswerLengths
+from runtime.gateway.ranks.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
 from stacks.simulator.hits import PrefixCache
 from stacks.simulator.service import Level
 from stacks.simulator.step_times import PhaseSpeed, predicted_speeds

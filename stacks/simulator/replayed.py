@@ -12,7 +12,7 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
-from runtime.gateway.router import Policy
+from runtime.gateway.ranks.router import Policy
 from stacks.simulator.columns import Variant, checked, part_of, planned
 from stacks.simulator.figures import Figure
 from stacks.simulator.latency import QUANTILES

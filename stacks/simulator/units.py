@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import ceil
 
-from runtime.gateway.router import NO_WORK, RankLimits, RankLoad, Work
+from runtime.gateway.ranks.router import NO_WORK, RankLimits, RankLoad, Work
 from runtime.protocol.counting import attention_pairs
 from stacks.simulator.step_times import StepTable
 

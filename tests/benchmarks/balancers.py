@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.gateway.router import Policy
+from runtime.gateway.ranks.router import Policy
 from tests.benchmarks.balancers_model import Model, Request
 from tests.benchmarks.goals import Goals
 

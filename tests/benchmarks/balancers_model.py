@@ -6,7 +6,7 @@ All ranks of a unit step together, so a step takes as long as its slowest rank n
     decode     STEP_S + max over ranks of (requests x REQUEST_S + KV tokens x KV_S)
 
 Requests come at random times (Poisson). The gateway knows what ranks have. KV moves in no time, and caches are large
-enough: whether what is given out fits is the matter of `tests/runtime/gateway/test_router.py`.
+enough: whether what is given out fits is the matter of `tests/runtime/gateway/ranks/test_router.py`.
 
 Sources: in DeepSeek-V3 a token costs 2 x 37e9 operations (arXiv 2412.19437) and a pair 61 layers x 128 heads x
 2 x (192 + 128) (its config.json), hence PAIR_S. TOKEN_S, the fixed part and what decode takes are assumed; the latter
@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
 
-from runtime.gateway.router import RankLimits, RankLoad, RequestSize, Work, choose_ranks
+from runtime.gateway.ranks.router import RankLimits, RankLoad, RequestSize, Work, choose_ranks
 from runtime.protocol.counting import attention_pairs
 
 STEP_TOKENS = 4096

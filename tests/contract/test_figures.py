@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from runtime.gateway.metrics import GatewayMetrics
-from runtime.gateway.rank_load import RankLimits, RankLoad, Work
+from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, Work
+from runtime.gateway.telemetry.metrics import GatewayMetrics
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures, figures_in
 

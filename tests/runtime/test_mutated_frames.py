@@ -15,8 +15,8 @@ import torch
 from prometheus_client import CollectorRegistry, Counter
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.gateway.rank_load import RankLimits, RequestSize
-from runtime.gateway.registry import Registry
+from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
+from runtime.gateway.ranks.registry import Registry
 from runtime.kv.receiver import KvReceiver
 from runtime.launch import KvLayout
 from runtime.model.engine import Engine, EngineConfig

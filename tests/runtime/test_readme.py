@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 import runtime
 from runtime.expert_parallel.traffic import ExchangeTime
-from runtime.gateway.metrics import GatewayMetrics
+from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from planner.problems.errors import CallError
-from runtime.gateway.keys import KeyRing
+from runtime.gateway.tenants.keys import KeyRing
 from stacks import cli
 from stacks.live import status_cli
 

@@ -1,1 +1,1 @@
-"""What helps only the ranks of one CPU node: common memory and pipes instead of messages."""
+"""Ranks of one CPU node: common memory and pipes instead of messages."""

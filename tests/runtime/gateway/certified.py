@@ -8,8 +8,8 @@ import datetime
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.gateway.rank_load import RankLimits
-from runtime.gateway.registry import Registry
+from runtime.gateway.ranks.rank_load import RankLimits
+from runtime.gateway.ranks.registry import Registry
 from runtime.gateway.serve import Ranks, take_ranks
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, State

@@ -24,7 +24,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import runtime
-from runtime.gateway.tokenizer import load_tokenizer
+from runtime.gateway.core.tokenizer import load_tokenizer
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import (
     Embed,

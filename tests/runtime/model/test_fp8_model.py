@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.gateway.tokenizer import load_tokenizer
+from runtime.gateway.core.tokenizer import load_tokenizer
 from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.fp8 import Fp8Linear

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.gateway.calls import ServedModel, read_completion
-from runtime.gateway.generation import Answer
-from runtime.gateway.http_errors import ApiError
-from runtime.gateway.tokenizer import Spelling
+from runtime.gateway.core.calls import ServedModel, read_completion
+from runtime.gateway.core.generation import Answer
+from runtime.gateway.core.tokenizer import Spelling
+from runtime.gateway.edge.http_errors import ApiError
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Failed, FromGateway, FromRank, Prefill, Sampling
 from runtime.serving import step_loop

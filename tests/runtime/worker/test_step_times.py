@@ -5,7 +5,7 @@ import random
 import pytest
 
 from runtime.expert_parallel.traffic import ExchangeTime
-from runtime.gateway.stragglers import straggler
+from runtime.gateway.ranks.stragglers import straggler
 from runtime.protocol.messages import StepTime
 from runtime.worker.step_times import StepTimes
 

@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from tokenizers import Tokenizer
 
-from runtime.gateway.tokenizer import load_tokenizer
+from runtime.gateway.core.tokenizer import load_tokenizer
 from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, REPOSITORY, Tidemill, get_json, samples, total
 from tests.stacks.fire import launch_files
 

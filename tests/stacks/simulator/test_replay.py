@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.problems.errors import CallError
-from runtime.gateway.router import Policy
+from runtime.gateway.ranks.router import Policy
 from stacks import cli
 from stacks.simulator.columns import Variant
 from stacks.simulator.fleet import planned_fleet

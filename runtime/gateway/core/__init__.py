@@ -1,0 +1,1 @@
+"""A request from HTTP to tokens and back."""

@@ -1,0 +1,347 @@
+"""The ranks' work that an HTTP body asks for: prompts as token ids, sampling, stop strings, all within the limits.
+
+Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, no logprobs, a random seed unless the
+call has one that follows from its Idempotency-Key, 16 tokens for a completion (OpenAI's) and for a chat all that is
+left.
+The invariant: len(prompt_ids) + sampling.max_tokens <= max_request_tokens.
+It does not know HTTP, and it does not choose ranks.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from runtime.gateway.core.answer_parts import AnswerForm
+from runtime.gateway.core.body import ChatBody, CompletionBody, as_body, parse_body, read_object
+from runtime.gateway.core.conversation import ChatPrompt, Conversation, Json, Message, chat_prompt
+from runtime.gateway.core.tokenizer import Tokenizer
+from runtime.gateway.edge.http_errors import ApiError, invalid, no_json, unknown_model, unsupported
+from runtime.gateway.tenants.keys import salt_of
+from runtime.protocol.json_grammar import why_refused_unread
+from runtime.protocol.messages import Sampling
+
+__all__ = [
+    "AskedCall",
+    "Call",
+    "GenerationRequest",
+    "ServedModel",
+    "check_length",
+    "check_model",
+    "check_num_messages",
+    "checked_ids",
+    "num_prompts",
+    "prompts_of",
+    "read_chat",
+    "read_completion",
+    "read_written_chat",
+]
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The one model of this gateway. `max_request_tokens` counts prompt and output together."""
+
+    name: str
+    max_request_tokens: int
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt, ready for a prefill rank. `answer` says how its text is to be read; None means as it is.
+
+    The prompt finds KV of requests with its `cache_salt` alone, which is a hash (`keys.py`).
+    """
+
+    prompt_ids: list[int]
+    sampling: Sampling
+    stops: tuple[str, ...]
+    answer: AnswerForm | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request: choice `i` of its answer is what `requests[i]` generates.
+
+    `num_prompt_tokens` counts a prompt once, however many choices it has.
+    """
+
+    requests: tuple[GenerationRequest, ...]
+    num_prompt_tokens: int
+    stream: bool
+    include_usage: bool = False
+    usage_in_every_chunk: bool = False
+    echo: Json = field(default_factory=dict)  # what the answer repeats of the body
+    asked_salt: str | None = None  # the body's own
+
+    def of_tenant(self, name: str | None) -> "Call":
+        """Return the call as one of this tenant, None where there are no keys: its prompts share KV as that may."""
+        salt = salt_of(name, self.asked_salt)
+        return replace(self, requests=tuple(replace(request, cache_salt=salt) for request in self.requests))
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that its usage may tell."""
+        return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
+
+
+@dataclass(frozen=True)
+class AskedCall:
+    """A body that fits its route, before its prompts are encoded: whoever has no room for it is spared that.
+
+    `prepare` returns the call, which takes time and memory for each choice. It raises ApiError.
+    """
+
+    num_choices: int
+    prepare: Callable[[], Call]
+
+
+def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Read the body of /v1/completions, which draws by `seed` unless it says its own. Raise ApiError."""
+    body = parse_body(raw, CompletionBody)
+    check_model(body.model, model)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of is not supported by this server; leave it out", "best_of")
+    return AskedCall(num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model, seed))
+
+
+def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Read the body of /v1/chat/completions, which draws by `seed` unless it says its own. Raise ApiError."""
+    return read_written_chat(read_object(raw), model, seed)
+
+
+def read_written_chat(written: Json, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Return what is asked for by what is written in the body of /v1/chat/completions. Raise ApiError."""
+    body = as_body(written, ChatBody)
+    check_model(body.model, model)
+    asked = body.max_completion_tokens or body.max_tokens
+    if body.max_tokens not in (None, asked):
+        raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
+    return AskedCall(body.n or 1, partial(_chat_call, body, written, asked, model, seed))
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """Raise ApiError if the body names another model."""
+    if name not in (None, model.name):
+        raise unknown_model(name, model.name)
+
+
+def prompts_of(prompt: str | list[Any], model: ServedModel, param: str = "prompt") -> list[list[int]]:
+    """Return every form of `prompt` as lists of ids. Raise ApiError, naming `param`."""
+    if isinstance(prompt, str):
+        return [_encoded(prompt, model, param)]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [checked_ids(prompt, model.tokenizer, param)]
+    if len({type(item) for item in prompt}) != 1:
+        raise invalid(f"{param} must be a text, texts, token ids, or lists of token ids, and not empty", param)
+    return [
+        _encoded(item, model, param) if isinstance(item, str) else checked_ids(item, model.tokenizer, param)
+        for item in prompt
+    ]
+
+
+def num_prompts(prompt: str | list[Any]) -> int:
+    """Return how many prompts `prompt` is, well-formed or not. A list that begins with a number is one of token ids."""
+    is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
+    return 1 if is_one else len(prompt)
+
+
+def _completion_call(body: CompletionBody, model: ServedModel, seed: int | None) -> Call:
+    prompts = prompts_of(body.prompt, model)
+    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model, seed)
+
+
+def _chat_call(body: ChatBody, written: Json, asked: int | None, model: ServedModel, seed: int | None) -> Call:
+    check_num_messages(body.messages, model)
+    prompt = _chat_prompt(body, written, model.tokenizer)
+    json_schema = _json_schema(body, prompt.answer)
+    check_length(prompt.text, model)
+    prompt_ids = model.tokenizer.encode_whole(prompt.text)
+    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, seed, prompt.answer, json_schema)
+
+
+def _encoded(text: str, model: ServedModel, param: str) -> list[int]:
+    if not text:
+        raise invalid(f"{param} is an empty text", param)
+    check_length(text, model)
+    return model.tokenizer.encode(text)
+
+
+def check_length(text: str, model: ServedModel) -> None:
+    """Raise ApiError if the text is far too long, before it is encoded."""
+    limit = model.max_request_tokens
+    if model.tokenizer.is_too_long(text, limit):
+        said = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
+        raise invalid(f"{said} has more", code="context_length_exceeded")
+
+
+def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
+    """Raise ApiError for more messages than the model takes tokens, before they are put into words."""
+    limit = model.max_request_tokens
+    if len(messages) > limit:
+        said = f"this model takes {limit:,} tokens, prompt and answer together; {len(messages):,} messages have more"
+        raise invalid(said, "messages", "context_length_exceeded")
+
+
+def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
+    """Return the ids, all of which the model knows, as a list of at least one. Raise ApiError, naming `param`."""
+    if not ids:
+        raise invalid(f"{param} is an empty list of token ids", param)
+    unknown = [token_id for token_id in ids if not 0 <= token_id < tokenizer.num_token_ids]
+    if unknown:
+        raise invalid(f"{param} holds the token id {unknown[0]}, ids go to {tokenizer.num_token_ids - 1}", param)
+    return list(ids)
+
+
+def _chat_prompt(body: ChatBody, written: Json, tokenizer: Tokenizer) -> ChatPrompt:
+    options = body.template_options
+    if body.thinking is not None:
+        options |= _thinking_option(body.thinking.type == "enabled", tokenizer)
+    tools, written_tools = (body.tools or [], written.get("tools") or []) if _may_call(body) else ([], [])
+    conversation = Conversation(body.messages, written["messages"], tools, written_tools)
+    return chat_prompt(conversation, options, tokenizer.chat_template)
+
+
+def _may_call(body: ChatBody) -> bool:
+    """Return whether the model may call tools. Raise ApiError if it is to be made to call one."""
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
+    return bool(body.tools) and body.tool_choice != "none"
+
+
+def _json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
+    """Return the schema that the answer is held to, as text, which is made once for all choices.
+
+    Raise ApiError if the answer cannot be JSON, or the schema is too large. What it says, `schemas.py` checks.
+    """
+    schema = body.json_schema()
+    if schema is None:
+        return None
+    conflicts = {
+        "a model that thinks first": answer.opening == "thinking",
+        "tools": answer.tool_calls is not None,
+        "ignore_eos": bool(body.ignore_eos),
+        "min_tokens": bool(body.min_tokens),
+    }
+    for name, is_there in conflicts.items():
+        if is_there:
+            raise unsupported(f"response_format in JSON is not supported together with {name}", "response_format")
+    reason = why_refused_unread(schema)
+    if reason is not None:
+        raise no_json(reason)
+    return schema
+
+
+def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
+    """Return the template's own word for whether the model thinks; none where the model does so anyway."""
+    template = tokenizer.chat_template
+    if template is not None and "thinking" in template.options:
+        return {"thinking": wanted}
+    if template is not None and template.thinks == wanted:
+        return {}
+    raise unsupported("thinking is not a choice that this model's chat template gives", "thinking")
+
+
+def _call(
+    body: CompletionBody | ChatBody,
+    prompts: list[list[int]],
+    asked: int | None,
+    default: int,
+    model: ServedModel,
+    seed: int | None,
+    answer: AnswerForm | None = None,
+    json_schema: str | None = None,
+) -> Call:
+    seed = seed if body.seed is None else body.seed
+    limits = [_max_tokens(len(prompt_ids), asked, default, model) for prompt_ids in prompts]
+    _check_ids_of_sampling(body, model.tokenizer)
+    options = body.stream_options
+    return Call(
+        requests=tuple(
+            GenerationRequest(
+                prompt_ids,
+                _sampling(body, limit, _seed(seed, choice), model.tokenizer, json_schema),
+                _stops(body, answer),
+                answer,
+            )
+            for prompt_ids, limit in zip(prompts, limits, strict=True)
+            for choice in range(body.n or 1)
+        ),
+        num_prompt_tokens=sum(map(len, prompts)),
+        stream=bool(body.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        usage_in_every_chunk=options is not None and bool(options.include_usage and options.continuous_usage_stats),
+        asked_salt=body.cache_salt,
+    )
+
+
+def _stops(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[str, ...]:
+    """Return the texts that end an answer. One that may hold a single call ends with it."""
+    is_single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
+    if is_single and answer is not None and answer.tool_calls is not None:
+        return (*body.stop_strings(), answer.call_end)
+    return body.stop_strings()
+
+
+def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer) -> None:
+    for param, ids in (("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids)):
+        if ids:
+            checked_ids(list(ids), tokenizer, param)
+
+
+def _max_tokens(num_prompt_tokens: int, asked: int | None, default: int, model: ServedModel) -> int:
+    """Return how many tokens to generate: as asked, else the default as far as there is room for it."""
+    room = model.max_request_tokens - num_prompt_tokens
+    wanted = asked if asked is not None else min(default, max(room, 1))
+    if wanted > room:
+        raise _too_long(num_prompt_tokens, wanted, model.max_request_tokens)
+    return wanted
+
+
+def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
+    total = num_prompt_tokens + wanted
+    return invalid(
+        f"this model takes {limit:,} tokens, prompt and answer together; "
+        f"{total:,} were asked for ({num_prompt_tokens:,} in the prompt, {wanted:,} to generate)",
+        code="context_length_exceeded",
+    )
+
+
+def _sampling(
+    body: CompletionBody | ChatBody, max_tokens: int, seed: int, tokenizer: Tokenizer, json_schema: str | None
+) -> Sampling:
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
+    end_of_text = () if body.ignore_eos else tokenizer.stop_ids
+    is_greedy = body.top_p == 0  # the nucleus is the likeliest token alone
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=0.0 if is_greedy else 1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if is_greedy or body.top_p is None else body.top_p,
+        seed=seed,
+        stop_ids=[*end_of_text, *(body.stop_token_ids or ())],
+        top_k=max(body.top_k or 0, 0),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        num_logprobs=body.num_logprobs,
+        min_tokens=min_tokens,
+        logit_bias=body.logit_bias or {},
+        json_schema=json_schema,
+    )
+
+
+def _seed(seed: int | None, choice: int) -> int:
+    """Return the seed of a prompt's `choice`-th answer, which draws otherwise than the others.
+
+    After the last seed comes the first; without any it is random.
+    """
+    return secrets.randbits(63) if seed is None else (seed + choice + 2**63) % 2**64 - 2**63

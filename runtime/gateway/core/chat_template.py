@@ -1,0 +1,216 @@
+"""A checkpoint's chat template: a conversation as the text that the model was trained on.
+
+It is foreign code, so it runs in a sandbox that changes nothing, works nothing out before a conversation comes, and
+writes only so much, whatever numbers a caller sends; how long it takes is not bounded. The environment is
+transformers': the same block settings, `break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that
+escapes no HTML and sorts no keys, because a model reads the text as it is.
+
+Read from the checkpoint's folder: `chat_template.jinja`, else the `chat_template` of tokenizer_config.json, which may
+be a list of named ones (`tool_use` is for conversations with tools; `default` otherwise).
+Source: huggingface/transformers `utils/chat_template_utils.py` and `tokenization_utils_base.py`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.errors import CheckpointError
+from runtime.gateway.core.answer_parts import CALLS_BEGIN, FENCE, THINK_END, ToolCallForm
+
+__all__ = ["ChatTemplate", "NamedTemplate", "load_chat_template"]
+
+MAX_CHARACTERS = 2**25  # assumed: four times the largest body
+MAX_REPEATED = 2**20  # assumed: items that a multiplication makes, or a function or filter is asked for
+OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+EXTENSIONS = ("jinja2.ext.loopcontrols",)
+TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+DUMPED_ARGUMENTS = re.compile(r"""arguments(['"]\])?\s*\|\s*tojson""")
+
+NamedTemplate = dict[str, str]  # name, template
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, or two: `with_tools` is the same one where the checkpoint has no other."""
+
+    plain: jinja2.Template
+    with_tools: jinja2.Template
+    variables: frozenset[str]  # that the template reads
+    source: str  # of both
+    special_texts: dict[str, str]  # bos_token and eos_token
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if it says the tools that there are."""
+        return "tools" in self.variables
+
+    @property
+    def knows_tools(self) -> bool:
+        """True if it says what tools answered."""
+        return TOOL_ROLE.search(self.source) is not None
+
+    @property
+    def tool_calls(self) -> ToolCallForm | None:
+        """The form in which the model calls tools; None where it is not DeepSeek's."""
+        if CALLS_BEGIN not in self.source:
+            return None
+        return "fenced" if FENCE in self.source else "plain"
+
+    @property
+    def thinks(self) -> bool:
+        """True if the model may think before it answers."""
+        return THINK_END in self.source
+
+    @property
+    def dumps_arguments(self) -> bool:
+        """True if it wants a call's arguments as an object, which it writes as JSON itself."""
+        return DUMPED_ARGUMENTS.search(self.source) is not None
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The variables that a caller may set. It reads no others: Jinja looks up only names that are in the source."""
+        return self.variables - OURS
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
+    ) -> str:
+        """Return the conversation's text, up to where the assistant speaks. It may raise whatever a template can."""
+        template = self.with_tools if tools else self.plain
+        said = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
+        text = _joined(template.generate(**options, **self.special_texts, **said))
+        text.encode()  # a template can write half a character, which no tokenizer takes
+        return text
+
+
+def load_chat_template(
+    folder: Path, configured: str | list[NamedTemplate] | None, special_texts: dict[str, str]
+) -> ChatTemplate | None:
+    """Return the folder's template, or None. `configured` is from tokenizer_config.json. Raise CheckpointError."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        place, sources = file, {"default": _read(file)}
+    else:
+        place, sources = folder / "tokenizer_config.json", _by_name(configured)
+    if "default" not in sources:
+        return None
+    plain, with_tools = sources["default"], sources.get("tool_use", sources["default"])
+    environment = _environment()
+    try:
+        trees = [environment.parse(source) for source in (plain, with_tools)]
+        return ChatTemplate(
+            plain=environment.from_string(plain),
+            with_tools=environment.from_string(with_tools),
+            variables=frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees)),
+            source=plain + with_tools,
+            special_texts=special_texts,
+        )
+    except (jinja2.TemplateError, ArithmeticError, RecursionError, SyntaxError, ValueError) as error:
+        raise CheckpointError(f"the chat_template in {place} is broken: {error}") from None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+
+
+def _by_name(configured: str | list[NamedTemplate] | None) -> dict[str, str]:
+    if configured is None or isinstance(configured, str):
+        return {} if configured is None else {"default": configured}
+    return {entry.get("name", "default"): entry.get("template", "") for entry in configured}
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    kept, size = [], 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_CHARACTERS:
+            raise SecurityError(f"a chat template may not write over {MAX_CHARACTERS:,} characters")
+    return "".join(kept)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """One without powers, large products and large arguments, which are widths and counts.
+
+    Jinja works out no operator that is intercepted as it reads a template.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Work out an operator, or refuse it."""
+        if operator == "**":
+            raise SecurityError(f"a chat template may not use {operator}")
+        if operator == "*" and _product_size(left, right) > MAX_REPEATED:
+            raise SecurityError("a chat template may not multiply to so much")
+        if operator == "%" and "*" in str(left):  # a width that is among the values
+            _check_numbers(right if isinstance(right, tuple) else (right,))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, or refuse it. Macros and types may have any number: they repeat nothing themselves."""
+        if not isinstance(function, Macro | type):
+            _check_numbers((*args, *kwargs.values()))
+        return super().call(context, function, *args, **kwargs)
+
+
+def _product_size(left: Any, right: Any) -> int:
+    """Return how many items the product of a text or list has, or about how many bits that of numbers."""
+    for one, times in ((left, right), (right, left)):
+        if isinstance(one, Sized) and isinstance(times, int):
+            return len(one) * times
+    return sum(each.bit_length() for each in (left, right) if isinstance(each, int))
+
+
+def _check_numbers(arguments: Iterable[Any]) -> None:
+    if any(isinstance(each, int | float) and abs(each) > MAX_REPEATED for each in arguments):
+        raise SecurityError(f"a chat template may not use a number over {MAX_REPEATED:,} as an argument")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment, plain = (_Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS) for _ in range(2))
+    plain.filters["tojson"], plain.filters["round"] = _to_json, _rounded
+    environment.filters = {name: _at_render(name, plain) for name in plain.filters}
+    environment.globals["raise_exception"] = _raise_from_template
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _at_render(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
+    """Return the filter as one that wants the context: all others are worked out as Jinja reads a template."""
+
+    @jinja2.pass_context
+    def filtered(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _check_numbers((*args, *kwargs.values()))
+        return plain.call_filter(name, value, args, kwargs, context)
+
+    return filtered
+
+
+def _rounded(value: float, precision: int = 0, method: str = "common") -> float:
+    if abs(precision) > sys.float_info.max_10_exp:  # it is a power of 10
+        raise SecurityError(f"a chat template may not round to {precision} digits")
+    rounded: float = FILTERS["round"](value, precision, method)
+    return rounded
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
+
+
+def _raise_from_template(message: str) -> None:
+    raise jinja2.TemplateError(message)

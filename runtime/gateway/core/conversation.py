@@ -1,0 +1,283 @@
+"""A chat's messages and tools, and how they are told to the model: through the checkpoint's own template.
+
+    messages, tools -> checked against what the template can say -> rendered -> a prompt's text
+                                                                           `-> the form that the answer will have
+
+What the template cannot say is refused: a role or a list of tools that it would drop in silence changes the answer.
+A key that we do not know is the template's business: it is handed over as it is written, and a template that does not
+read it writes the same text without it. So clients may say what they like beside a message (`id`, `name`, `reasoning`,
+...), and our own answers may be sent back as they are. A hint beside a text or a function (`cache_control`) reaches no
+template: of a content's parts the texts are joined, of a tool the function is told.
+It does not know token ids (`calls.py` does) and does not read answers (`answer_parts.py` does).
+
+Sources: OpenAI API reference, "Create chat completion"; DeepSeek API reference, "Chat prefix completion" for `prefix`
+and for a `reasoning_content` in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Annotated, Any, Literal
+
+import jinja2
+import msgspec
+
+from runtime.gateway.core.answer_parts import THINK_END, AnswerForm, Opening, opening_of
+from runtime.gateway.core.chat_template import ChatTemplate
+from runtime.gateway.edge.http_errors import invalid, unsupported
+
+__all__ = [
+    "ChatPrompt",
+    "Conversation",
+    "FunctionName",
+    "Json",
+    "Message",
+    "NamedTool",
+    "OpenPart",
+    "Part",
+    "Tool",
+    "chat_prompt",
+]
+
+Json = dict[str, Any]
+
+TEMPLATE_ERRORS = (  # all that foreign code can end with, but a kind of its own
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError),
+    *(AssertionError, MemoryError, OSError, RuntimeError),  # RecursionError is one
+)
+MAX_COMPLAINT = 500  # characters
+NO_PARAMETERS = {"type": "object", "properties": {}}
+
+FunctionName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a body: immutable, and refusing keys that it does not know."""
+
+
+class OpenPart(Part, frozen=True, forbid_unknown_fields=False):
+    """A part that may have keys which nobody here reads."""
+
+
+class TextPart(OpenPart):
+    """A piece of a message; other kinds (images, audio) are refused."""
+
+    type: str
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse other kinds, and a text without one. Raise ValueError."""
+        if self.type != "text":
+            raise ValueError(f"a part of type {self.type} is not supported: this server reads text only")
+        if self.text is None:
+            raise ValueError("a part of type text needs text")
+
+
+class CalledFunction(OpenPart):
+    """The function that an assistant called; `arguments` is JSON as text. The SDK's `parsed_arguments` say it again."""
+
+    name: FunctionName
+    arguments: str
+    parsed_arguments: Any = None
+
+
+class ToolCall(OpenPart):
+    """A call in an assistant's earlier message. `index` is what clients leave there that join streams."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(OpenPart):
+    """One turn of a conversation. The SDK's `parsed` says the content again."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    prefix: bool | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # links of a search: no template says them
+    parsed: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+    @property
+    def text(self) -> str | None:
+        """The content as one text; None where there is none."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return "".join(part.text or "" for part in self.content)
+
+
+class Function(OpenPart, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(OpenPart):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ToolName(Part):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Part):
+    """The wish that one tool be called."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What was said, and the tools that may be called. Each is here twice: as it was read, and as it was written."""
+
+    messages: Sequence[Message]
+    written_messages: Sequence[Json]
+    tools: Sequence[Tool]
+    written_tools: Sequence[Json]
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model reads it, and how the answer that follows is to be read."""
+
+    text: str
+    answer: AnswerForm
+
+
+def chat_prompt(conversation: Conversation, options: dict[str, Any], template: ChatTemplate | None) -> ChatPrompt:
+    """Return the conversation up to where the assistant speaks, or goes on speaking.
+
+    `options` are for the template, which may not read them. Raise ApiError.
+    """
+    messages, tools = conversation.messages, conversation.tools
+    if template is None:
+        raise invalid("this model has no chat template; use /v1/completions", "messages")
+    _check_tools(tools, template)
+    options = _read_options(options, template)
+    for number, message in enumerate(messages):
+        _check_message(message, f"messages[{number}]", template, is_last=number == len(messages) - 1)
+    last = messages[-1]
+    told = list(map(_for_template, messages, conversation.written_messages, repeat(template)))
+    told_tools = list(map(_tool_for_template, tools, conversation.written_tools))
+    try:
+        text = template.render(told[:-1] if last.prefix else told, told_tools or None, options)
+    except TEMPLATE_ERRORS as error:
+        raise invalid(f"the model's chat template refuses these messages: {_complaint(error)}", "messages") from None
+    opening = opening_of(text) if template.thinks else "content"
+    if last.prefix:
+        text, opening = _begun(last, text, opening)
+    return ChatPrompt(text, AnswerForm(opening, template.tool_calls if tools else None))
+
+
+def _check_tools(tools: Sequence[Tool], template: ChatTemplate) -> None:
+    if tools and not template.takes_tools:
+        raise unsupported("tools is not supported: this model's chat template does not say them", "tools")
+    if tools and template.tool_calls is None:
+        raise unsupported("tools is not supported: this model's calls are in a form not read here", "tools")
+    if any(tool.function.strict for tool in tools):
+        raise unsupported("tools: strict is not supported by this server; leave it out", "tools")
+
+
+def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """Return the options that the template reads. Raise ApiError for one of the variables that are not a caller's."""
+    read = {name: value for name, value in options.items() if name in template.variables}
+    ours = sorted(read.keys() - template.options)
+    if ours:
+        raise unsupported(f"chat_template_kwargs may not set {ours[0]!r}", "chat_template_kwargs")
+    return read
+
+
+def _complaint(error: Exception) -> str:
+    """Return what a template says, which may be anything, or nothing."""
+    said = str(error)[:MAX_COMPLAINT].encode(errors="backslashreplace").decode()
+    return said or type(error).__name__
+
+
+def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:
+    """Raise ApiError if the template would drop a part of the message, or fail at it."""
+    said = message.role == "assistant" or message.content is not None
+    wrong = {
+        "content: null is only for the assistant": not said,
+        "refusal is not supported": bool(message.refusal),
+        "audio is not supported": message.audio is not None,
+        "function_call is not supported; use tool_calls": message.function_call is not None,
+        "tool_calls is only for the assistant": bool(message.tool_calls) and message.role != "assistant",
+        "prefix is only for the last message, an assistant's": bool(message.prefix)
+        and not (is_last and message.role == "assistant"),
+        "this model's chat template knows no tools": not template.knows_tools
+        and (message.role == "tool" or bool(message.tool_calls)),
+    }
+    for complaint, is_so in wrong.items():
+        if is_so:
+            raise invalid(f"{place}: {complaint}", "messages")
+
+
+def _for_template(message: Message, written: Json, template: ChatTemplate) -> Json:
+    """Return the message as templates expect it: keys that are not said are absent."""
+    calls = list(map(_call_for_template, message.tool_calls or (), written.get("tool_calls") or (), repeat(template)))
+    optional = {
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    role = "system" if message.role == "developer" else message.role  # its newer name
+    content = message.text if calls else message.text or ""
+    said = {name: value for name, value in optional.items() if value is not None}
+    return {"role": role, "content": content} | said | _unknown(written, Message)
+
+
+def _unknown(written: Json, kind: type[Part]) -> Json:
+    """Return what was written beside the keys of `kind`."""
+    known = kind.__struct_fields__
+    return {name: value for name, value in written.items() if name not in known and value is not None}
+
+
+def _tool_for_template(tool: Tool, written: Json) -> Json:
+    """Return the tool as templates expect it. Without parameters it takes none, as in OpenAI's API."""
+    function: Json = msgspec.to_builtins(tool.function)
+    function["parameters"] = function.get("parameters", NO_PARAMETERS)
+    function |= _unknown(written["function"], Function)
+    return {"type": tool.type, "function": function}
+
+
+def _call_for_template(call: ToolCall, written: Json, template: ChatTemplate) -> Json:
+    arguments: Any = call.function.arguments
+    if template.dumps_arguments:
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid(
+                f"messages: the arguments of {call.function.name} are not JSON: {error}", "messages"
+            ) from None
+    function = {"name": call.function.name, "arguments": arguments} | _unknown(written["function"], CalledFunction)
+    return {"id": call.id, "type": call.type, "function": function} | _unknown(written, ToolCall)
+
+
+def _begun(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
+    """Return the prompt with the beginning of the answer that the caller wrote, and how the answer goes on.
+
+    Words in an answer that begins with thoughts end the thoughts.
+    """
+    said = last.text or ""
+    if opening != "thinking":
+        return prompt + said, opening
+    thought = prompt + (last.reasoning_content or "")
+    return (thought + THINK_END + said, "content") if said else (thought, opening)

@@ -1,0 +1,174 @@
+"""Embeddings: what a prompt's last token has become before the head, one vector a prompt, of length 1.
+
+    body -> prompts of token ids -> Embed to prefill (or mixed) ranks -> Embedding from each -> OpenAI's JSON
+
+Why the last token: a causal model has read the whole prompt only there. vLLM and SGLang pool generating models so by
+default, and normalise.
+A prompt whose rank is lost goes to another, as a request for tokens does (`resumption.py`).
+The invariant: all of a call's prompts are answered, or it fails and no rank works on one.
+
+Sources: OpenAI API reference, "Create embeddings"; vLLM docs, "Pooling models": embed, LAST, normalised.
+"""
+
+import asyncio
+import base64
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.gateway.core.body import EmbeddingsBody, parse_body
+from runtime.gateway.core.calls import ServedModel, check_model, num_prompts, prompts_of
+from runtime.gateway.core.in_flight import new_request_id
+from runtime.gateway.core.resumption import MAX_RESUMPTIONS
+from runtime.gateway.edge.http_errors import invalid, rank_failed
+from runtime.gateway.ranks.rank_connection import Answer, Rank
+from runtime.gateway.ranks.rank_load import RequestSize
+from runtime.gateway.telemetry.metrics import GatewayMetrics
+from runtime.gateway.tenants.admission import Admission
+from runtime.gateway.tenants.resumption_line import ResumptionLine
+from runtime.protocol.messages import Abort, Embed, Embedding, Failed
+
+__all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddings"]
+
+MAX_INPUTS = 2048  # OpenAI's
+VALUE_BYTES = 4
+TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
+
+
+@dataclass(frozen=True)
+class AskedEmbeddings:
+    """The prompts of a body, and whether their embeddings are wanted as base64 of FP32."""
+
+    prompts: list[list[int]]
+    as_base64: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+def read_embeddings(raw: bytes, model: ServedModel) -> AskedEmbeddings:
+    """Read the body of /v1/embeddings. Raise ApiError."""
+    body = parse_body(raw, EmbeddingsBody)
+    check_model(body.model, model)
+    if num_prompts(body.input) > MAX_INPUTS:
+        raise invalid(f"input has over {MAX_INPUTS:,} prompts", "input")
+    prompts = prompts_of(body.input, model, "input")
+    longest = model.max_request_tokens - 1  # ranks count one more, which a prompt's answer would begin with
+    for prompt_ids in prompts:
+        if len(prompt_ids) > longest:
+            said = f"this model takes prompts of at most {longest:,} tokens"
+            raise invalid(f"{said}, this one has {len(prompt_ids):,}", "input", "context_length_exceeded")
+    return AskedEmbeddings(prompts, body.encoding_format == "base64")
+
+
+def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
+    """Return the answer, its vectors in the order of the prompts."""
+    shown = [_base64(values) if asked.as_base64 else _numbers(values) for values in embeddings]
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)],
+        "model": model_name,
+        "usage": {"prompt_tokens": asked.num_tokens, "total_tokens": asked.num_tokens},
+    }
+
+
+class EmbeddingCall:
+    """The prompts of one call at their ranks. Whoever makes one closes it."""
+
+    def __init__(
+        self, prompts: list[list[int]], size: int, caller: str, admission: Admission, metrics: GatewayMetrics
+    ) -> None:
+        """Let every prompt wait for its turn. Raise ApiError when there is no room for them."""
+        self._line = admission.embeddings
+        self._line.check(caller, len(prompts))
+        self._metrics = metrics
+        self._prompts = [_Prompt(prompt_ids, size, admission.resumptions) for prompt_ids in prompts]
+        metrics.waiting.inc(len(prompts))
+        self._turns = [
+            self._line.join(caller, len(prompt_ids), prompt.try_to_start, prompt.give_up)
+            for prompt_ids, prompt in zip(prompts, self._prompts, strict=True)
+        ]
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units that had the prompts, with their digests."""
+        return {unit: digest for prompt in self._prompts for unit, digest in prompt.units.items()}
+
+    async def embeddings(self) -> list[bytes]:
+        """Return each prompt's embedding. Raise ApiError when a rank gave one up."""
+        return list(await asyncio.gather(*(prompt.answer for prompt in self._prompts)))
+
+    def close(self) -> None:
+        """Abort what is not answered: nobody waits for it."""
+        for prompt, turn in zip(self._prompts, self._turns, strict=True):
+            prompt.close()
+            self._line.end(turn, turn.cost)
+        self._metrics.waiting.dec(len(self._prompts))
+
+
+class _Prompt:
+    """One prompt at its rank, and at the next one when that is lost."""
+
+    def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionLine) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.units: dict[str, str] = {}
+        self._prompt_ids, self._size, self._resumptions = prompt_ids, size, resumptions
+        self._request_id = ""
+        self._rank: Rank | None = None
+        self._num_resumptions = 0
+        self._leave_line: Callable[[], None] = lambda: None
+
+    def try_to_start(self) -> bool:
+        """Send the prompt to a rank that has room; return whether there was one."""
+        registry, size = self._resumptions.registry, RequestSize(len(self._prompt_ids), 0)
+        rank = registry.choose_to_embed(size) if registry.room_to_embed() else None
+        if rank is None:
+            return False
+        self._rank, self._request_id = rank, new_request_id()
+        self.units[rank.hello.unit] = rank.hello.unit_digest
+        rank.subscribe(self._request_id, size, self._receive)
+        rank.send(Embed(self._request_id, self._prompt_ids))
+        return True
+
+    def give_up(self, reason: str) -> None:
+        """Say that the prompt has failed."""
+        if not self.answer.done():
+            self.answer.set_exception(rank_failed(reason))
+
+    def close(self) -> None:
+        """Abort it if it is not answered."""
+        self.answer.cancel()
+        self._leave_line()
+        if self._rank is not None and self._rank.unsubscribe(self._request_id):
+            self._rank.send(Abort(self._request_id))
+
+    def _receive(self, rank: Rank, message: Answer) -> None:
+        rank.unsubscribe(message.request_id)
+        if self.answer.done():
+            return
+        if isinstance(message, Embedding) and _is_embedding(message.values, self._size):
+            self.answer.set_result(message.values)
+        elif isinstance(message, Failed) and message.may_retry and self._num_resumptions < MAX_RESUMPTIONS:
+            self._num_resumptions += 1
+            self._leave_line = self._resumptions.wait(
+                self.try_to_start, lambda why: self.give_up(f"{message.reason}, and {why}"), self._num_resumptions - 1
+            )
+        else:
+            self.give_up(message.reason if isinstance(message, Failed) else f"{rank} said no embedding")
+
+
+def _is_embedding(values: bytes, size: int) -> bool:
+    """Return whether it is a vector of `size` values and of length 1, as ranks make them."""
+    return len(values) == size * VALUE_BYTES and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
+
+
+def _numbers(values: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(values) // VALUE_BYTES}f", values))
+
+
+def _base64(values: bytes) -> str:
+    return base64.b64encode(values).decode()

@@ -1,0 +1,221 @@
+"""One HTTP call's prompts at the ranks, read here as deltas of text.
+
+    Generation    all prompts of one HTTP call; turns tokens into deltas
+    Answer        one choice so far
+
+The invariant: however a call ends, no rank works on its prompts any more.
+A prompt's way between ranks is `in_flight.py`'s; going on when one is lost is `resumption.py`'s.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Literal
+
+import msgspec
+
+from runtime.gateway.core.answer_parts import AnswerPart, AnswerReader
+from runtime.gateway.core.calls import Call, GenerationRequest
+from runtime.gateway.core.detokenizer import TextStream
+from runtime.gateway.core.logprobs import LogprobStream, TokenLogprobs
+from runtime.gateway.core.resumption import ResumableRequest
+from runtime.gateway.core.tokenizer import Tokenizer
+from runtime.gateway.edge.http_errors import rank_failed
+from runtime.gateway.ranks.rank_load import RequestSize, largest
+from runtime.gateway.telemetry.metrics import GatewayMetrics, RequestClock
+from runtime.gateway.telemetry.tracing import Phase
+from runtime.gateway.tenants.admission import Admission
+from runtime.gateway.tenants.fair_line import Turn, cost
+from runtime.protocol.messages import Failed, Token
+
+__all__ = ["Delta", "Generation"]
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, some 10 MB with 20 logprobs a token
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """The growth of choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
+
+    `parts` is the text as thoughts, words and calls of tools; None where all of it is words. `logprobs` is None where
+    nobody asked for them.
+    """
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: Sequence[TokenLogprobs] | None = None
+    parts: Sequence[AnswerPart] | None = None
+
+
+class Generation:
+    """The prompts of one call, answered side by side: all of them, or none is begun. Whoever makes one closes it."""
+
+    def __init__(
+        self, call: Call, caller: str, admission: Admission, tokenizer: Tokenizer, metrics: GatewayMetrics
+    ) -> None:
+        """Let all prompts of the call wait for their turn. Raise ApiError when there is no room for them."""
+        sizes = [_size(request, metrics) for request in call.requests]
+        admission.answers.check(caller, len(sizes), largest(sizes))
+        self._line = admission.answers
+        self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
+        self._num_unfinished = len(self._answers)
+        self._arrived: deque[tuple[int, Token | Failed]] = deque()
+        self._has_arrived = asyncio.Event()
+        self._num_token_ids = tokenizer.num_token_ids
+        self._max_unread = MAX_UNREAD_TOKENS * len(call.requests)
+        self.num_prompt_tokens = call.num_prompt_tokens
+        self._requests = [
+            ResumableRequest(
+                request,
+                size,
+                admission.resumptions,
+                RequestClock(metrics, size.prompt_tokens),
+                tokenizer.num_token_ids,
+                partial(self._arrive, index),
+            )
+            for index, (request, size) in enumerate(zip(call.requests, sizes, strict=True))
+        ]
+        self._sizes = sizes
+        self._turns = [self._join(caller, index) for index in range(len(sizes))]
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """The tokens that the model made so far. A stop token counts: it was computed like any other."""
+        return sum(answer.num_tokens for answer in self._answers)
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """The prompts' tokens that no rank computed: of a prompt with several choices, for none of them."""
+        of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
+        return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)
+
+    @property
+    def is_answered(self) -> bool:
+        """True if every prompt has its whole answer."""
+        return self._num_unfinished == 0
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The units that had the prompts, with their digests."""
+        return {unit: digest for request in self._requests for unit, digest in request.units.items()}
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases that the prompts have been through."""
+        return [phase for request in self._requests for phase in request.phases]
+
+    @property
+    def num_thinking_tokens(self) -> int | None:
+        """The generated tokens that are thoughts; None for a model that does not think."""
+        counts = [answer.num_thinking_tokens for answer in self._answers]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    async def next_delta(self) -> Delta | None:
+        """Return the next delta of any choice, or None when all are complete. Raise ApiError when a rank gave up."""
+        while not self.is_answered:
+            if (delta := self.delta_here()) is not None:
+                return delta
+            if self._arrived:
+                _, failed = self._arrived.popleft()
+                assert isinstance(failed, Failed)
+                raise rank_failed(failed.reason)
+            self._has_arrived.clear()
+            await self._has_arrived.wait()
+        return None
+
+    def delta_here(self) -> Delta | None:
+        """Return the next delta if its token has come, without waiting; else None, and before a failure."""
+        while self._arrived:
+            index, message = self._arrived[0]
+            if isinstance(message, Failed):
+                return None
+            self._arrived.popleft()
+            answer = self._answers[index]
+            if answer.finish_reason is None:  # else on its way when a stop string ended the answer
+                delta = answer.take(message)
+                if answer.finish_reason is not None:
+                    self._num_unfinished -= 1
+                    self._end(index, answered=True)
+                return delta
+        return None
+
+    def close(self) -> None:
+        """Abort everything that still runs, and forget what has come: nobody reads on."""
+        self._end_all()
+        self._arrived.clear()
+
+    def _end_all(self) -> None:
+        for index in range(len(self._turns)):
+            self._end(index)
+
+    def _join(self, caller: str, index: int) -> Turn:
+        request, size = self._requests[index], self._sizes[index]
+        return self._line.join(caller, cost(size.prompt_tokens, size.new_tokens), request.try_to_start, request.give_up)
+
+    def _end(self, index: int, *, answered: bool = False) -> None:
+        request = self._requests[index]
+        request.end(answered=answered)
+        self._line.end(self._turns[index], cost(self._sizes[index].prompt_tokens, request.num_generated))
+
+    def _arrive(self, index: int, message: Token | Failed) -> None:
+        """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
+        if len(self._arrived) == self._max_unread:
+            self._end_all()
+            message = Failed("", "its client does not read the answer")
+        if len(self._arrived) <= self._max_unread:  # of those that were on their way then, none is kept
+            self._arrived.append((index, message))
+            self._has_arrived.set()
+
+
+def _size(request: GenerationRequest, metrics: GatewayMetrics) -> RequestSize:
+    return RequestSize(len(request.prompt_ids), metrics.lengths.expected(request.sampling.max_tokens))
+
+
+class Answer:
+    """One choice so far."""
+
+    def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self._index = index
+        self._text = TextStream(tokenizer.token_bytes, request.stops)
+        self._min_tokens = request.sampling.min_tokens
+        self._logprobs = None if request.sampling.num_logprobs is None else LogprobStream(tokenizer)
+        form = request.answer
+        self._reader = None if form is None or form.is_plain else AnswerReader(form)
+        self.num_tokens = 0
+        self.num_thinking_tokens = 0 if form is not None and form.opening != "content" else None
+        self.finish_reason: FinishReason | None = None
+
+    def take(self, token: Token) -> Delta:
+        """Return the delta that one more token makes certain."""
+        self.num_tokens += 1
+        if self.num_thinking_tokens is not None and self._reader is not None:
+            self.num_thinking_tokens += self._reader.is_thinking
+        num_characters_before = self._text.num_characters
+        may_stop = self.num_tokens > self._min_tokens
+        text = "" if token.finish_reason == "stop" else self._text.push(token.token_id, may_stop=may_stop)
+        if token.finish_reason is not None:
+            text += self._text.finish()
+        self.finish_reason = "stop" if self._text.is_stopped else token.finish_reason
+        logprobs = self._logprobs_of(text, token, num_characters_before)
+        parts = self._parts_of(text)
+        return Delta(self._index, text, self.finish_reason, logprobs, parts)
+
+    def _parts_of(self, text: str) -> Sequence[AnswerPart] | None:
+        """Return what the text says. An answer that ends by itself, and called tools, ends for their sake."""
+        if self._reader is None:
+            return None
+        parts = self._reader.push(text, is_last=self.finish_reason is not None)
+        if self.finish_reason == "stop" and self._reader.num_calls:
+            self.finish_reason = "tool_calls"
+        return parts
+
+    def _logprobs_of(self, text: str, token: Token, offset: int) -> Sequence[TokenLogprobs] | None:
+        if self._logprobs is None:
+            return None
+        if token.finish_reason != "stop" and token.logprobs is not None:
+            self._logprobs.push(token.token_id, token.logprobs, offset)
+        is_whole = self.finish_reason is not None and not self._text.is_stopped
+        return self._logprobs.release(len(text), all_of_them=is_whole)

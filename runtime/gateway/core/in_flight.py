@@ -1,0 +1,143 @@
+"""One prompt between its two ranks, which are one in a mixed unit: sent to a prefill rank, continued by a decode rank.
+
+Why tokens need ordering: the next one comes on the prefill rank's connection and the others on the decode rank's, and
+two connections promise no order between them. Tokens are numbered, and one that comes early waits.
+
+The invariant: however it ends, its ranks forget it; whoever still works on it gets an Abort.
+It does not go on at other ranks: `resumption.py` does.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+from runtime.gateway.core.calls import GenerationRequest
+from runtime.gateway.ranks.rank_connection import Answer, Rank
+from runtime.gateway.ranks.rank_load import RequestSize
+from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill, PrefixHit, Token
+
+__all__ = ["InFlightRequest", "new_request_id"]
+
+TICKET_BYTES = 16  # nobody guesses 128 bits
+GATEWAY = secrets.token_hex(8)  # this process: ranks tell by it whose a request is
+
+
+def new_request_id() -> str:
+    """Return the id of a request of this gateway, as `messages.gateway_of` reads it."""
+    return f"{GATEWAY}-{uuid4().hex}"
+
+
+class InFlightRequest:
+    """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
+
+    A rank that says a token id outside the vocabulary of `num_token_ids`, a token twice, or more tokens or other
+    logprobs than were asked for, or that it found more tokens than the prompt has, fails the request.
+    """
+
+    def __init__(
+        self, prefill: Rank, decode: Rank, num_token_ids: int, deliver: Callable[[PrefixHit | Token | Failed], None]
+    ) -> None:
+        self.request_id = new_request_id()
+        self._prefill, self._decode = prefill, decode
+        self._num_token_ids = num_token_ids
+        self._deliver = deliver
+        self._next_index = self._max_tokens = self._num_prompt_tokens = 0
+        self._num_logprobs: int | None = None
+        self._early: dict[int, Token] = {}  # by index
+
+    @property
+    def ranks(self) -> tuple[Rank, Rank]:
+        """The rank for its prompt, and the one for its tokens."""
+        return self._prefill, self._decode
+
+    def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> None:
+        """Send the prompt off, with the tokens that other ranks have generated, which `size` counts as prompt."""
+        self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
+        self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
+        self._prefill.subscribe(self.request_id, size, self._receive)
+        self._decode.subscribe(self.request_id, size, self._receive)
+        asked = self.request_id, request.prompt_ids, request.sampling
+        salt = request.cache_salt
+        self._prefill.send(Prefill(*asked, *self._kv_way(), generated=list(generated), cache_salt=salt))
+
+    def end(self) -> None:
+        """End the request, wanted or not, and tell ranks that still work on it. Ending twice is ending once."""
+        for rank in (self._prefill, self._decode):
+            if rank.unsubscribe(self.request_id):
+                rank.send(Abort(self.request_id))
+
+    def _kv_way(self) -> tuple[str | None, int | None, str | None]:
+        """Return where KV goes and for which ticket, which the decode rank is told; None at a mixed rank."""
+        hello = self._decode.hello
+        if hello.kv_host is None:
+            return None, None, None
+        ticket = secrets.token_hex(TICKET_BYTES)
+        self._decode.send(Expect(self.request_id, ticket))
+        return hello.kv_host, hello.kv_port, ticket
+
+    def _receive(self, rank: Rank, message: Answer) -> None:
+        if isinstance(message, Embedding):
+            message = Failed(message.request_id, f"{rank} said an embedding where a token was due")
+        if isinstance(message, Failed):
+            rank.unsubscribe(self.request_id)
+            self._fail(message.reason + self._between_whom(rank), may_retry=message.may_retry)
+        elif isinstance(message, PrefixHit):
+            if message.num_tokens > self._num_prompt_tokens:
+                self._fail(f"{rank} said that it found {message.num_tokens} of {self._num_prompt_tokens} prompt tokens")
+            else:
+                self._deliver(message)
+        elif not self._is_in_vocabulary(message):
+            self._fail(f"{rank} said a token id outside the vocabulary")
+        elif not self._has_its_logprobs(message):
+            self._fail(f"{rank} said other logprobs than were asked for")
+        elif message.index < self._next_index or message.index in self._early:
+            self._fail(f"{rank} said token {message.index} twice")
+        elif message.index >= self._max_tokens:
+            self._fail(f"{rank} said token {message.index}, and {self._max_tokens} were asked for")
+        elif message.index == self._max_tokens - 1 and message.finish_reason is None:
+            self._fail(f"{rank} said the last token that was asked for, and not that it is the last")
+        elif message.index > self._next_index:
+            self._early[message.index] = message
+        else:
+            self._pass_on(rank, message)
+            while (early := self._early.pop(self._next_index, None)) is not None:
+                self._pass_on(rank, early)
+
+    def _fail(self, reason: str, *, may_retry: bool = False) -> None:
+        self.end()
+        self._deliver(Failed(self.request_id, reason, may_retry))
+
+    def _between_whom(self, rank: Rank) -> str:
+        """Return both ranks' names after a failure that a prefill rank tells: the other one may be at fault."""
+        if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
+            return ""
+        return f" ({self._prefill}, which hands over to {self._decode})"
+
+    def _pass_on(self, rank: Rank, token: Token) -> None:
+        self._next_index += 1
+        if rank is self._decode and self._prefill is not self._decode:
+            self._prefill.unsubscribe(self.request_id)  # a decode token: the handover is through
+        if token.finish_reason is not None:
+            self._prefill.unsubscribe(self.request_id)
+            self._decode.unsubscribe(self.request_id)
+        self._deliver(token)
+
+    def _has_its_logprobs(self, token: Token) -> bool:
+        """Return whether it comes with as many logprobs as were asked for, of different tokens and best first."""
+        if token.logprobs is None or self._num_logprobs is None:
+            return token.logprobs is None and self._num_logprobs is None
+        best = [logprob for _, logprob in token.logprobs.best]
+        return (
+            len(best) == len(dict(token.logprobs.best)) == min(self._num_logprobs, self._num_token_ids)
+            and best == sorted(best, reverse=True)
+            and all(-math.inf < each <= 0 for each in (token.logprobs.chosen, *best))
+        )
+
+    def _is_in_vocabulary(self, token: Token) -> bool:
+        """Return whether every id is one: the token's own, and those that its logprobs are of."""
+        if not 0 <= token.token_id < self._num_token_ids:
+            return False
+        if token.logprobs is None:
+            return True
+        return all(0 <= token_id < self._num_token_ids for token_id, _ in token.logprobs.best)

@@ -1,0 +1,49 @@
+"""Send logprobs along with the text: a token's are sent with the first character that it contributes to.
+
+    token -> held, with the number of characters before it -> sent once that many characters and one more are sent
+
+The invariant: the logprobs sent when an answer ends are those of the tokens that its text is made of, in their order.
+Tokens that lie wholly in a stop string, and a stop token, are not among them.
+Which logits they are of is the ranks' business (`runtime/serving/sampling.py`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.gateway.core.tokenizer import Spelling, Tokenizer
+from runtime.protocol.messages import Logprobs
+
+__all__ = ["LogprobStream", "TokenLogprobs"]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """One token of an answer: `offset` characters are before it; `best` are the likeliest in its place, best first."""
+
+    offset: int
+    token: Spelling
+    logprob: float
+    best: tuple[tuple[Spelling, float], ...]
+
+
+class LogprobStream:
+    """The logprobs of one answer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._held: deque[TokenLogprobs] = deque()
+        self._num_told = 0
+
+    def push(self, token_id: int, logprobs: Logprobs, offset: int) -> None:
+        """Hold a token's logprobs; `offset` is how many characters the tokens before it made."""
+        best = tuple((self._tokenizer.spelling(other), logprob) for other, logprob in logprobs.best)
+        self._held.append(TokenLogprobs(offset, self._tokenizer.spelling(token_id), logprobs.chosen, best))
+
+    def release(self, num_characters: int, *, all_of_them: bool) -> Sequence[TokenLogprobs]:
+        """Return what goes with `num_characters` more of text; or all, where an answer ends with its last token."""
+        self._num_told += num_characters
+        told = []
+        while self._held and (all_of_them or self._held[0].offset < self._num_told):
+            told.append(self._held.popleft())
+        return told

@@ -1,0 +1,251 @@
+"""The answers of /v1/responses: a list of items, whole or as the events in which they grow.
+
+    words       a message          output_item.added, content_part.added, output_text.delta, ...
+    thoughts    a reasoning        output_item.added, content_part.added, reasoning_text.delta, ...
+    a call      a function_call    output_item.added, function_call_arguments.delta, ...
+
+An item ends where another kind of part, or another call, begins. A stream's last event is response.completed,
+response.incomplete or response.failed, and has all items again: those of the same answer without a stream.
+What is asked for is `responses.py`'s.
+Source: OpenAI API reference, "The Response object" and "Streaming events".
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from runtime.gateway.core.answer_parts import AnswerPart, CallPart, Said, Thought
+from runtime.gateway.core.dialects import Dialect, parts_of
+from runtime.gateway.core.generation import Delta
+from runtime.gateway.edge.http_errors import ApiError
+
+__all__ = ["ResponsesDialect"]
+
+Json = dict[str, Any]
+NOT_DONE: Json = {  # here, whatever the call
+    "background": False,
+    "previous_response_id": None,
+    "service_tier": "default",
+    "store": False,
+    "truncation": "disabled",
+}
+
+
+@dataclass
+class ResponsesDialect(Dialect):
+    """/v1/responses: one choice, as items."""
+
+    _items: list["Item"] = field(default_factory=list)  # the last one grows
+    _num_events: int = 0
+    _is_cut: bool = False  # by the limit of tokens
+
+    def whole(self, choices: Sequence[Delta], usage: Json) -> Json:
+        """Return the answer's items, and what was used."""
+        (choice,) = choices
+        _ = [*self._grown(choice), *self._ended()]  # the events are for streams
+        return self._response(self._status, usage)
+
+    def event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
+        """Return how the items grow."""
+        events = list(self._grown(delta))
+        if self._num_events == 0:
+            begun = self._response("in_progress") | {"output": []}
+            events = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")] + events
+        return b"".join(map(self._event, events))
+
+    def ending(self, usage: Json) -> bytes:
+        """Return how the last item ends, and the whole answer."""
+        events = list(self._ended())
+        last = {"type": f"response.{self._status}", "response": self._response(self._status, usage)}
+        return b"".join(map(self._event, (*events, last)))
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the answer as far as it came, with the error."""
+        failed = {"error": {"code": "server_error", "message": error.body()["error"]["message"]}}
+        return self._event({"type": "response.failed", "response": self._response("failed") | failed})
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._is_cut else "completed"
+
+    def _grown(self, delta: Delta) -> Iterator[Json]:
+        """Take the parts of a delta into items; yield the events."""
+        for part in parts_of(delta):
+            if not self._items or not self._items[-1].takes(part):
+                yield from self._begun(part)
+            yield from self._items[-1].grow(part)
+        self._is_cut = delta.finish_reason == "length"
+
+    def _begun(self, part: AnswerPart) -> Iterator[Json]:
+        """End the item that grew, and begin the one that the part belongs to."""
+        if self._items:
+            yield from self._items[-1].end("completed")
+        self._items.append(_item(part, len(self._items)))
+        yield from self._items[-1].begin()
+
+    def _ended(self) -> Iterator[Json]:
+        """End the last item. An answer of nothing is a message without words."""
+        if not self._items:
+            yield from self._begun(Said(""))
+        yield from self._items[-1].end(self._status)
+
+    def _response(self, status: str, usage: Json | None = None) -> Json:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self.model,
+            "output": [item.document for item in self._items],
+            "usage": None if usage is None else _usage(usage),
+            **NOT_DONE,
+            **self.call.echo,
+        }
+
+    def _event(self, event: Json) -> bytes:
+        numbered = event | {"sequence_number": self._num_events}
+        self._num_events += 1
+        return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
+
+
+class Item(ABC):
+    """One item of an answer, at `index` among all. `document` is it as JSON, as far as it came."""
+
+    def __init__(self, index: int, prefix: str, document: Json) -> None:
+        self.document: Json = {"id": f"{prefix}_{uuid4().hex}", "status": "in_progress"} | document
+        self._place: Json = {"item_id": self.document["id"], "output_index": index}
+        self._index = index
+        self._texts: list[str] = []
+
+    @abstractmethod
+    def takes(self, part: AnswerPart) -> bool:
+        """Return whether the part belongs to this item."""
+
+    @abstractmethod
+    def text_of(self, part: AnswerPart) -> str:
+        """Return what the part adds."""
+
+    @abstractmethod
+    def text_begins(self) -> Iterator[Json]:
+        """Yield the events before the first text."""
+
+    @abstractmethod
+    def text_grows(self, text: str) -> Json:
+        """Return the event of more text."""
+
+    @abstractmethod
+    def text_ends(self, text: str) -> Iterator[Json]:
+        """Take the whole text into the document; yield the events after the last text."""
+
+    def begin(self) -> Iterator[Json]:
+        """Yield the events of an item that begins."""
+        added = {"type": "response.output_item.added", "output_index": self._index}
+        yield added | {"item": dict(self.document)}
+        yield from self.text_begins()
+
+    def grow(self, part: AnswerPart) -> Iterator[Json]:
+        """Take a part; yield its event, unless it has no text."""
+        text = self.text_of(part)
+        if text:
+            self._texts.append(text)
+            yield self.text_grows(text)
+
+    def end(self, status: str) -> Iterator[Json]:
+        """Yield the events of an item that ends so."""
+        yield from self.text_ends("".join(self._texts))
+        self.document["status"] = status
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": self.document}
+
+
+class TextItem(Item):
+    """Words, or thoughts: an item with one part that has the text."""
+
+    def __init__(self, index: int, prefix: str, document: Json, kind: type[AnswerPart], part: Json) -> None:
+        super().__init__(index, prefix, document | {"content": []})
+        self._kind, self._part = kind, part
+        self._place |= {"content_index": 0}
+        self._more: Json = {"logprobs": []} if "logprobs" in part else {}
+
+    def takes(self, part: AnswerPart) -> bool:
+        """Return whether the part is of the same kind."""
+        return isinstance(part, self._kind)
+
+    def text_of(self, part: AnswerPart) -> str:
+        """Return the words or thoughts."""
+        assert not isinstance(part, CallPart)
+        return part.text
+
+    def text_begins(self) -> Iterator[Json]:
+        """Yield that the part is there."""
+        yield self._place | {"type": "response.content_part.added", "part": self._part | {"text": ""}}
+
+    def text_grows(self, text: str) -> Json:
+        """Return the event of more words or thoughts."""
+        return self._place | {"type": f"response.{self._part['type']}.delta", "delta": text} | self._more
+
+    def text_ends(self, text: str) -> Iterator[Json]:
+        """Yield the whole text, and the part with it."""
+        whole = self._part | {"text": text}
+        self.document["content"] = [whole]
+        yield self._place | {"type": f"response.{self._part['type']}.done", "text": text} | self._more
+        yield self._place | {"type": "response.content_part.done", "part": whole}
+
+
+class CallItem(Item):
+    """A call of a function, whose text are its arguments."""
+
+    def __init__(self, index: int, first: CallPart) -> None:
+        document = {"type": "function_call", "call_id": first.id, "name": first.name, "arguments": ""}
+        super().__init__(index, "fc", document)
+        self._call = first.index
+
+    def takes(self, part: AnswerPart) -> bool:
+        """Return whether the part is of the same call."""
+        return isinstance(part, CallPart) and part.index == self._call
+
+    def text_of(self, part: AnswerPart) -> str:
+        """Return the arguments."""
+        assert isinstance(part, CallPart)
+        return part.arguments
+
+    def text_begins(self) -> Iterator[Json]:
+        """Yield nothing: the item itself has the arguments."""
+        yield from ()
+
+    def text_grows(self, text: str) -> Json:
+        """Return the event of more arguments."""
+        return self._place | {"type": "response.function_call_arguments.delta", "delta": text}
+
+    def text_ends(self, text: str) -> Iterator[Json]:
+        """Yield the whole arguments."""
+        self.document["arguments"] = text
+        done = {"type": "response.function_call_arguments.done", "name": self.document["name"], "arguments": text}
+        yield self._place | done
+
+
+def _item(part: AnswerPart, index: int) -> Item:
+    """Return the item that begins with this part."""
+    if isinstance(part, CallPart):
+        return CallItem(index, part)
+    if isinstance(part, Thought):
+        return TextItem(index, "rs", {"type": "reasoning", "summary": []}, Thought, {"type": "reasoning_text"})
+    words = {"type": "output_text", "annotations": [], "logprobs": []}
+    return TextItem(index, "msg", {"type": "message", "role": "assistant"}, Said, words)
+
+
+def _usage(usage: Json) -> Json:
+    """Return the counts of a chat by their names here."""
+    thoughts = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": thoughts,
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,256 @@
+"""`POST /v1/responses`: a chat in the words of OpenAI's Responses API, for clients that speak no others.
+
+    input, instructions, text.format, ... -> the body of /v1/chat/completions -> the same checks and the same call
+
+    instructions                 a system message before all others
+    a message item               a message; its parts are text
+    a reasoning item             `reasoning_content` of the assistant's message or calls that follow it, if any do
+    function_call items          `tool_calls` of one assistant's message
+    a function_call_output       a tool's message
+
+Nothing is kept, so `store: true`, `previous_response_id` and `conversation` are refused by name. `store` left out means
+true at OpenAI; clients that leave it out and name no earlier response lose nothing, and the answer says `store: false`.
+What an answer looks like is in `response_items.py`.
+Source: OpenAI API reference, "Create a model response".
+"""
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from runtime.gateway.core.body import (
+    Body,
+    CacheSalt,
+    NamedSchema,
+    Neutral,
+    ObjectFormat,
+    PositiveInt,
+    Reasoning,
+    StreamOptions,
+    TextFormat,
+    TopP,
+    as_body,
+    read_object,
+)
+from runtime.gateway.core.calls import AskedCall, Call, ServedModel, read_written_chat
+from runtime.gateway.core.conversation import FunctionName, Json, OpenPart, Part
+from runtime.gateway.edge.http_errors import ApiError, invalid, unsupported
+from runtime.protocol.bounds import Temperature
+
+__all__ = ["ResponsesBody", "read_response", "rename_params"]
+
+OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # by a chat's
+CHATS_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
+TEXTS = ("input_text", "output_text", "text", "reasoning_text")
+Include = Literal[  # what else an answer may hold, of things that are not here; logprobs would be, so they are refused
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+KEYS = {  # of items, that they must have
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+class InputPart(OpenPart, frozen=True):
+    """A part of a content. Those that are no text are refused."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | list[InputPart]
+
+
+class InputItem(OpenPart, frozen=True):
+    """A message, a call of a function or its output, or thoughts; the API leaves a message's type out at will."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: str | None = None
+    name: FunctionName | None = None
+    arguments: str | None = None
+    output: Content | None = None
+
+
+class FlatSchemaFormat(NamedSchema, tag_field="type", tag="json_schema", frozen=True):
+    """The answer is JSON that a schema allows."""
+
+
+class TextOptions(Part, frozen=True):
+    """The form of the answer's text."""
+
+    format: TextFormat | ObjectFormat | FlatSchemaFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(Body, frozen=True, kw_only=True):
+    """`input` is a text, which a user says, or items. Tools are functions; others would have to run here."""
+
+    neutral: ClassVar[Neutral] = {
+        "background": (False,),
+        "conversation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "store": (False,),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+
+    model: str | None = None
+    input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: PositiveInt | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Include] | None = None
+    cache_salt: CacheSalt | None = None
+
+
+def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+    """Read the body of /v1/responses. Raise ApiError, which may name a chat's parameters."""
+    written = read_object(raw)
+    body = as_body(written, ResponsesBody)
+    asked = read_written_chat(_chat(body, written), model, seed)
+    return replace(asked, prepare=partial(_prepare, asked, _echo(body, written)))
+
+
+def rename_params(error: ApiError) -> ApiError:
+    """Return the error with this route's names of parameters, where it has those of a chat."""
+    if error.code == "unknown_parameter":  # it was a chat's name that the caller wrote
+        return error
+    begin = CHATS_NAME.match(error.message)
+    message = OWN_NAMES[begin[1]] + error.message[begin.end() :] if begin else error.message
+    param = error.param and OWN_NAMES.get(error.param, error.param)
+    return replace(error, message=message, param=param)
+
+
+def _prepare(asked: AskedCall, echo: Json) -> Call:
+    return replace(asked.prepare(), echo=echo)
+
+
+def _chat(body: ResponsesBody, written: Json) -> Json:
+    """Return the call as the body of a chat; null is absent there."""
+    text = body.text or TextOptions()
+    return {
+        "model": body.model,
+        "messages": _messages(body),
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "stream": body.stream,
+        "stream_options": written.get("stream_options"),
+        "response_format": _response_format(text),
+        "verbosity": text.verbosity,
+        "reasoning": written.get("reasoning"),
+        "tools": list(map(_tool, body.tools or ())),
+        "tool_choice": _tool_choice(body),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "cache_salt": body.cache_salt,
+    }
+
+
+def _echo(body: ResponsesBody, written: Json) -> Json:
+    """Return what the answer repeats of its call, with the values that count where none is written."""
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": written.get("metadata") or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": (written.get("text") or {}).get("format") or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+    }
+
+
+def _response_format(text: TextOptions) -> Json | None:
+    if isinstance(text.format, FlatSchemaFormat):
+        schema = {name: value for name, value in msgspec.to_builtins(text.format).items() if name != "type"}
+        return {"type": "json_schema", "json_schema": schema}
+    form: Json | None = msgspec.to_builtins(text.format)
+    return form
+
+
+def _tool(tool: Json) -> Json:
+    if tool.get("type") != "function":
+        raise unsupported(f"tools: {tool.get('type')} is not supported by this server; give functions", "tools")
+    return {"type": "function", "function": {name: tool[name] for name in FUNCTION_KEYS if name in tool}}
+
+
+def _tool_choice(body: ResponsesBody) -> str | None:
+    if isinstance(body.tool_choice, dict):
+        raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
+    return body.tool_choice
+
+
+def _messages(body: ResponsesBody) -> list[Json]:
+    """Return the items as the messages of a chat. Thoughts that nothing follows are no message."""
+    messages: list[Json] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    for number, item in enumerate(items):
+        _add(messages, item, f"input[{number}]")
+    return [message for message in messages if message["role"] != "assistant" or _has_spoken(message)]
+
+
+def _add(messages: list[Json], item: InputItem, place: str) -> None:
+    """Add an item to the messages: as one more, or to the assistant's that is the last."""
+    if item.type not in KEYS:
+        raise unsupported(f"{place}: {item.type} is not supported by this server; leave it out", "input")
+    if any(getattr(item, key) is None for key in KEYS[item.type]):
+        raise invalid(f"{place}: a {item.type} needs {', '.join(KEYS[item.type])}", "input")
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    text = _text(item.output if item.type == "function_call_output" else item.content, place)
+    if item.type == "function_call":
+        if last is None:
+            messages.append(last := {"role": "assistant"})
+        function = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    elif item.type == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+    elif item.type == "reasoning":
+        messages.append({"role": "assistant", "reasoning_content": text or None})
+    elif item.role == "assistant" and last is not None and not _has_spoken(last):
+        last["content"] = text
+    else:
+        messages.append({"role": item.role, "content": text})
+
+
+def _has_spoken(message: Json) -> bool:
+    """Return whether a message of the assistant has more than thoughts."""
+    return "content" in message or "tool_calls" in message
+
+
+def _text(content: Content | None, place: str) -> str | None:
+    """Return the text of a content, which may be none."""
+    if content is None or isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in TEXTS:
+            raise unsupported(f"{place}: {part.type} is not supported by this server; give texts", "input")
+        if part.text is None:
+            raise invalid(f"{place}: a part of type {part.type} needs text", "input")
+    return "".join(part.text or "" for part in content)

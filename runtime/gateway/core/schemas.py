@@ -1,0 +1,158 @@
+"""The JSON schemas of callers, checked before a rank sees them, in a process of their own (`schema_trial.py`).
+
+    why_refused(caller, schema) -> known from before -> tried, one schema at a time, when it is its caller's turn
+
+The process reads a schema too: one of 64 KiB takes tens of milliseconds, which the event loop does not have. It starts
+with the first schema: not everybody asks for JSON, and a vocabulary takes memory. What it said is remembered, since
+agents send the same schema again and again. One thread talks to it. Callers take turns (`fair_line.py`): whoever sends
+many schemas, each of which takes all the time it may, delays another's by one.
+"""
+
+import asyncio
+import hashlib
+import select
+import subprocess
+import sys
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from runtime.gateway.edge.http_errors import unavailable
+from runtime.gateway.tenants.fair_line import FairLine, Turn
+
+__all__ = ["Schemas"]
+
+START_TIMEOUT_S = 60  # assumed: 129,280 tokens take seconds
+TRIAL_TIMEOUT_S = 10  # assumed: on a busy machine; the trial itself is bounded in CPU time
+MAX_WAITING = 32  # assumed: at 0.2 s each, the last of a caller that is alone waits for 6 s
+COST = 1.0  # of each schema, since what it costs is not known before
+MAX_REMEMBERED = 1024
+
+
+class Schemas:
+    """Knows which schemas an answer can be held to, of the model whose tokenizer.json is `file`."""
+
+    def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
+        self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
+        self._trials = _Trials(file, vocab_size, end_of_text)
+        self._thread = ThreadPoolExecutor(1, "schemas")
+        self._line = FairLine()
+        self._may_begin: dict[Turn, asyncio.Event] = {}
+        self._being_tried: Turn | None = None
+
+    async def why_refused(self, caller: str, schema: str) -> str | None:
+        """Return why no answer can be held to the schema, or None. Raise ApiError when that cannot be told now."""
+        key = hashlib.sha256(schema.encode()).digest()
+        if key not in self._remembered:
+            self._remember(key, await self._tried(caller, schema))
+        self._remembered.move_to_end(key)
+        return self._remembered[key]
+
+    def close(self) -> None:
+        """End the process. What still waits for it cannot be checked."""
+        self._trials.close()
+
+    def _remember(self, key: bytes, reason: str | None) -> None:
+        self._remembered[key] = reason
+        if len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    async def _tried(self, caller: str, schema: str) -> str | None:
+        if not self._line.room(caller, MAX_WAITING):
+            raise unavailable("too many JSON schemas are being checked; ask again in a while")
+        turn = self._line.join(caller, COST)
+        may_begin = self._may_begin[turn] = asyncio.Event()
+        try:
+            self._begin_next()
+            await may_begin.wait()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._trials.why_not, schema)
+        except (OSError, EOFError) as error:
+            raise unavailable(f"the JSON schema could not be checked: {error}") from None
+        finally:
+            self._end(turn)
+
+    def _begin_next(self) -> None:
+        """Let the first in the line be tried, unless one is."""
+        turn = self._line.first()
+        if turn is not None and self._being_tried is None:
+            self._line.serve(turn)
+            self._being_tried = turn
+            self._may_begin[turn].set()
+
+    def _end(self, turn: Turn) -> None:
+        """Let the next one be tried if this one was. Its caller may have left before."""
+        self._line.end(turn, COST)
+        del self._may_begin[turn]
+        if self._being_tried is turn:
+            self._being_tried = None
+            self._begin_next()
+
+
+class _Trials:
+    """The process, for one thread. One that says nothing is replaced at the next schema, one that has ended at once."""
+
+    def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
+        words = [file, vocab_size, *([] if end_of_text is None else [end_of_text])]
+        self._command = [sys.executable, "-m", "runtime.gateway.core.schema_trial", *map(str, words)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def why_not(self, schema: str) -> str | None:
+        """Return what the process says of the schema. Raise EOFError, OSError, TimeoutError.
+
+        It may have ended since the last schema, as where memory is short: then another one is asked, once.
+        """
+        if self._process is not None:
+            with suppress(EOFError, ConnectionError):
+                return self._said(schema)
+        return self._said(schema)
+
+    def _said(self, schema: str) -> str | None:
+        try:
+            if self._process is None:
+                self._process = self._started()
+                self._line(self._process, START_TIMEOUT_S)
+            assert self._process.stdin is not None
+            self._process.stdin.write(msgspec.json.encode(schema) + b"\n")
+            self._process.stdin.flush()
+            return self._line(self._process, TRIAL_TIMEOUT_S)
+        except (OSError, EOFError):
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """End the process, from any thread."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._is_closed:
+            raise EOFError("the gateway is stopping")
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for the gateway
+        )
+
+    def _line(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
+        assert process.stdout is not None
+        poll = select.poll()  # select() takes no descriptor from 1,024 on, and a gateway has as many connections
+        poll.register(process.stdout, select.POLLIN)
+        if not poll.poll(1000 * timeout_s):
+            raise TimeoutError(f"nothing was said of it for {timeout_s} s")
+        line = process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the process that tries schemas has ended")
+        return msgspec.json.decode(line, type=str | None)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None

@@ -1,0 +1,66 @@
+"""Load the tokenizer from a checkpoint, and hold its files against those that the deployment began with.
+
+A checkpoint may change while a deployment runs. A gateway that starts again would then answer the same prompt
+differently, and differently from the gateway beside it. So it ends with a sentence that names the files. Whoever
+watches it starts it again, and it serves once the files are back.
+
+The gateways of a deployment remember the digests of the first files in one file, as they do for the weights
+(`served_weights.py`). Ranks with another tokenizer are the business of `served_tokenizer.py`.
+"""
+
+import logging
+from pathlib import Path
+
+from runtime.checkpoint import digest_of_file
+from runtime.errors import RuntimeFailure
+from runtime.gateway.core.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+from runtime.gateway.ranks.served_tokenizer import RANKS_FILE, ServedTokenizer
+from runtime.gateway.ranks.served_weights import keep_first, read_first
+
+__all__ = ["load_served_tokenizer"]
+
+log = logging.getLogger(__name__)
+
+
+def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer, ServedTokenizer]:
+    """Read a checkpoint folder's tokenizer, whose files must be the first that `memory`, if given, has seen.
+
+    Raise RuntimeFailure.
+    """
+    before = _digests(folder)
+    first = _lines(before) if memory is None else _first(memory, "\n".join(_lines(before))).splitlines()
+    _compare(folder, before, first)
+    tokenizer = load_tokenizer(folder)
+    _compare(folder, _digests(folder), first)  # a file may have changed between its digest and its use
+    return tokenizer, ServedTokenizer(before[RANKS_FILE])
+
+
+def _compare(folder: Path, found: dict[str, str], first: list[str]) -> None:
+    changed = [name for name, line in zip(found, _lines(found), strict=True) if line not in first]
+    if changed:
+        raise RuntimeFailure(
+            f"this deployment serves with other files than are now in {folder}: {', '.join(changed)} changed; put back"
+            " what was there and the gateway starts by itself, or `tidemill down` and `tidemill up` to serve with these"
+        )
+
+
+def _first(memory: Path, found: str) -> str:
+    """Return what `memory` says, which is `found` where it said nothing before. Raise RuntimeFailure."""
+    first = read_first(memory)
+    if first is not None:
+        return first
+    try:
+        return keep_first(memory, found)
+    except OSError as error:  # a full disk: the next gateway tries again
+        log.warning("cannot remember the tokenizer's files in %s: %s", memory, error.strerror)
+        return found
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the digest of each of the tokenizer's files, by name."""
+    paths = [folder / name for name in TOKENIZER_FILES]
+    return {path.name: digest_of_file(path) if path.exists() else "missing" for path in paths}
+
+
+def _lines(digests: dict[str, str]) -> list[str]:
+    return [f"{name} {digest}" for name, digest in digests.items()]

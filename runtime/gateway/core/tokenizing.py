@@ -1,0 +1,52 @@
+"""Text to token ids and back, as the model has it: what `/tokenize` and `/detokenize` answer.
+
+A chat's ids are those that /v1/chat/completions would send, tools and the template's options included. What is far too
+long for the model is refused here as there.
+Source: vLLM, "OpenAI-compatible server", for the two routes and their keys.
+"""
+
+from typing import Any
+
+from runtime.gateway.core.body import DetokenizeBody, TokenizeBody, as_body, parse_body, read_object
+from runtime.gateway.core.calls import ServedModel, check_length, check_model, check_num_messages, checked_ids
+from runtime.gateway.core.conversation import Conversation, Json, chat_prompt
+from runtime.gateway.edge.http_errors import invalid
+
+__all__ = ["detokenize", "tokenize"]
+
+
+def tokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
+    """Return the answer to POST /tokenize. Raise ApiError."""
+    written = read_object(raw)
+    body = as_body(written, TokenizeBody)
+    check_model(body.model, model)
+    ids = _ids(body, written, model)
+    names = [model.tokenizer.spelling(token_id).name for token_id in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": model.max_request_tokens, "tokens": ids, "token_strs": names}
+
+
+def detokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
+    """Return the answer to POST /detokenize. Raise ApiError."""
+    body = parse_body(raw, DetokenizeBody)
+    check_model(body.model, model)
+    if len(body.tokens) > model.max_request_tokens:
+        raise invalid(f"give at most {model.max_request_tokens} tokens, which is a whole request", "tokens")
+    ids = checked_ids(body.tokens, model.tokenizer, "tokens") if body.tokens else []
+    return {"prompt": model.tokenizer.decode(ids)}
+
+
+def _ids(body: TokenizeBody, written: Json, model: ServedModel) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("give either prompt or messages", "prompt")
+    if body.messages is None:
+        assert body.prompt is not None
+        check_length(body.prompt, model)
+        plain = model.tokenizer.encode_whole if body.add_special_tokens is False else model.tokenizer.encode
+        return plain(body.prompt)
+    if body.add_special_tokens:
+        raise invalid("add_special_tokens is only for prompt: a chat template writes its own", "add_special_tokens")
+    check_num_messages(body.messages, model)
+    said = Conversation(body.messages, written["messages"], body.tools or [], written.get("tools") or [])
+    chat = chat_prompt(said, body.chat_template_kwargs or {}, model.tokenizer.chat_template)
+    check_length(chat.text, model)
+    return model.tokenizer.encode_whole(chat.text)

@@ -1,0 +1,5 @@
+"""What stands between the gateway and strangers.
+
+HTTP's syntax, open connections, slow clients, retries, errors, and processes at the ranks' port that have not said who
+they are. It knows no other room.
+"""

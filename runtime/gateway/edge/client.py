@@ -1,0 +1,135 @@
+"""The client's side of an HTTP call: a body of bounded size and time, and noticing when the client has left.
+
+Why it exists: an answer takes seconds to minutes, and a rank that works for nobody takes KV from somebody. Starlette
+notices a client that leaves while a response is being sent, not one that leaves while it is being computed. Nor does
+anything below it end a body that never does, or keep up a stream whose next token takes long.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from runtime.gateway.edge.http_errors import encoded, too_large, too_many_bodies, too_slow
+from runtime.protocol.frames import FRAME_TIMEOUT_S
+
+__all__ = ["Bodies", "EventStream", "while_connected"]
+
+MAX_BODY_BYTES = 8 * 2**20  # a 128k-token prompt is about 1 MB, as text or as ids
+MAX_BODIES_BYTES = 32 * MAX_BODY_BYTES  # assumed: a quarter GiB of memory, some 256 of the longest prompts
+BODY_TIMEOUT_S = FRAME_TIMEOUT_S  # as a rank has for a frame
+# Proxies drop a response that is silent for a while. WHATWG HTML 9.2.7 advises a comment "every 15 seconds or so".
+# Readers of server-sent events skip it.
+SILENCE_S = 15.0
+COMMENT = b": the answer goes on\n\n"
+
+T = TypeVar("T")
+
+
+class Bodies:
+    """The bodies that are here, unfinished ones included, with a bound on all of them together."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Give the whole body, which counts until the end of the block.
+
+        Raise ApiError when it is compressed, too large, too slow, or one too many, and ClientDisconnect when the client
+        leaves.
+        """
+        _check_encoding(request)
+        body = bytearray()
+        try:
+            await self._fill(body, request)
+            yield bytes(body)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _fill(self, body: bytearray, request: Request) -> None:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for part in request.stream():
+                    body += part
+                    self._num_bytes += len(part)
+                    if len(body) > MAX_BODY_BYTES:
+                        raise too_large(MAX_BODY_BYTES)
+                    if self._num_bytes > MAX_BODIES_BYTES:
+                        raise too_many_bodies()
+        except TimeoutError:
+            raise too_slow(BODY_TIMEOUT_S) from None
+
+
+def _check_encoding(request: Request) -> None:
+    """Raise ApiError for a compressed body: of a few bytes it may be gigabytes."""
+    encoding = ", ".join(request.headers.getlist("content-encoding"))
+    if encoding.strip().lower() not in ("", "identity"):
+        raise encoded(encoding)
+
+
+async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
+    """Return the result of `work`, which is cancelled when the client leaves first. The body must have been read."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. `close` is called however the response ends.
+
+    While no event comes, as where a unit starts again, a comment is sent every SILENCE_S.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str], close: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | headers)
+        self._close = close
+        self._sending = asyncio.Lock()  # one message at a time, whole
+        self._sent_at: float | None = None  # None before the response began, and after its end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        comments = asyncio.create_task(self._comment(send))
+        try:
+            await super().__call__(scope, receive, partial(self._send, send))
+        finally:
+            comments.cancel()
+            self._close()
+
+    async def _send(self, send: Send, message: Message) -> None:
+        async with self._sending:
+            await send(message)
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            self._sent_at = None if is_last else time.monotonic()
+
+    async def _comment(self, send: Send) -> None:
+        """Send a comment after each silence, until cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds_left())
+            async with self._sending:
+                if self._seconds_left() == 0:
+                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                    self._sent_at = time.monotonic()
+
+    def _seconds_left(self) -> float:
+        """Return how long the stream may still be silent."""
+        return SILENCE_S if self._sent_at is None else max(0.0, self._sent_at + SILENCE_S - time.monotonic())

@@ -1,0 +1,310 @@
+"""The clients' connections: how many there may be, and how long each may wait for its client.
+
+Why it exists: uvicorn takes every connection and gives most waits no end. A few dozen clients that send nothing held
+every descriptor, and asyncio's own acceptor then logs an error for each place of its backlog.
+
+A connection is always in one wait:
+
+    for             until                                    at most
+    a request       its head is complete                     head_s, from its first byte or the connection's
+    the next one    the first byte of its head               next_s
+    a body          it is complete                           body_s
+    us              the answer is made                       no limit here: a rank has its own
+    its reader      its client reads what was written        reader_s
+    its end         a client that was refused hangs up       last_s
+
+Whoever waits for its client costs nobody else a place. When all places are taken, the connection that has waited
+longest is closed for the next client, unless it has an answer. Where all have one, it is the one whose client has taken
+nothing of it for the longest time, over STALLED_S. Only when there is none is a client refused.
+It does not know HTTP (`http1.py` does) or limit a body's size (`client.py` does).
+
+Sources: nginx, `ngx_http_core_module`, for next_s (`keepalive_timeout`), last_s and the kinds of waits; CPython issue
+151615 for asyncio's acceptor.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+
+from runtime.gateway.edge.http_errors import ApiError, too_many_connections
+from runtime.protocol.complaints import Complaints
+from runtime.protocol.frames import FRAME_TIMEOUT_S
+from runtime.protocol.metrics_server import MAX_CONNECTIONS as METRICS_CONNECTIONS
+
+__all__ = [
+    "Connection",
+    "Connections",
+    "Guard",
+    "Wait",
+    "Waits",
+    "connected",
+    "most_connections",
+    "refusal",
+    "serve_clients",
+    "shown",
+    "take_connections",
+]
+
+MAX_CONNECTIONS = 8192  # assumed: at 64 KiB each that a slow reader may have, half a GiB
+BACKLOG = 2048  # uvicorn's; the kernel keeps as many that are not taken yet
+ACCEPTED_AT_ONCE = 64  # assumed
+STALLED_S = 2.0  # assumed: a slow line brings 64 KiB on in that time, and a probe comes every few seconds
+SWEEP_S = 0.5
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger(__name__)
+
+
+class Wait(Enum):
+    """The thing that a connection waits for, as a client is told."""
+
+    REQUEST = "its request did not come"
+    NEXT = "it was idle"
+    BODY = "its body did not come"
+    US = ""
+    READER = "it does not read its answer"
+    END = "it was refused and did not hang up"
+
+
+UNTOLD = (Wait.NEXT, Wait.END)  # of these the log says nothing
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The longest time in seconds for each kind of wait."""
+
+    head_s: float = 10.0  # assumed: a head is one packet or a few
+    next_s: float = 75.0  # nginx's keepalive_timeout
+    body_s: float = (
+        FRAME_TIMEOUT_S + 5
+    )  # assumed: the routes answer 408 before that, this is for those that do not read
+    reader_s: float = FRAME_TIMEOUT_S
+    last_s: float = 5.0  # nginx's lingering_timeout
+
+    def of(self, wait: Wait) -> float | None:
+        """Return the longest time in seconds for this wait; None if there is no limit."""
+        known = {
+            Wait.REQUEST: self.head_s,
+            Wait.NEXT: self.next_s,
+            Wait.BODY: self.body_s,
+            Wait.READER: self.reader_s,
+            Wait.END: self.last_s,
+        }
+        return known.get(wait)
+
+
+class Connection(Protocol):
+    """A client's connection, as far as it is known here."""
+
+    @property
+    def peer(self) -> str:
+        """Return the client's address and port."""
+        ...
+
+    def wait(self) -> Wait:
+        """Return what the connection waits for now."""
+        ...
+
+    def end(self, wait: Wait) -> None:
+        """End the connection, whose wait was too long."""
+        ...
+
+
+class Guard(Protocol):
+    """Whoever bounds the connections of a port."""
+
+    @property
+    def num_free(self) -> int:
+        """The connections for which nobody need be ended."""
+        ...
+
+    def make_room(self) -> bool:
+        """Return whether there is room for one more, if need be after ending another."""
+        ...
+
+    def complain(self, sentence: str) -> None:
+        """Say something of a connection, at a bounded rate."""
+        ...
+
+
+class Connections:
+    """All connections that are open, at most `most` of them."""
+
+    def __init__(self, most: int, waits: Waits = Waits()) -> None:
+        self.most = most
+        self._complaints = Complaints(log.warning)
+        self._waits = waits
+        self._began: dict[Connection, tuple[Wait, float]] = {}  # those that began to wait first come first
+
+    def __len__(self) -> int:
+        return len(self._began)
+
+    def add(self, connection: Connection) -> None:
+        """Count a connection that has just begun."""
+        self._began[connection] = connection.wait(), time.monotonic()
+
+    def note(self, connection: Connection, *, anew: bool = False) -> None:
+        """Note what the connection waits for now. The time counts from when that changed, or from now if `anew`."""
+        wait = connection.wait()
+        known = self._began.get(connection)
+        if known is not None and (anew or known[0] is not wait):
+            del self._began[connection]  # it goes to the end
+            self.add(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        self._began.pop(connection, None)
+
+    def complain(self, sentence: str) -> None:
+        """Say something of a connection, at a bounded rate."""
+        self._complaints(sentence)
+
+    @property
+    def num_free(self) -> int:
+        """The connections for which nobody need be ended."""
+        return max(self.most - len(self._began), 0)
+
+    def make_room(self) -> bool:
+        """Return whether there is room for one more, if need be after ending the one that has waited longest."""
+        if self.num_free:
+            return True
+        connection = next(chain(self._unanswered(), self._stalled()), None)
+        if connection is None:
+            return False
+        wait, _ = self._began[connection]
+        self._end(connection, wait, f"{wait.value}, and all {self.most:,} connections are taken")
+        return True
+
+    def sweep(self) -> None:
+        """End the connections that have waited too long."""
+        for connection in list(self._began):
+            self.note(connection)  # a connection that is closing says so to nobody
+            wait, began = self._began[connection]
+            longest_s = self._waits.of(wait)
+            if longest_s is not None and time.monotonic() - began > longest_s:
+                self._end(connection, wait, None if wait in UNTOLD else f"{wait.value} within {longest_s:g} s")
+
+    def _unanswered(self) -> Iterator[Connection]:
+        return (one for one, (wait, _) in self._began.items() if wait not in (Wait.US, Wait.READER))
+
+    def _stalled(self) -> Iterator[Connection]:
+        before = time.monotonic() - STALLED_S
+        return (one for one, (wait, began) in self._began.items() if wait is Wait.READER and began < before)
+
+    def _end(self, connection: Connection, wait: Wait, complaint: str | None) -> None:
+        if complaint is not None:
+            self.complain(f"closed the connection of {connection.peer}: {complaint}")
+        self.forget(connection)
+        connection.end(wait)
+
+
+def most_connections() -> int:
+    """Return how many connections clients may have; the limit of open files is raised as far as it goes.
+
+    Half of the descriptors that are left are for the ranks' connections.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    num_open = len(os.listdir("/proc/self/fd"))
+    free = (2**20 if hard == resource.RLIM_INFINITY else hard) - num_open
+    return min(max((free - METRICS_CONNECTIONS) // 2, 1), MAX_CONNECTIONS)
+
+
+async def serve_clients(
+    listener: socket.socket, connections: Connections, make: Callable[[], asyncio.BaseProtocol]
+) -> None:
+    """Take clients' connections and end those that wait too long, until cancelled. Close the listener."""
+    sweeping = asyncio.get_running_loop().create_task(_sweep(connections))
+    try:
+        await take_connections(listener, connections, partial(connected, make))
+    finally:
+        sweeping.cancel()
+
+
+async def take_connections(
+    listener: socket.socket, guard: Guard, take: Callable[[socket.socket], Awaitable[None]]
+) -> None:
+    """Give connections to `take` until cancelled, never more than there may be. Close the listener."""
+    listener.setblocking(False)
+    listener.listen(BACKLOG)
+    try:
+        while True:
+            callers = await _accept(listener, guard)
+            if callers and not guard.make_room():
+                (refused,) = callers  # where nothing is free, one is taken at a time
+                _refuse(refused, guard)
+            else:
+                await asyncio.gather(*(take(caller) for caller in callers))
+    finally:
+        listener.close()
+
+
+def refusal(error: ApiError) -> bytes:
+    """Return the whole answer to a client whose connection ends with it."""
+    body = msgspec.json.encode(error.body())
+    lines = [f"HTTP/1.1 {error.status} {error.code}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (error.headers() | {"Connection": "close"}).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def connected(make: Callable[[], asyncio.BaseProtocol], caller: socket.socket) -> None:
+    """Let `make()` speak with a caller, as it comes."""
+    with suppress(OSError):  # it has left already
+        await asyncio.get_running_loop().connect_accepted_socket(make, caller)
+
+
+def shown(client: socket.socket) -> str:
+    """Return a client's address and port, for the log."""
+    try:
+        host, port, *_ = client.getpeername()
+    except OSError:
+        return "a client"
+    return f"{host}:{port}"
+
+
+async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
+    """Return the sockets of callers: one, or as many as wait and places are free; none where that failed.
+
+    Several at once, because a connection takes some turns of the event loop, and a busy loop's turns are long.
+    """
+    try:
+        callers = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            guard.complain(f"cannot take connections: {str(error.strerror).lower()}")
+            await asyncio.sleep(SWEEP_S)
+        return []
+    with suppress(OSError):  # there is nobody else, or no descriptor, which the next call will say
+        while len(callers) < min(guard.num_free, ACCEPTED_AT_ONCE):
+            callers.append(listener.accept()[0])
+    return callers
+
+
+def _refuse(client: socket.socket, guard: Guard) -> None:
+    """Answer a client that there is no place for it, as far as that can be said without waiting."""
+    guard.complain(f"refused {shown(client)}: every connection is being answered")
+    with client, suppress(OSError):
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            client.recv(2**16)  # what is unread when a socket is closed makes the kernel drop our answer
+        client.send(refusal(too_many_connections()))
+        client.shutdown(socket.SHUT_WR)
+
+
+async def _sweep(connections: Connections) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        connections.sweep()

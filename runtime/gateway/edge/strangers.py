@@ -1,0 +1,99 @@
+"""The connections at the ranks' port that have not said who they are: bounded in number, a crowd's oldest ended first.
+
+A crowd is the address that most of them come from. Whoever connects without end, from one machine, ends connections of
+its own, and a rank elsewhere says its Hello.
+Where ranks show certificates, a connection is a stranger from its first byte to its Hello, the handshake included. Each
+handshake is a task of its own, so one that goes slowly keeps nobody else waiting.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+
+from runtime.gateway.edge.connections import shown
+from runtime.protocol.complaints import Complaints
+from runtime.protocol.tls import HANDSHAKE_S, SHUTDOWN_S, Credentials, why_refused
+
+__all__ = ["Handshakes", "Strangers"]
+
+MAX_STRANGERS = 16  # assumed: a rank says Hello with its first packet, and the gateway may have 64 descriptors
+
+log = logging.getLogger(__name__)
+
+
+class Strangers:
+    """Those that are connected now, the oldest first."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[str, Callable[[], object]]] = {}  # the host of each, and what ends it
+        self._complaints = Complaints(log.warning)
+
+    @property
+    def num_free(self) -> int:
+        """The strangers for whom no other need be ended."""
+        return max(MAX_STRANGERS - len(self._known), 0)
+
+    def make_room(self) -> bool:
+        """Return True, after ending one when there are many: the oldest of the host that has most."""
+        if not self.num_free:
+            ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)
+            oldest = next(stranger for stranger, (host, _) in self._known.items() if host == crowd)
+            _, end = self._known.pop(oldest)
+            end()
+        return True
+
+    def complain(self, sentence: str) -> None:
+        """Say something of a connection, at a bounded rate."""
+        self._complaints(sentence)
+
+    def add(self, stranger: object, host: str, end: Callable[[], object]) -> None:
+        """Count a stranger who calls from `host`, and whom `end()` ends."""
+        self._known[stranger] = host, end
+
+    def forget(self, stranger: object) -> None:
+        """Count somebody no more, who is known now or gone."""
+        self._known.pop(stranger, None)
+
+
+class Handshakes:
+    """Takes callers who must show a certificate, each in a task of its own."""
+
+    def __init__(
+        self, make: Callable[[], asyncio.BaseProtocol], credentials: Credentials, strangers: Strangers
+    ) -> None:
+        self._make, self._credentials, self._strangers = make, credentials, strangers
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def take(self, caller: socket.socket) -> None:
+        """Begin the handshake with a caller, and return at once."""
+        task = asyncio.get_running_loop().create_task(self._shake_hands(caller))
+        self._strangers.add(task, _host(caller), task.cancel)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    async def _shake_hands(self, caller: socket.socket) -> None:
+        who = shown(caller)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make,
+                caller,
+                ssl=self._credentials.context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except OSError as error:
+            self._strangers.complain(f"closed the registry connection of {who}: no handshake: {why_refused(error)}")
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._strangers.forget(task)
+
+
+def _host(caller: socket.socket) -> str:
+    """Return the caller's address, or nothing if it has left."""
+    try:
+        return str(caller.getpeername()[0])
+    except OSError:
+        return ""

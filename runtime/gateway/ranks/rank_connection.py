@@ -1,0 +1,198 @@
+"""One rank as the gateway sees it: what it said in Hello, its state, what it has to do, and who waits for its tokens.
+
+It sends frames and passes tokens on. It does not decide which ranks are admitted (`registry.py`) or what a request does
+with its tokens (`generation.py`).
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import WireError
+from runtime.gateway.ranks.ledger import Ledger
+from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, RequestSize
+from runtime.protocol.frames import encode_frame
+from runtime.protocol.messages import (
+    Abort,
+    Dismissed,
+    Embedding,
+    Failed,
+    FromGateway,
+    FromRank,
+    Hello,
+    Load,
+    Moved,
+    Pong,
+    PrefixHit,
+    RankState,
+    Renewal,
+    Renewed,
+    State,
+    StepTime,
+    Token,
+    Wait,
+)
+from runtime.protocol.sockets import write_or_hang_up
+
+__all__ = ["Answer", "Listener", "Rank"]
+
+MOVE_TIMEOUT_S = 30.0  # assumed: as long as a frame may take
+
+Answer = PrefixHit | Token | Embedding | Failed
+Listener = Callable[["Rank", Answer], None]
+
+
+class Rank:
+    """A rank from its Hello on. Once its connection is gone it stays as "lost", so that status can show it."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        writer: asyncio.StreamWriter,
+        limits: RankLimits,
+        may_have_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `may_have_room` after whatever may have freed a place here."""
+        self.hello = hello
+        self.state: RankState | Literal["lost"] = "loading"
+        self.loaded = 0.0  # of its tensors, of 1
+        self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
+        self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
+        self.loaded_digest: str | None = None  # of `served_weights.py`; None unless it has said one
+        self.tokenizer_digest: str | None = None  # of the file that it holds JSON to; None unless it has said one
+        self.refusal: str | None = None  # why it gets no requests, though it may be ready
+        self._has_loaded = False
+        self._writer, self._may_have_room = writer, may_have_room
+        self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
+        self._listeners: dict[str, Listener] = {}
+        self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
+
+    def __str__(self) -> str:
+        return f"rank {self.hello.rank} of unit {self.hello.unit}"
+
+    @property
+    def serves(self) -> bool:
+        """True if it is ready for requests, and may have some."""
+        return self.state == "ready" and self.refusal is None
+
+    @property
+    def load(self) -> RankLoad:
+        """What this rank has to do, requests included that are about to come to it."""
+        return self._ledger.load
+
+    def subscribe(self, request_id: str, size: RequestSize, listener: Listener) -> None:
+        """Count the request as this rank's, and give `listener` everything that the rank says of it from now on."""
+        self._listeners[request_id] = listener
+        self._ledger.give(request_id, size)
+
+    def unsubscribe(self, request_id: str) -> bool:
+        """Stop listening to the request; return whether somebody did."""
+        did = self._listeners.pop(request_id, None) is not None
+        self._ledger.end(request_id)
+        self._dismiss_if_free()
+        self._may_have_room()
+        return did
+
+    def send(self, message: FromGateway) -> None:
+        """Queue one frame. Nothing is sent to a lost rank."""
+        if self.state != "lost":
+            write_or_hang_up(self._writer, encode_frame(message))
+
+    def refuse(self, reason: str) -> None:
+        """Give it no requests, for as long as its process lives."""
+        self.refusal = reason
+        self.send(Wait(reason))
+
+    def take(self, message: FromRank) -> None:
+        """Act on what the rank says. Raise WireError."""
+        self.looks_since_word = 0
+        if not isinstance(message, Pong):
+            self.looks_since_step = 0
+        match message:
+            case State(state=state, loaded=loaded):
+                self.state, self.loaded = state, loaded
+                self._dismiss_if_free()
+                self._may_have_room()
+            case Load():
+                self._ledger.take(message)
+                self._may_have_room()
+            case StepTime(own_us=own_us):
+                self.own_step_us = own_us
+            case PrefixHit() | Token() | Embedding() | Failed():
+                self._pass_on(message)
+            case Moved(ticket=ticket):
+                self._move(ticket)
+            case Hello():
+                self._take_loaded(message)
+            case Renewal():
+                raise WireError(f"{self} said Hello twice")
+
+    def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
+        """Fail every request that this rank had: nothing more comes from it. Others go on with them, if they may."""
+        self.state = "lost"
+        for _, moved in self._moves.values():
+            if not moved.done():
+                moved.set_exception(WireError(f"{self} was lost before it moved"))
+        for request_id, listener in list(self._listeners.items()):
+            listener(self, Failed(request_id, reason, may_retry))
+        self._may_have_room()  # or less than ever
+
+    async def move_to(self, writer: asyncio.StreamWriter) -> None:
+        """Return when the rank goes on at `writer`'s connection, with all that it has to do. Raise WireError.
+
+        It says so on the connection that it has: nobody else can take its place, and all that was said there has been
+        read before anything is that is said here.
+        """
+        ticket = secrets.token_hex(16)
+        moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._moves[ticket] = writer, moved
+        write_or_hang_up(writer, encode_frame(Renewed(ticket)))
+        try:
+            async with asyncio.timeout(MOVE_TIMEOUT_S):
+                await moved
+        except TimeoutError:
+            raise WireError(f"{self} did not move within {MOVE_TIMEOUT_S:g} s") from None
+        finally:
+            del self._moves[ticket]
+
+    def shares_host(self, writer: asyncio.StreamWriter) -> bool:
+        """Return whether a connection comes from the address that this rank's came from."""
+        host, *_ = self._writer.get_extra_info("peername")
+        return bool(host == writer.get_extra_info("peername")[0])
+
+    def hang_up(self, reason: str) -> None:
+        """End the connection, which is of no more use, and fail every request that it had."""
+        self.fail_all(reason)
+        self._writer.transport.abort()
+
+    def _take_loaded(self, hello: Hello) -> None:
+        is_same = msgspec.structs.replace(hello, kv_digest=self.hello.kv_digest) == self.hello
+        if not is_same or hello == self.hello or self._has_loaded:
+            raise WireError(f"{self} said Hello twice")
+        self._has_loaded = True
+        kv_digest, self.tokenizer_digest = hello.loaded_digests()
+        if kv_digest != self.hello.kv_digest:
+            self.loaded_digest = kv_digest
+
+    def _move(self, ticket: str) -> None:
+        if ticket not in self._moves:
+            raise WireError(f"{self} moves to a connection that is not there")
+        self._writer, moved = self._moves[ticket]
+        moved.set_result(None)
+
+    def _dismiss_if_free(self) -> None:
+        """Let a rank that wants to leave go once nobody here waits for it. New requests already go to other units."""
+        if self.state == "draining" and not self._listeners:
+            self.send(Dismissed())
+
+    def _pass_on(self, message: Answer) -> None:
+        if isinstance(message, Token) and self._ledger.hear_token(message.request_id):
+            self._may_have_room()  # for another prompt
+        listener = self._listeners.get(message.request_id)
+        if listener is not None:
+            listener(self, message)
+        elif isinstance(message, Token) and message.finish_reason is None:
+            self.send(Abort(message.request_id))  # an Abort can overtake the handover that brings the request here

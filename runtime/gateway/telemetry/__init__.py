@@ -1,0 +1,1 @@
+"""Metrics, log and traces for operators."""

@@ -1,0 +1,78 @@
+"""What each phase has to do, and which units a rank holds up: for whoever decides how many units are on.
+
+The sums are over the ranks of ready units, as the balancers count them (`rank_load.py`). The event loop takes them,
+because a scrape has a thread of its own.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from runtime.gateway.ranks.rank_load import total
+from runtime.gateway.ranks.registry import Unit
+
+__all__ = ["PhaseLoads"]
+
+LOOK_S = 1.0  # assumed: whoever asks does so every few seconds
+OF_PHASES = {
+    "phase_ready_units": "Units that are ready.",
+    "phase_requests": "Requests of their ranks; of prefill, those without a token yet.",
+    "phase_prompt_tokens": "Prompt tokens of these requests that are not computed yet.",
+    "phase_kv_tokens": "Tokens of KV that these requests are expected to need, in whole pages.",
+}
+STRAGGLER = "unit_straggler"
+REFUSED = "unit_refused"
+
+
+class PhaseLoads(Collector):
+    """The loads of one model's phases, as they were taken last."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._phases: dict[str, Sequence[float]] = {}  # in the order of OF_PHASES
+        self._stragglers: dict[str, float] = {}  # unit -> how many times longer its slow rank takes
+        self._refused: dict[str, float] = {}  # unit -> 1
+
+    async def follow(self, units: Callable[[], Iterable[Unit]]) -> None:
+        """Take the loads for ever."""
+        while True:
+            self.take(units())
+            await asyncio.sleep(LOOK_S)
+
+    def take(self, units: Iterable[Unit]) -> None:
+        """Take the loads of now."""
+        units = list(units)
+        ready = [unit for unit in units if unit.is_ready]
+        self._phases = {
+            phase: _sums([unit for unit in ready if unit.phase == phase])
+            for phase in sorted({unit.phase for unit in ready})
+        }
+        slow = {unit.name: unit.straggler for unit in ready}
+        self._stragglers = {name: found[1] for name, found in slow.items() if found is not None}
+        self._refused = {unit.name: 1.0 for unit in units if unit.refusal is not None}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        phases, stragglers, refused = self._phases, self._stragglers, self._refused
+        for index, (name, meaning) in enumerate(OF_PHASES.items()):
+            yield self._family(name, meaning, "phase", {phase: values[index] for phase, values in phases.items()})
+        yield self._family(STRAGGLER, "How many times longer than its peers a slow rank takes.", "unit", stragglers)
+        yield self._family(
+            REFUSED,
+            "1 for a unit that gets no requests: it loaded other weights or another tokenizer.",
+            "unit",
+            refused,
+        )
+
+    def _family(self, name: str, meaning: str, label: str, values: dict[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"tidemill_{name}", meaning, labels=["model_name", label])
+        for key, value in values.items():
+            family.add_metric([self._model_name, key], value)
+        return family
+
+
+def _sums(units: Sequence[Unit]) -> Sequence[float]:
+    work = total(rank.load.work for unit in units for rank in unit.ranks)
+    return len(units), work.num_requests, work.prompt_tokens, work.kv_tokens

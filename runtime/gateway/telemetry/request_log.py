@@ -1,0 +1,96 @@
+"""The gateway's log: one JSON object a line, one line for each call that was answered or given up.
+
+A call's line has its id, which the answer's `X-Request-Id` repeats, its key's name, its tokens and times, and the units
+that worked on it with their digests: a digest covers the unit's expert map. Of what a caller or the model said there is
+never anything. Refusals are many when somebody is hostile, so they are said at a bounded rate, with the peer.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.requests import Request
+
+from runtime.gateway.edge.http_errors import ApiError
+from runtime.protocol.complaints import Complaints
+
+__all__ = ["Begun", "JsonLines", "RequestLog", "peer_of"]
+
+FIELDS = "fields"  # of a record: what stands beside its message
+
+log = logging.getLogger(__name__)
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as one JSON object, with its traceback if it has one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        said |= getattr(record, FIELDS, {})
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(said).decode()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A call that ranks work on. `began` is of time.monotonic; `idempotency` is the digest of its key, if any."""
+
+    request: Request
+    request_id: str
+    began: float
+    idempotency: str | None = None
+
+
+class RequestLog:
+    """Says what became of each call."""
+
+    def __init__(self) -> None:
+        self._complain = Complaints(log.info)
+
+    def ended(
+        self,
+        call: Begun,
+        units: Mapping[str, str],
+        num_prompt_tokens: int,
+        num_tokens: int,
+        num_hit_tokens: int = 0,
+        *,
+        is_answered: bool,
+    ) -> None:
+        """Say that a call is over, and how many tokens are to be counted for it.
+
+        `units` are those that had it, with their digests. Of the prompt's tokens, `num_hit_tokens` were not computed.
+        """
+        fields = {
+            "request_id": call.request_id,
+            "path": call.request.scope["path"],
+            "key": call.request.state.account.name,
+            "answered": is_answered,
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_tokens,
+            "prompt_cache_hit_tokens": num_hit_tokens,
+            "seconds": round(time.monotonic() - call.began, 3),
+            "units": dict(units),
+        }
+        if call.idempotency is not None:
+            fields["idempotency"] = call.idempotency
+        log.info("request", extra={FIELDS: fields})
+
+    def refused(self, request: Request, error: ApiError) -> None:
+        """Say that a call was refused, or given up."""
+        what = f"{request.method} {request.scope['path']}"
+        self._complain(f"refused {peer_of(request)}: {what}: {error.status} {error.code or error.type}")
+
+
+def peer_of(request: Request) -> str:
+    """Return the client's address and port."""
+    return ":".join(map(str, request.client)) if request.client else "a client"

@@ -1,0 +1,1 @@
+"""Callers: who may ask, how much, whose turn it is."""

@@ -1,0 +1,198 @@
+"""The way to the ranks: a call is let in or refused, and its requests wait for their turn, which is fair.
+
+    a call -> check(): is there room for all its requests?  no: 429 with Retry-After, before its prompts are encoded
+           -> join(): each request waits in the line of `fair_line.py` -> its turn has come and ranks have room -> sent
+
+A request waits here, not at a rank, because a rank serves in the order in which requests came to it: whoever sent many
+would hold everybody. A rank is given what it has room for and a few ahead, `num_ahead`, so that it never waits for
+the gateway; and prompts only while some rank has less to compute than `prompt_tokens_ahead`.
+
+The bound: the ranks' `max_queued_requests` are the places, shared as `fair_line.py` says. The time: a request waits
+while units are ready; without any for `timeout_s`, it is given up.
+A caller is a key or, where no keys are set, an address. Of an IPv6 address the first 64 bits count: the rest is free.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from runtime.gateway.edge.http_errors import never_admitted, overloaded, unavailable
+from runtime.gateway.ranks.rank_load import RequestSize
+from runtime.gateway.ranks.registry import LEAST
+from runtime.gateway.telemetry.metrics import GatewayMetrics
+from runtime.gateway.tenants.fair_line import FairLine, Turn
+from runtime.gateway.tenants.resumption_line import ResumptionLine
+
+__all__ = ["Admission", "Line", "Waits", "caller_of", "num_ahead"]
+
+AHEAD_PART = 8  # assumed: an eighth of what a rank has at a time ends while the gateway hears of it and sends more
+BATCHES_AHEAD = 2  # one is computed, one waits
+IPV6_PREFIX = 64  # RFC 4291, section 2.5.1: what follows is the interface's own
+
+
+def num_ahead(max_requests: int, max_queued_requests: int) -> int:
+    """Return how many requests a rank is given for which it has no room yet."""
+    return min(max(max_requests // AHEAD_PART, 1), max_queued_requests)
+
+
+def caller_of(request: Request) -> str:
+    """Return whose request this is, for fairness."""
+    name: str | None = request.state.account.name
+    if name is not None:
+        return name
+    if request.client is None:
+        return ""
+    try:
+        address = ipaddress.ip_address(request.client.host)
+    except ValueError:  # such as a Unix socket's
+        return str(request.client.host)
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
+    return str(address)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The limits of a line: places for each rank, tokens of prompts that ranks are given ahead, time without units."""
+
+    num_queued: int
+    prompt_tokens_ahead: int
+    timeout_s: float
+
+
+class Admission:
+    """The gateway's two lines: for answers, which stay with a decode rank, and for embeddings, which do not."""
+
+    def __init__(self, resumptions: ResumptionLine, metrics: GatewayMetrics, waits: Waits) -> None:
+        self.resumptions = resumptions
+        registry = resumptions.registry
+        self.answers = Line(resumptions, metrics, waits, resumptions.room, registry.num_ranks_to_stay)
+        self.embeddings = Line(resumptions, metrics, waits, registry.room_to_embed, registry.num_ranks_for_prompts)
+        registry.when_there_may_be_room(self._look_soon)
+
+    def close(self, reason: str) -> None:
+        """Give up whoever waits, now and later."""
+        for line in (self.answers, self.embeddings):
+            line.close(reason)
+        self.resumptions.close(reason)
+
+    def _look_soon(self) -> None:
+        self.answers.look_soon()
+        self.embeddings.look_soon()
+
+
+class Line:
+    """The requests of one kind that wait for ranks."""
+
+    def __init__(
+        self,
+        resumptions: ResumptionLine,
+        metrics: GatewayMetrics,
+        waits: Waits,
+        room_at_ranks: Callable[[RequestSize], int | None],
+        num_ranks: Callable[[], int],
+    ) -> None:
+        self._resumptions, self._registry, self._metrics, self._waits = (
+            resumptions,
+            resumptions.registry,
+            metrics,
+            waits,
+        )
+        self._room_at_ranks, self._num_ranks = room_at_ranks, num_ranks
+        self._line = FairLine()
+        self._waiting: dict[Turn, _Waiting] = {}
+        self._is_to_look = False
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._closed: str | None = None
+
+    def check(self, caller: str, num_requests: int, size: RequestSize = LEAST) -> None:
+        """Raise ApiError if no units are ready, or have no room for so many more requests of at most this size."""
+        room = self.room(caller, size)
+        if room is None:
+            raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
+        if num_requests > room:
+            self._metrics.rejected.inc(num_requests)
+            if not self._registry.num_requests() and not len(self._line):
+                raise never_admitted(num_requests, "a caller", room)
+            raise overloaded(num_requests, room, self._wait_s(caller, num_requests - room))
+
+    def room(self, caller: str, size: RequestSize = LEAST) -> int | None:
+        """Return how many more requests of the caller may come; None while no unit of a phase is ready."""
+        at_ranks = self._room_at_ranks(size)
+        if at_ranks is None:
+            return None
+        return self._line.room(caller, at_ranks + self._waits.num_queued * self._num_ranks())
+
+    def join(self, caller: str, cost: float, try_to_start: Callable[[], bool], give_up: Callable[[str], None]) -> Turn:
+        """Let a request wait for its turn, which may be now. It ends with `end`, whatever becomes of it.
+
+        `try_to_start` sends it to ranks, if any take it, and returns whether it did. `give_up` gets why none will.
+        """
+        turn = self._line.join(caller, cost)
+        self._waiting[turn] = _Waiting(try_to_start, give_up)
+        if self._closed is not None:
+            self.close(self._closed)
+        self._look()
+        return turn
+
+    def end(self, turn: Turn, cost: float) -> None:
+        """Note that a request has ended, and what it has cost if ranks had it. Ending twice is ending once."""
+        self._line.end(turn, cost)
+        if self._waiting.pop(turn, None) is not None:
+            self.look_soon()  # whoever is next may be smaller
+
+    def look_soon(self) -> None:
+        """Send off those whose turn it is, once what happens now has happened: a call that ends leaves many places."""
+        if self._waiting and not self._is_to_look:
+            self._is_to_look = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def close(self, reason: str) -> None:
+        """Give up whoever waits, now and later."""
+        self._closed = reason
+        self._give_up(reason)
+
+    def _look(self) -> None:
+        """Send off those whose turn it is, as long as ranks take them."""
+        self._is_to_look = False
+        while (turn := self._line.first()) is not None and self._may_start():
+            if not self._waiting[turn].try_to_start():
+                break
+            self._line.serve(turn)
+            del self._waiting[turn]
+        self._mind_the_time()
+
+    def _may_start(self) -> bool:
+        """Return whether some rank has few prompts left to compute. Requests that lost their ranks go first."""
+        backlog = self._registry.least_prompt_tokens()
+        return self._resumptions.leaves_room() and backlog is not None and backlog < self._waits.prompt_tokens_ahead
+
+    def _mind_the_time(self) -> None:
+        """Give up, when it is time, those that wait while no units are ready."""
+        is_hopeless = bool(self._waiting) and self._registry.least_prompt_tokens() is None
+        if is_hopeless and self._giving_up is None:
+            said = f"no units have been ready for {self._waits.timeout_s:g} s"
+            self._giving_up = asyncio.get_running_loop().call_later(self._waits.timeout_s, self._give_up, said)
+        elif not is_hopeless and self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+
+    def _give_up(self, reason: str) -> None:
+        self._giving_up = None
+        for turn, waiting in list(self._waiting.items()):
+            self.end(turn, 0)
+            waiting.give_up(reason)
+
+    def _wait_s(self, caller: str, num_missing: int) -> int:
+        """Return when so many more of the caller's requests may have left, which it takes turns with others to do."""
+        num_all = self._registry.num_requests() + len(self._line)
+        return self._metrics.pace.wait_s(num_all, num_missing * self._line.num_callers(caller))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    try_to_start: Callable[[], bool]
+    give_up: Callable[[str], None]

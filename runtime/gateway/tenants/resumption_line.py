@@ -1,0 +1,95 @@
+"""The line of requests that lost a rank and wait for others.
+
+    a rank is lost -> its requests join this line -> other ranks are ready and have room -> they go on there
+
+These requests were admitted before (`admission.py`), so they go first: a new request gets the room that they leave.
+Each waits as long as the launch file allows, then it fails. What a request sends to its next ranks is the business of
+`core/resumption.py`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.gateway.ranks.rank_load import RequestSize
+from runtime.gateway.ranks.registry import LEAST, Registry
+from runtime.gateway.telemetry.metrics import GatewayMetrics
+
+__all__ = ["ResumptionLine"]
+
+FIRST_PAUSE_S = 0.1  # assumed: a prefill rank may notice that its decode rank is gone before the gateway does
+ASK_S = 0.05
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request in line. Times are of the event loop."""
+
+    try_to_go_on: Callable[[], bool]
+    give_up: Callable[[str], None]
+    not_before: float
+    until: float
+
+
+class ResumptionLine:
+    """The line of requests that lost a rank, one for the gateway: they go on in the order in which they came.
+
+    Whoever stands in it was admitted before, so new requests get what room it leaves.
+    """
+
+    def __init__(self, registry: Registry, metrics: GatewayMetrics, wait_s: float) -> None:
+        self.registry = registry
+        self._metrics, self._wait_s = metrics, wait_s
+        self._line: dict[_Waiting, None] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self._closed: str | None = None
+
+    def room(self, size: RequestSize = LEAST) -> int | None:
+        """Return how many more requests of this size may come; None while no unit of a phase is ready."""
+        room = self.registry.room(size)
+        return None if room is None else max(0, room - len(self._line))
+
+    def leaves_room(self) -> bool:
+        """Return whether ranks have room beside whoever stands in the line."""
+        return not self._line or bool(self.room())
+
+    def wait(
+        self, try_to_go_on: Callable[[], bool], give_up: Callable[[str], None], num_before: int
+    ) -> Callable[[], None]:
+        """Call `try_to_go_on` until it does, or `give_up` with why it could not in time. Return what leaves the line.
+
+        A request that resumed `num_before` times waits longer each time before it is tried: what hinders a handover may
+        take a while to be noticed.
+        """
+        not_before = asyncio.get_running_loop().time() + FIRST_PAUSE_S * 2**num_before
+        waiting = _Waiting(try_to_go_on, give_up, not_before, not_before + self._wait_s)
+        if self._closed is not None:
+            give_up(self._closed)
+            return lambda: None
+        self._line[waiting] = None
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        return lambda: self._line.pop(waiting, None)
+
+    def close(self, reason: str) -> None:
+        """Give up whoever waits, now and later."""
+        self._closed = reason
+        for waiting in list(self._line):
+            waiting.give_up(reason)
+        self._line.clear()
+
+    async def _serve(self) -> None:
+        while self._line:
+            now = asyncio.get_running_loop().time()
+            for waiting in [waiting for waiting in self._line if waiting.not_before <= now]:
+                if waiting not in self._line:
+                    continue  # it was left meanwhile
+                if waiting.try_to_go_on():
+                    del self._line[waiting]
+                    self._metrics.resumed.inc()
+                elif waiting not in self._line:
+                    continue  # it gave up
+                elif waiting.until <= now:
+                    del self._line[waiting]
+                    waiting.give_up(f"no ranks could go on with it within {self._wait_s:g} s")
+            await asyncio.sleep(ASK_S)

@@ -1,0 +1,30 @@
+"""How long an answer is expected to be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.gateway.ranks.answer_lengths import AnswerLengths
+
+lengths = st.integers(1, 10_000)
+
+
+@given(st.lists(lengths), lengths)
+def test_no_answer_is_expected_to_be_longer_than_it_may(ended, most):
+    """Nor longer than the longest so far; before any answer it may get all that it asks for."""
+    seen = AnswerLengths()
+    for length in ended:
+        seen.ended(length)
+
+    assert 1 <= seen.expected(most) <= min([most, max(ended, default=most)])
+
+
+def test_the_guess_follows_what_clients_ask_for():
+    """After some hundreds of short answers nobody expects long ones, and one long answer among them moves little."""
+    seen = AnswerLengths()
+    for length in [4000, *[100] * 300]:
+        seen.ended(length)
+    before = seen.expected(9000)
+    seen.ended(4000)
+
+    assert before < 115
+    assert seen.expected(9000) < 200

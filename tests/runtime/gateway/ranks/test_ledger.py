@@ -1,0 +1,133 @@
+"""What the gateway believes that a rank has, beside what the rank has."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.gateway.ranks.ledger import Ledger
+from runtime.gateway.ranks.rank_load import RankLimits, RequestSize, Work
+from runtime.protocol.messages import Load
+
+LIMITS = RankLimits(max_requests=3, kv_tokens=640, max_queued_requests=2)
+SIZE = RequestSize(100, 20)
+PAIRS = 100 * 101 // 2
+
+
+def ledger(phase):
+    return Ledger("unit", 0, phase, LIMITS)
+
+
+def given_requests(phase, *names, size=SIZE):
+    its = ledger(phase)
+    for name in names:
+        its.give(name, size)
+    return its
+
+
+@pytest.mark.parametrize(
+    ("phase", "work", "after_a_token"),
+    [
+        ("prefill", Work(1, 100, PAIRS, 0), Work(1, 0, 0, 0)),
+        ("decode", Work(1, 0, 0, 128), Work(1, 0, 0, 128)),
+        ("mixed", Work(1, 100, PAIRS, 128), Work(1, 0, 0, 128)),
+    ],
+)
+def test_a_request_counts_from_when_it_is_given_to_its_end(phase, work, after_a_token):
+    """Its prompt until the rank's first token; a mixed rank, which is told twice, counts it once."""
+    its = given_requests(phase, "a", "a")
+    before = its.load.work
+    its.hear_token("a")
+    computed = its.load.work
+    its.end("a")
+    its.end("a")
+
+    assert (before, computed, its.load.work) == (work, after_a_token, Work(0, 0, 0, 0))
+
+
+def test_an_answer_longer_than_was_expected_counts_with_what_it_has():
+    """128 tokens are kept for 100 and 20; from its 129th on the request holds another page."""
+    its = given_requests("decode", "a")
+    for _ in range(27):
+        its.hear_token("a")
+    before = its.load.work.kv_tokens
+    its.hear_token("a")
+
+    assert (before, its.load.work.kv_tokens) == (128, 192)
+
+
+def test_a_report_adds_what_others_asked_for():
+    """One of three requests at the rank is this gateway's; another of its own is on its way and counts beside them."""
+    its = given_requests("mixed", "a", "on its way")
+    its.take(Load(3, 1, 300, 3 * PAIRS, 384, ["x", "a", "y"]))
+
+    assert its.load.work == Work(4, 400, 4 * PAIRS, 2 * 128 + 2 * 128)
+    assert its.load.num_waiting == 1
+
+
+def test_a_report_tells_how_far_a_long_prompt_is():
+    """What is left of it counts, with the pairs that are left, until the rank says its first token."""
+    its = given_requests("prefill", "a")
+    its.take(Load(1, 0, 40, 4000, 128, ["a"]))
+    half = its.load.work
+    its.hear_token("a")
+
+    assert half == Work(1, 40, 4000, 0)
+    assert its.load.work == Work(1, 0, 0, 0)
+
+
+def test_nothing_is_ever_less_than_none():
+    """A request that ended after the report was made is in neither."""
+    its = given_requests("decode", "a", "b")
+    its.take(Load(0, 0, 0, 0, 0, ["a", "b"]))
+    its.end("a")
+
+    assert its.load.work == Work(0, 0, 0, 0)
+
+
+def test_who_finds_no_room_waits_and_the_oldest_gets_the_next():
+    """Three at a time: the fourth waits until one ends, and the fifth until another does."""
+    its = given_requests("decode", "a", "b", "c", "d", "e")
+    waiting = [its.load.num_waiting]
+    for name in "ab":
+        its.end(name)
+        waiting.append(its.load.num_waiting)
+
+    assert waiting == [2, 1, 0]
+
+
+def test_nobody_overtakes_one_that_waits_for_kv():
+    """A small request that came later gets no room that the large one before it is too large for."""
+    its = given_requests("decode", "a", size=RequestSize(500, 12))
+    its.give("large", RequestSize(200, 20))
+    its.give("small", RequestSize(20, 20))
+    fits = its.load.fits(RequestSize(20, 20).at("decode"))
+    its.end("small")
+
+    assert not fits
+    assert its.load.num_waiting == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["give", "token", "end", "report"])), max_size=40))
+def test_with_one_gateway_reports_change_nothing(events):
+    """A rank that has just what this gateway gave it reports what the gateway knows already."""
+    its, without = ledger("decode"), ledger("decode")
+    tokens = {}
+    arrived = set()
+    for name, event in events:
+        if event == "give" and name not in tokens:
+            tokens[name] = 101
+            its.give(name, SIZE), without.give(name, SIZE)
+        elif event == "token" and name in tokens:
+            tokens[name] += 1
+            its.hear_token(name), without.hear_token(name)
+        elif event == "end":
+            tokens.pop(name, None)
+            arrived.discard(name)
+            its.end(name), without.end(name)
+        elif event == "report":
+            new = sorted(set(tokens) - arrived)
+            arrived |= set(new)
+            kv = sum(-(-num // 64) * 64 for num in tokens.values())
+            its.take(Load(len(tokens), without.load.num_waiting, 0, 0, kv, new))
+
+    assert its.load == without.load

@@ -1,0 +1,61 @@
+"""The ranks that are known, and those that are forgotten, with ranks that are only a Hello."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.gateway.ranks import roster
+from runtime.gateway.ranks.roster import Roster
+
+
+class Known:
+    """A rank without a connection."""
+
+    def __init__(self, unit="prefill-0", rank=0):
+        self.hello = SimpleNamespace(unit=unit, rank=rank)
+
+
+@pytest.fixture
+def few_lost(monkeypatch):
+    """A roster that keeps two lost ranks."""
+    monkeypatch.setattr(roster, "MAX_LOST", 2)
+    return Roster()
+
+
+def test_lost_ranks_have_a_bound(few_lost):
+    """The one that was lost first is forgotten first, with its unit if nobody else is of it; no connected one is."""
+    connected, *lost = [Known("mill", 0), Known("mill", 1), Known("tide", 0), *(Known("mill", n) for n in (2, 3))]
+    for rank in (connected, *lost):
+        few_lost.add(rank)
+    for rank in lost:
+        few_lost.lose(rank)
+
+    assert list(few_lost.by_unit()) == [("mill", [connected, *lost[-2:]])]
+
+
+def test_a_rank_that_comes_back_is_lost_no_more(few_lost):
+    """Its place is its own then: what is said of its predecessor changes nothing."""
+    first, second, others = Known(), Known(), [Known("tide", number) for number in range(3)]
+    few_lost.add(first)
+    few_lost.lose(first)
+    few_lost.add(second)
+    few_lost.lose(first)
+    for rank in others:
+        few_lost.add(rank)
+        few_lost.lose(rank)
+
+    assert dict(few_lost.by_unit()) == {"prefill-0": [second], "tide": others[1:]}
+
+
+def test_a_unit_is_dropped_as_a_whole(few_lost):
+    """Its lost ranks leave their room to others."""
+    dropped, others = [Known("mill", number) for number in range(3)], [Known("tide", number) for number in range(2)]
+    for rank in (*dropped, *others):
+        few_lost.add(rank)
+    for rank in dropped[:2]:
+        few_lost.lose(rank)
+    few_lost.drop_unit("mill")
+    for rank in others:
+        few_lost.lose(rank)
+
+    assert dict(few_lost.by_unit()) == {"tide": others}

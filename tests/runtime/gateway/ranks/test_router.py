@@ -1,0 +1,213 @@
+"""The choice of ranks: who is chosen, that it fits, and what each balancer makes equal."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.gateway.ranks.router import (
+    Chosen,
+    Policy,
+    RankLimits,
+    RankLoad,
+    RequestSize,
+    Work,
+    choose_ranks,
+    choose_to_embed,
+    num_requests,
+    pick,
+    room,
+    room_to_embed,
+)
+from runtime.protocol.counting import attention_pairs
+
+LIMITS = RankLimits(max_requests=4, kv_tokens=640, max_queued_requests=2)
+SIZE = RequestSize(100, 20)
+
+works = st.builds(Work, *(st.integers(0, most) for most in (5, 400, 9000)), st.integers(0, 10).map(lambda n: 64 * n))
+limits = st.builds(RankLimits, st.integers(1, 6), st.integers(1, 10).map(lambda n: 64 * n), st.integers(0, 3))
+sizes = st.builds(RequestSize, st.integers(1, 400), st.integers(0, 200))
+policies = st.sampled_from(Policy)
+turns = st.integers(0, 100)
+
+
+def ranks_of(*phases):
+    """Lists of ranks of such phases, each with its own name."""
+    units = st.builds("{}-{}".format, st.sampled_from(phases), st.integers(0, 1))
+    rank = st.builds(RankLoad, units, st.integers(0, 3), st.just("mixed"), works, limits, st.integers(0, 3))
+    named = st.lists(rank, min_size=1, unique_by=lambda load: load.key)
+    return named.map(lambda loads: [replace(load, phase=load.unit.partition("-")[0]) for load in loads])
+
+
+def rank(phase, number=0, work=Work(0, 0, 0, 0), **limits):  # noqa: B008  # frozen
+    """A rank that has this work."""
+    return RankLoad(phase, number, phase, work, replace(LIMITS, **limits))
+
+
+def given_to(ranks, chosen, work):
+    """The ranks after the chosen one got a request of this work."""
+    return [
+        replace(load, work=load.work + work, num_waiting=load.num_waiting + (not load.fits(work)))
+        if load.key == chosen.key
+        else load
+        for load in ranks
+    ]
+
+
+def test_a_phase_is_balanced_by_what_it_does():
+    """Prompts go where the least attention and tokens wait, answers where the least KV and the fewest requests are."""
+    prefill = [rank("prefill", 0, Work(1, 300, 45150, 0)), rank("prefill", 1, Work(3, 30, 155, 0))]
+    decode = [rank("decode", 0, Work(1, 0, 0, 384)), rank("decode", 1, Work(2, 0, 0, 128))]
+
+    assert choose_ranks([*prefill, *decode], SIZE, turn=7) == Chosen(prefill[1], decode[1])
+
+
+def test_a_long_request_goes_by_its_kv_and_a_small_one_by_the_count():
+    """Each is held against what it adds most of."""
+    few_and_long, many_and_short = rank("decode", 0, Work(2, 0, 0, 8192)), rank("decode", 1, Work(9, 0, 0, 4096))
+
+    assert pick([few_and_long, many_and_short], RequestSize(4000, 96).at("decode"), 0) == many_and_short
+    assert pick([few_and_long, many_and_short], RequestSize(10, 5).at("decode"), 0) == few_and_long
+
+
+def test_the_attention_of_a_prompt_is_quadratic_and_of_its_chunks_what_is_left():
+    """A token attends to itself and to all before it: 1 + 2 + 3 + 4."""
+    assert attention_pairs(0, 4) == 10
+    assert attention_pairs(0, 2) + attention_pairs(2, 4) == 10
+    assert RequestSize(4, 60).at("prefill") == Work(1, 4, 10, 0)
+    assert RequestSize(4, 60).at("mixed") == Work(1, 4, 10, 64)
+    assert RequestSize(4, 61).at("decode") == Work(1, 0, 0, 128)
+
+
+@pytest.mark.parametrize("phases", [("prefill",), ("decode",), ()])
+def test_without_both_phases_nobody_is_chosen(phases):
+    """One phase alone cannot answer, and has no room."""
+    ranks = [rank(phase) for phase in phases]
+
+    assert choose_ranks(ranks, SIZE, 0) is None
+    assert room(ranks, SIZE) is None
+    assert room_to_embed(ranks) is None
+
+
+@settings(max_examples=40)
+@given(ranks_of("mixed"), sizes, turns, policies)
+def test_a_mixed_rank_is_chosen_for_both(ranks, size, turn, policy):
+    """A request stays in a mixed unit with one rank."""
+    chosen = choose_ranks(ranks, size, turn, policy)
+
+    assert chosen is None or chosen.first is chosen.rest
+
+
+@settings(max_examples=40)
+@given(ranks_of("prefill", "decode", "mixed"), sizes, turns, policies)
+def test_only_ranks_that_are_ready_and_have_room_are_chosen(ranks, size, turn, policy):
+    """The chosen are among those listed, of the right phases, and no request waits while it fits elsewhere."""
+    chosen = choose_ranks(ranks, size, turn, policy)
+    if chosen is None:
+        assert not room(ranks, size)
+        return
+    stay = [load for load in ranks if load.phase == chosen.rest.phase]
+    work = size.at(chosen.rest.phase)
+
+    assert chosen.first in ranks
+    assert (chosen.first.phase, chosen.rest.phase) in {("prefill", "decode"), ("mixed", "mixed")}
+    assert chosen.rest.takes(work)
+    assert chosen.rest.fits(work) or not any(load.fits(work) for load in stay)
+
+
+@settings(max_examples=40)
+@given(ranks_of("prefill", "decode", "mixed"), sizes, turns, policies)
+def test_what_there_is_room_for_is_taken_and_no_more(ranks, size, turn, policy):
+    """So many requests can be given out, one after another, and then no rank takes another."""
+    for _ in range(room(ranks, size) or 0):
+        chosen = choose_ranks(ranks, size, turn, policy)
+        ranks = given_to(ranks, chosen.rest, size.at(chosen.rest.phase))
+
+    assert choose_ranks(ranks, size, turn, policy) is None
+
+
+@settings(max_examples=40)
+@given(ranks_of("decode"), st.lists(sizes, max_size=30), policies)
+def test_without_a_queue_no_cache_is_ever_given_more_than_it_holds(ranks, asked, policy):
+    """Neither more KV nor more requests, whatever is asked in whatever order."""
+    ranks = [replace(load, work=Work(0, 0, 0, 0), num_waiting=0) for load in ranks]
+    ranks = [replace(load, limits=replace(load.limits, max_queued_requests=0)) for load in ranks]
+    for turn, size in enumerate(asked):
+        chosen = choose_ranks([rank("prefill"), *ranks], size, turn, policy)
+        if chosen is not None:
+            ranks = given_to(ranks, chosen.rest, size.at("decode"))
+
+    assert all(load.limits.fit(load.work) for load in ranks)
+
+
+@settings(max_examples=40)
+@given(ranks_of("prefill", "decode", "mixed"), sizes, turns, policies, st.randoms())
+def test_the_order_of_the_list_does_not_matter(ranks, size, turn, policy, random):
+    """Ranks are compared by what they have, and equal ones by name and number."""
+    shuffled = list(ranks)
+    random.shuffle(shuffled)
+
+    assert choose_ranks(shuffled, size, turn, policy) == choose_ranks(ranks, size, turn, policy)
+    assert choose_to_embed(shuffled, size, turn, policy) == choose_to_embed(ranks, size, turn, policy)
+    assert room(shuffled, size) == room(ranks, size)
+
+
+@given(st.integers(1, 8), works, sizes, turns, policies)
+def test_equal_ranks_are_chosen_in_turn(num_ranks, work, size, turn, policy):
+    """As many consecutive turns as there are equal ranks choose each of them once."""
+    ranks = [rank("mixed", number, work) for number in range(num_ranks)]
+    chosen = {pick(ranks, size.at("mixed"), turn + step, policy).rank for step in range(num_ranks)}
+
+    assert chosen == set(range(num_ranks))
+
+
+@given(st.integers(1, 6), st.integers(1, 5), sizes, st.sampled_from(["prefill", "decode", "mixed"]), policies)
+def test_equal_ranks_get_equal_work(num_ranks, times, size, phase, policy):
+    """After so many equal requests for each rank, all ranks have the same."""
+    ranks = [rank(phase, number) for number in range(num_ranks)]
+    for turn in range(num_ranks * times):
+        ranks = given_to(ranks, pick(ranks, size.at(phase), turn, policy), size.at(phase))
+
+    assert {load.work.num_requests for load in ranks} == {times}
+
+
+@pytest.mark.parametrize(
+    ("phase", "quantities"),
+    [
+        ("prefill", ("prompt_tokens", "attention_pairs")),
+        ("decode", ("num_requests", "kv_tokens")),
+        ("mixed", ("num_requests", "prompt_tokens", "attention_pairs", "kv_tokens")),
+    ],
+)
+def test_the_balanced_choice_keeps_the_spread_least_in_every_small_state(phase, quantities):
+    """The spread by the means before the request, at every choice of 3 ranks with 0 to 3 requests of 3 sizes."""
+    small, medium, large = (RequestSize(tokens, tokens // 2).at(phase) for tokens in (20, 100, 300))
+    states = [small, medium, large, small + small, small + large, large + large + small]
+    for held, work in product(product(states, repeat=3), (small, medium, large)):
+        ranks = [rank(phase, number, each) for number, each in enumerate(held)]
+        means = {name: sum(getattr(each, name) for each in held) / 3 for name in quantities}
+
+        def spread_after(chosen, held=held, work=work, means=means):
+            after = [each + work if number == chosen else each for number, each in enumerate(held)]
+            return sum((getattr(each, name) / means[name] - 1) ** 2 for each in after for name in quantities)
+
+        chosen = pick(ranks, work, 0).rank
+
+        assert spread_after(chosen) <= min(map(spread_after, range(3))) + 1e-9
+
+
+def test_embeddings_have_room_by_the_count_of_requests():
+    """A prompt that wants only its embedding waits without KV: 4 in the cache and 2 in the queue, of which one is."""
+    ranks = [rank("prefill", 0, Work(1, 500, 125250, 0)), rank("prefill", 1), rank("decode")]
+
+    assert room_to_embed(ranks) == 11
+    assert choose_to_embed(ranks, SIZE, 0) == ranks[1]
+
+
+def test_a_request_counts_where_it_stays():
+    """Those in prefill are counted at their decode ranks already."""
+    ranks = [rank("prefill", 0, Work(3, 1, 1, 0)), rank("decode", 0, Work(3, 0, 0, 192))]
+
+    assert num_requests(ranks) == 3

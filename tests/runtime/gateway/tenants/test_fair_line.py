@@ -1,0 +1,189 @@
+"""The laws of the line in which requests wait: fair by work, first come first served for one caller, bounded."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.gateway.tenants.fair_line import FairLine, cost
+
+COSTS = st.integers(1, 50)
+CALLERS = st.sampled_from("abcd")
+
+
+def serve(line):
+    """The turn that is served next."""
+    turn = line.first()
+    line.serve(turn)
+    return turn
+
+
+def fill(line, arrivals):
+    """One turn for each (caller, cost)."""
+    return [line.join(caller, asked) for caller, asked in arrivals]
+
+
+@given(st.lists(COSTS, min_size=1))
+def test_one_caller_alone_is_served_in_order(costs):
+    """Whatever its requests cost."""
+    line = FairLine()
+    turns = fill(line, [("a", asked) for asked in costs])
+
+    assert [serve(line) for _ in costs] == turns
+    assert line.first() is None
+
+
+@given(st.lists(st.tuples(CALLERS, COSTS)), st.lists(COSTS, min_size=1))
+def test_a_newcomers_first_request_waits_for_one_of_each_other_caller_at_most(before, costs):
+    """However many requests others have in the line, and however much they were served."""
+    line = FairLine()
+    fill(line, before)
+    for _ in range(len(before) // 2):
+        serve(line)
+    others = line.num_callers("new") - 1
+    first, *_ = fill(line, [("new", asked) for asked in costs])
+    served = [serve(line) for _ in range(others + 1)]
+
+    assert first in served
+
+
+@given(st.lists(st.tuples(CALLERS, COSTS), min_size=1), st.data())
+def test_callers_that_always_wait_are_served_equal_work(arrivals, data):
+    """From any moment on, two callers' work differs by no more than one largest request of each."""
+    line = FairLine()
+    fill(line, [(caller, asked) for caller, asked in arrivals for _ in range(20)])
+    names, largest = {caller for caller, _ in arrivals}, {}
+    for caller, asked in arrivals:
+        largest[caller] = max(largest.get(caller, 0), asked)
+    for _ in range(data.draw(st.integers(0, 9))):
+        serve(line)
+    work = dict.fromkeys(names, 0)
+    while line.num_callers("nobody") - 1 == len(names):
+        turn = serve(line)
+        work[turn.caller.name] += turn.cost
+        for one in names:
+            for other in names - {one}:
+                assert work[one] - work[other] <= largest[one] + largest[other]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["join", "serve", "leave", "end"]), CALLERS, COSTS)))
+def test_a_caller_that_waits_is_served(steps):
+    """After any history, prices put right included, nobody is left behind: the line is served to its end."""
+    line, waiting, served = FairLine(), [], []
+    for step, caller, asked in steps:
+        if step == "join":
+            waiting.append(line.join(caller, asked))
+        elif waiting and step == "serve":
+            served.append(serve(line))
+            waiting.remove(served[-1])
+        elif waiting and step == "leave":
+            line.end(waiting.pop(), 0)
+        elif served:
+            line.end(served.pop(), asked)
+        assert len(line) == len(waiting)
+    rest = [serve(line) for _ in waiting]
+
+    assert sorted(rest, key=id) == sorted(waiting, key=id)
+
+
+def test_a_caller_pays_for_what_its_answers_were_in_the_end():
+    """Two ask for as much; the one whose answers are longer than expected is served less often."""
+    line = FairLine()
+    fill(line, [("short", 10), ("long", 10)] * 40)
+    served = []
+    for _ in range(30):
+        turn = serve(line)
+        line.end(turn, 10 if turn.caller.name == "short" else 50)
+        served.append(turn.caller.name)
+
+    assert served.count("short") == pytest.approx(25, abs=1)
+
+
+def test_an_idle_caller_saves_nothing():
+    """Who asked for nothing while another was served is not served alone now, to make up for it."""
+    line = FairLine()
+    fill(line, [("busy", 10)] * 100)
+    for _ in range(50):
+        serve(line)
+    fill(line, [("idle", 10)] * 100)
+
+    assert sorted(serve(line).caller.name for _ in range(10)) == ["busy"] * 5 + ["idle"] * 5
+
+
+def test_work_is_not_forgotten_while_others_wait():
+    """Who asks for one large request after another, never two at a time, gets no more than its share."""
+    line = FairLine()
+    fill(line, [("small", 1)] * 1000)
+    line.join("large", 100)
+    served = []
+    for _ in range(300):
+        served.append(serve(line).caller.name)
+        if served[-1] == "large":
+            line.join("large", 100)
+
+    assert served.count("large") == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans())), st.integers(0, 20))
+def test_the_line_has_never_more_than_twice_its_places(calls, num_places):
+    """Whoever comes, and however often: each call is let in with all its requests or with none."""
+    line = FairLine()
+    for caller, num_requests, is_served in calls:
+        if num_requests <= line.room(str(caller), num_places):
+            fill(line, [(str(caller), 1)] * num_requests)
+        if is_served and len(line):
+            serve(line)
+        assert len(line) <= 2 * num_places
+
+
+@pytest.mark.parametrize("num_places", [1, 7, 64])
+def test_one_caller_alone_has_all_places(num_places):
+    """And no more."""
+    line = FairLine()
+
+    assert line.room("a", num_places) == num_places
+    fill(line, [("a", 1)] * num_places)
+    assert line.room("a", num_places) == 0
+
+
+def test_a_full_line_has_room_for_its_share_of_somebody_else():
+    """Who has filled the line keeps nobody out of it."""
+    line = FairLine()
+    fill(line, [("hog", 1)] * 12)
+
+    assert line.room("hog", 12) == 0
+    assert line.room("other", 12) == 6
+    fill(line, [("other", 1)] * 6)
+    assert line.room("other", 12) == 0
+    assert line.room("third", 12) == 4
+
+
+def test_callers_are_forgotten():
+    """A line that was used by many keeps nothing of them, be it empty or never."""
+    line = FairLine()
+    line.join("always", 1)
+    for number in range(1000):
+        line.join(str(number), 5)
+        line.join("always", 1)
+        for turn in (serve(line), serve(line)):
+            line.end(turn, turn.cost)
+
+    assert len(line._callers) < 10
+    while len(line):
+        turn = serve(line)
+        line.end(turn, turn.cost)
+    assert not line._callers
+
+
+def test_whoever_is_being_served_comes_after_somebody_new():
+    """Though nobody waited when its requests came."""
+    line = FairLine()
+    fill(line, [("hog", 1)])
+    serve(line)
+    fill(line, [("hog", 1), ("new", 1)])
+
+    assert serve(line).caller.name == "new"
+
+
+def test_a_generated_token_costs_two_of_a_prompt():
+    """As the paper on which this rests counts them."""
+    assert cost(100, 10) == 120
