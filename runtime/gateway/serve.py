@@ -25,8 +25,14 @@ from runtime.gateway.core.app import Gateway, create_app
 from runtime.gateway.core.calls import ServedModel
 from runtime.gateway.core.schemas import Schemas
 from runtime.gateway.core.tokenizer_files import load_served_tokenizer
-from runtime.gateway.edge.connections import Connections, connected, most_connections, serve_clients, take_connections
-from runtime.gateway.edge.http1 import MAX_HEAD_BYTES, Http1, with_plain_heads
+from runtime.gateway.edge.connections import (
+    Connections,
+    accept_connections,
+    connect_client,
+    raise_connection_limit,
+    serve_clients,
+)
+from runtime.gateway.edge.http1 import MAX_HEAD_BYTES, Http1, check_heads
 from runtime.gateway.edge.input_turns import InputTurns
 from runtime.gateway.edge.strangers import Handshakes
 from runtime.gateway.ranks.rank_load import RankLimits
@@ -35,8 +41,8 @@ from runtime.gateway.ranks.router import Policy
 from runtime.gateway.ranks.served_tokenizer import ServedTokenizer
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.telemetry.request_log import JsonLines
-from runtime.gateway.telemetry.tracing import traces_from_environment
-from runtime.gateway.tenants.admission import BATCHES_AHEAD, Admission, Waits, num_ahead
+from runtime.gateway.telemetry.tracing import configure_traces
+from runtime.gateway.tenants.admission import BATCHES_AHEAD, Admission, LineLimits, num_ahead
 from runtime.gateway.tenants.keys import KeyRing
 from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.launch import GatewayLaunch
@@ -44,7 +50,7 @@ from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import listen
 from runtime.protocol.tls import Credentials
 
-__all__ = ["Ranks", "run", "take_ranks"]
+__all__ = ["Ranks", "accept_ranks", "run"]
 
 UNREAD_S = 2  # after the drain, for clients that do not read their answer
 GARBAGE_THRESHOLD = 50_000  # assumed: new objects, of which the largest part is alive; some 10 MB
@@ -86,7 +92,7 @@ def run(
     credentials = None if tls is None else Credentials(tls, "server")
     model, served_tokenizer = _load_model(launch, tokenizer_file)
     measured = CollectorRegistry()
-    traces = traces_from_environment(launch.model.name)
+    traces = configure_traces(launch.model.name)
     with (
         nullcontext() if traces is None else closing(traces),
         closing(listen(address, launch.ports.http, "http")) as http,
@@ -94,30 +100,30 @@ def run(
         serve_metrics(measured, address, launch.ports.metrics),
     ):
         units = None if credentials is None else launch.tls.units
-        limits, stall_timeout_s = _limits(launch), launch.stall_timeout_s
+        limits, stall_timeout_s = _rank_limits(launch), launch.stall_timeout_s
         registry = Registry(launch.kv_digest, limits, stall_timeout_s, policy, units, weights_file, served_tokenizer)
-        schemas = _schemas(launch, model)
+        schemas = _start_schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = ResumptionLine(registry, metrics, launch.resume_timeout_s)
-        admission = Admission(resumptions, metrics, _waits(launch, num_gateways))
+        admission = Admission(resumptions, metrics, _line_limits(launch, num_gateways))
         gateway = Gateway(model, schemas, admission, metrics, int(time.time()), ring, traces)
-        _collect_garbage_seldom()
+        _tune_garbage_collection()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, Ranks(ranks, credentials), drain_s))
 
 
-async def take_ranks(ranks: Ranks, registry: Registry) -> None:
+async def accept_ranks(ranks: Ranks, registry: Registry) -> None:
     """Take ranks' connections until cancelled. Close their port."""
 
     def rank() -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), registry.serve)
 
     handshakes = None if ranks.credentials is None else Handshakes(rank, ranks.credentials, registry.strangers)
-    take = partial(connected, rank) if handshakes is None else handshakes.take
-    await take_connections(ranks.listener, registry.strangers, take)
+    take = partial(connect_client, rank) if handshakes is None else handshakes.take
+    await accept_connections(ranks.listener, registry.strangers, take)
 
 
-def _collect_garbage_seldom() -> None:
+def _tune_garbage_collection() -> None:
     """Look for garbage in cycles after more than a few tokens, and never among what was there before the first.
 
     Each token makes some objects. With Python's own threshold a collection through all connections came so often that
@@ -135,29 +141,29 @@ def _load_model(launch: GatewayLaunch, tokenizer_file: Path | None) -> tuple[Ser
     return ServedModel(launch.model.name, launch.limits.max_request_tokens, tokenizer), served
 
 
-def _limits(launch: GatewayLaunch) -> RankLimits:
+def _rank_limits(launch: GatewayLaunch) -> RankLimits:
     return RankLimits(launch.limits.max_requests, launch.limits.kv_tokens, _num_ahead(launch))
 
 
-def _waits(launch: GatewayLaunch, num_gateways: int) -> Waits:
+def _line_limits(launch: GatewayLaunch, num_gateways: int) -> LineLimits:
     """Let those wait in the gateways that ranks are not given ahead."""
     prompt_tokens_ahead = BATCHES_AHEAD * launch.limits.max_batch_tokens
     num_queued = (launch.max_queued_requests - _num_ahead(launch)) // num_gateways
-    return Waits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)
+    return LineLimits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)
 
 
 def _num_ahead(launch: GatewayLaunch) -> int:
     return num_ahead(launch.limits.max_requests, launch.max_queued_requests)
 
 
-def _schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
+def _start_schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
     file = resolve(launch.checkpoint.uri) / "tokenizer.json"
     return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
 async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: float) -> None:
     config = uvicorn.Config(
-        with_plain_heads(create_app(gateway)),
+        check_heads(create_app(gateway)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -169,13 +175,13 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     server = uvicorn.Server(config)
-    connections, turns = Connections(most_connections()), InputTurns()
+    connections, turns = Connections(raise_connection_limit()), InputTurns()
     try:
         async with asyncio.TaskGroup() as group:
             taking = group.create_task(
                 serve_clients(http, connections, lambda: Http1(config, server.server_state, connections, turns))
             )
-            joining = group.create_task(take_ranks(ranks, gateway.registry))
+            joining = group.create_task(accept_ranks(ranks, gateway.registry))
             watching = group.create_task(gateway.registry.watch())
             measuring = group.create_task(gateway.metrics.phases.follow(gateway.registry.units))
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -134,18 +134,18 @@ class _Loop:
         if request.prompt + request.output > self._longest:
             self.found.too_long += 1
             return
-        size = RequestSize(request.prompt, self._expected.expected(max(self._longest - request.prompt, 1)))
+        size = RequestSize(request.prompt, self._expected.expect(max(self._longest - request.prompt, 1)))
         self._turn += 1
         chosen = choose_ranks([rank.load for rank in units.ranks], size, self._turn, self.found.policy)
         if chosen is None:
             self.found.refused += 1
             return
         first, rest = units.by_key[chosen.first.key], units.by_key[chosen.rest.key]
-        work = size.at(chosen.rest.phase)
+        work = size.work_at(chosen.rest.phase)
         hits, waits = self._cache.hits(request.blocks, request.prompt), not chosen.rest.fits(work)
         rest.change(work, int(waits))
         if first is not rest:
-            first.change(size.at(chosen.first.phase))
+            first.change(size.work_at(chosen.first.phase))
         unit = units.prompts[chosen.first.unit]
         unit.add(Job(request.at, request.prompt, request.output, hits, first, rest, work.kv_tokens, waits))
         if not unit.is_stepping:
@@ -191,7 +191,7 @@ class _Loop:
             return
         for job in self._units.tokens[name].end(now):
             job.token_rank.change(Work(-1, 0, 0, -job.kv_counted))
-            self._expected.ended(job.output)
+            self._expected.record(job.output)
             self.found.jobs.append(job)
         self._ask(now, name)
 

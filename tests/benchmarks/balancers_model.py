@@ -119,10 +119,10 @@ class Model:
         size = RequestSize(request.prompt_tokens, int(self._mean_answer))
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
         prefill, decode = self.prefill[chosen.first.rank], self.decode[chosen.rest.rank]
-        prefill.left += size.at("prefill")
-        decode.given += size.at("decode")
+        prefill.left += size.work_at("prefill")
+        decode.given += size.work_at("decode")
         prefill.line.append(request)
-        self._chosen[request] = decode, size.at("decode")
+        self._chosen[request] = decode, size.work_at("decode")
         unit = chosen.first.rank // self._per_unit
         if not self._is_stepping[unit]:
             self._prefill_step(now, unit)

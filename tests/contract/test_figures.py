@@ -22,7 +22,7 @@ def unit(name, phase, *works, straggler=None):
 def test_the_controller_reads_what_the_gateway_measures():
     """Every figure of every phase, and the unit that a rank holds up, whatever the model is called."""
     registry = CollectorRegistry()
-    GatewayMetrics(registry, 'a model "of phase=", } 1').phases.take(
+    GatewayMetrics(registry, 'a model "of phase=", } 1').phases.sample(
         [
             unit("demo-prefill-0", "prefill", Work(3, 700, 9000, 0), Work(1, 20, 210, 0)),
             unit("demo-decode-0", "decode", Work(5, 0, 0, 640), Work(2, 0, 0, 128), straggler=(1, 2.5)),

@@ -74,7 +74,7 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     ranks.watch(random_model(small_config))
     ranks.watch_requests(Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1), launch.limits))
     ranks.watch_steps(StepTimes(ExchangeTime()))
-    GatewayMetrics(gateway, launch.model.name).phases.take([SimpleNamespace(**READY)])
+    GatewayMetrics(gateway, launch.model.name).phases.sample([SimpleNamespace(**READY)])
     families = [*ranks.registry.collect(), *gateway.collect()]
     measured = {family.name + "_total" * (family.type == "counter"): family for family in families}
     labels = {label for family in families for sample in family.samples for label in sample.labels}

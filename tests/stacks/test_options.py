@@ -57,7 +57,7 @@ def test_a_key_s_entry_lets_it_in(capsys, tmp_path):
     file.write_text(f'{{"keys": [{entry}, {json.dumps({"name": "b", "hash": other["hash"]})}]}}')
     ring = KeyRing(file)
 
-    assert [ring.account_of(f"Bearer {each}", "").name for each in (key, other["key"])] == ["team-a", "b"]
+    assert [ring.find_account(f"Bearer {each}", "").name for each in (key, other["key"])] == ["team-a", "b"]
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

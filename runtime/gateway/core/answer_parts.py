@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
-__all__ = ["AnswerForm", "AnswerReader", "CallPart", "Opening", "Said", "Thought", "ToolCallForm", "opening_of"]
+__all__ = ["AnswerForm", "AnswerReader", "CallPart", "Opening", "Thought", "ToolCallForm", "Words", "read_opening"]
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -56,7 +56,7 @@ class Thought:
 
 
 @dataclass(frozen=True)
-class Said:
+class Words:
     """A piece of what the model says."""
 
     text: str
@@ -72,10 +72,10 @@ class CallPart:
     name: str | None = None
 
 
-AnswerPart = Thought | Said | CallPart
+AnswerPart = Thought | Words | CallPart
 
 
-def opening_of(prompt: str) -> Opening:
+def read_opening(prompt: str) -> Opening:
     """Return how the answer begins, by what the template wrote before it. Some models write <think> themselves."""
     before = prompt.rstrip()
     if before.endswith(THINK_BEGIN):
@@ -92,13 +92,13 @@ class AnswerReader:
         self._is_last = False
         self._skips_space = form.opening != "content"
         self.num_calls = 0
-        openings = {"thinking": self._thinking, "content": self._saying, "undecided": self._opening}
+        openings = {"thinking": self._read_thought, "content": self._read_words, "undecided": self._read_opening}
         self._state: Callable[[], Sequence[AnswerPart]] = openings[form.opening]
 
     @property
     def is_thinking(self) -> bool:
         """True until the model ends its thinking."""
-        return self._state == self._thinking
+        return self._state == self._read_thought
 
     def push(self, text: str, *, is_last: bool = False) -> Sequence[AnswerPart]:
         """Return the parts that this piece makes certain; `is_last` where nothing follows it."""
@@ -111,48 +111,48 @@ class AnswerReader:
             parts += state()
         return parts
 
-    def _opening(self) -> Sequence[AnswerPart]:
+    def _read_opening(self) -> Sequence[AnswerPart]:
         begun = self._text.lstrip()
         if begun.startswith(THINK_BEGIN):
             self._text = begun.removeprefix(THINK_BEGIN)
-            self._state = self._thinking
+            self._state = self._read_thought
         elif self._is_last or not THINK_BEGIN.startswith(begun):
-            self._state, self._skips_space = self._saying, False
+            self._state, self._skips_space = self._read_words, False
         return ()
 
-    def _thinking(self) -> Sequence[AnswerPart]:
+    def _read_thought(self) -> Sequence[AnswerPart]:
         """Tell thoughts without the white space before and after them."""
         self._skip_space()
-        text, is_over = self._take(THINK_END)
+        text, is_over = self._read_until(THINK_END)
         if is_over:
-            self._state, self._skips_space = self._saying, True
+            self._state, self._skips_space = self._read_words, True
         elif not self._is_last:
             self._text = text[len(text.rstrip()) :] + self._text
         text = text if self._is_last and not is_over else text.rstrip()
         return (Thought(text),) if text else ()
 
-    def _saying(self) -> Sequence[AnswerPart]:
+    def _read_words(self) -> Sequence[AnswerPart]:
         self._skip_space()
         if self._form.tool_calls is None:
             text, self._text = self._text, ""
         else:
-            text, is_over = self._take(CALLS_BEGIN)
-            self._state = self._between_calls if is_over else self._state
-        return (Said(text),) if text else ()
+            text, is_over = self._read_until(CALLS_BEGIN)
+            self._state = self._read_call_mark if is_over else self._state
+        return (Words(text),) if text else ()
 
-    def _between_calls(self) -> Sequence[AnswerPart]:
+    def _read_call_mark(self) -> Sequence[AnswerPart]:
         self._text = self._text.lstrip()
         if self._text.startswith(CALL_BEGIN):
             self._text = self._text.removeprefix(CALL_BEGIN)
-            self._state = self._naming
+            self._state = self._read_call_name
         elif self._text.startswith(CALLS_END):
             self._text = self._text.removeprefix(CALLS_END)
-            self._state, self._skips_space = self._saying, True
+            self._state, self._skips_space = self._read_words, True
         elif self._is_last or not any(mark.startswith(self._text) for mark in (CALL_BEGIN, CALLS_END)):
-            self._state = self._saying
+            self._state = self._read_words
         return ()
 
-    def _naming(self) -> Sequence[AnswerPart]:
+    def _read_call_name(self) -> Sequence[AnswerPart]:
         """Wait for the whole name."""
         kind, separator, rest = self._text.partition(SEPARATOR)
         name, arguments = kind, rest
@@ -160,16 +160,16 @@ class AnswerReader:
             name, separator, arguments = rest.partition(FENCE)
         if separator:
             self._text = arguments
-            self._state = self._arguing
+            self._state = self._read_arguments
             self.num_calls += 1
             return (CallPart(self.num_calls - 1, "", f"call_{uuid4().hex[:24]}", name.strip()),)
         if self._is_last:
-            self._text, self._state = CALL_BEGIN + self._text, self._saying
+            self._text, self._state = CALL_BEGIN + self._text, self._read_words
         return ()
 
-    def _arguing(self) -> Sequence[AnswerPart]:
-        text, is_over = self._take(self._form.call_end)
-        self._state = self._between_calls if is_over else self._state
+    def _read_arguments(self) -> Sequence[AnswerPart]:
+        text, is_over = self._read_until(self._form.call_end)
+        self._state = self._read_call_mark if is_over else self._state
         return (CallPart(self.num_calls - 1, text),) if text else ()
 
     def _skip_space(self) -> None:
@@ -177,18 +177,18 @@ class AnswerReader:
             self._text = self._text.lstrip()
             self._skips_space = not self._text
 
-    def _take(self, mark: str) -> tuple[str, bool]:
+    def _read_until(self, mark: str) -> tuple[str, bool]:
         """Take the text before `mark`, and the mark; without one, what cannot begin it. Return it, and if it came."""
         text, found, rest = self._text.partition(mark)
         if found:
             self._text = rest
             return text, True
-        certain = len(text) - (0 if self._is_last else _num_begun(text, mark))
+        certain = len(text) - (0 if self._is_last else _partial_mark_length(text, mark))
         self._text = text[certain:]
         return text[:certain], False
 
 
-def _num_begun(text: str, mark: str) -> int:
+def _partial_mark_length(text: str, mark: str) -> int:
     """Return how many characters at the end of `text` may begin the mark."""
     lengths = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)

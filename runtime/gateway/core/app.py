@@ -24,28 +24,28 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.gateway.core.body import MAX_CHOICES
-from runtime.gateway.core.calls import AskedCall, Call, ServedModel, read_chat, read_completion
+from runtime.gateway.core.calls import Call, PendingCall, ServedModel, read_chat, read_completion
 from runtime.gateway.core.dialects import ChatDialect, CompletionDialect, Dialect, usage
 from runtime.gateway.core.embeddings import EmbeddingCall, embeddings_json, read_embeddings
 from runtime.gateway.core.generation import Delta, Generation
-from runtime.gateway.core.openapi import ROUTES, description
+from runtime.gateway.core.openapi import ROUTES, encoded_description
 from runtime.gateway.core.response_items import ResponsesDialect
 from runtime.gateway.core.responses import read_response, rename_params
 from runtime.gateway.core.schemas import Schemas
 from runtime.gateway.core.tokenizing import detokenize, tokenize
-from runtime.gateway.edge.client import Bodies, EventStream, while_connected
-from runtime.gateway.edge.http_errors import ApiError, no_json, unknown_model
+from runtime.gateway.edge.client import Bodies, EventStream, run_while_connected
+from runtime.gateway.edge.http_errors import ApiError, unknown_model, unusable_schema
 from runtime.gateway.edge.idempotency import HEADER, IdempotencyKeys, IdempotentCall
 from runtime.gateway.ranks.registry import Registry
 from runtime.gateway.telemetry.metrics import GatewayMetrics
-from runtime.gateway.telemetry.request_log import Begun, RequestLog, peer_of
+from runtime.gateway.telemetry.request_log import CallRecord, RequestLog, peer_address
 from runtime.gateway.telemetry.tracing import Traces
-from runtime.gateway.tenants.admission import Admission, Line, caller_of
+from runtime.gateway.tenants.admission import Admission, Line, caller_name
 from runtime.gateway.tenants.keys import Account, KeyRing, Spending
 
 __all__ = ["Gateway", "create_app"]
 
-NEED_NO_KEY = ("/health", "/readyz", "/openapi.json")  # probes have none
+OPEN_PATHS = ("/health", "/readyz", "/openapi.json")  # probes have none
 REQUEST_ID = "X-Request-Id"
 SMALL_BODY_BYTES = 2**10  # read at once: 1 to 2 ms, measured for digits, the demo tokenizer's slowest text
 LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
@@ -72,7 +72,9 @@ class Gateway:
     log: RequestLog = field(default_factory=RequestLog)
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     bodies: Bodies = field(default_factory=Bodies)
-    for_large: Executor = field(default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body"))
+    large_body_threads: Executor = field(
+        default_factory=partial(ThreadPoolExecutor, LARGE_BODIES_AT_ONCE, "large-body")
+    )
 
     @property
     def registry(self) -> Registry:
@@ -83,10 +85,10 @@ class Gateway:
 def create_app(gateway: Gateway) -> Starlette:
     """Return the ASGI application."""
     handlers: dict[Any, Any] = {  # to starlette's types, each would have to take any exception
-        ApiError: _api_error,
-        HTTPException: _http_error,
-        ClientDisconnect: _client_left,
-        500: _our_bug,
+        ApiError: _answer_api_error,
+        HTTPException: _answer_http_error,
+        ClientDisconnect: _answer_client_left,
+        500: _answer_our_bug,
     }
     app = Starlette(
         routes=[
@@ -96,8 +98,8 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
-            Route("/tokenize", tokens_of_text, methods=["POST"]),
-            Route("/detokenize", text_of_tokens, methods=["POST"]),
+            Route("/tokenize", tokenize_text, methods=["POST"]),
+            Route("/detokenize", detokenize_tokens, methods=["POST"]),
             Route("/openapi.json", openapi),
             Route("/health", health),
             Route("/readyz", readyz),
@@ -105,12 +107,12 @@ def create_app(gateway: Gateway) -> Starlette:
         exception_handlers=handlers,
     )
     app.router.redirect_slashes = False  # to http:// behind a proxy that ends TLS: the prompt would be sent in clear
-    app.add_middleware(Door, gateway=gateway)
+    app.add_middleware(Authentication, gateway=gateway)
     app.state.gateway = gateway
     return app
 
 
-class Door:
+class Authentication:
     """Lets requests in whose key is known, before their body is read. The account goes with the request."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
@@ -121,16 +123,16 @@ class Door:
         """Answer the request, or refuse it."""
         request = Request(scope)
         try:
-            request.state.account = self._account(request)
+            request.state.account = self._find_account(request)
         except ApiError as error:
-            await _api_error(request, error)(scope, receive, send)
+            await _answer_api_error(request, error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _account(self, request: Request) -> Account:
-        if self._keys is None or request.scope["path"] in NEED_NO_KEY:  # its URL begins with whatever Host says
+    def _find_account(self, request: Request) -> Account:
+        if self._keys is None or request.scope["path"] in OPEN_PATHS:  # its URL begins with whatever Host says
             return Account()
-        return self._keys.account_of(request.headers.get("authorization"), peer_of(request))
+        return self._keys.find_account(request.headers.get("authorization"), peer_address(request))
 
 
 async def completions(request: Request) -> Response:
@@ -159,22 +161,22 @@ async def embeddings(request: Request) -> Response:
     with ExitStack() as stack:
         async with gateway.bodies.read(request) as raw:
             _refuse_early(1, gateway.admission.embeddings, request)
-            idempotent = _idempotent(request, raw)
+            idempotent = _find_idempotent_call(request, raw)
             stack.callback(gateway.idempotency.end_request, idempotent)
-            asked = await _worked_out(request, len(raw), partial(read_embeddings, raw, gateway.model))
+            asked = await _process_body(request, len(raw), partial(read_embeddings, raw, gateway.model))
         spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
         stack.callback(spending.end)
-        begun = Begun(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
+        record = CallRecord(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
         size = gateway.model.tokenizer.embedding_size
-        call = EmbeddingCall(asked.prompts, size, caller_of(request), gateway.admission, gateway.metrics)
-        idempotent.is_begun = True
+        call = EmbeddingCall(asked.prompts, size, caller_name(request), gateway.admission, gateway.metrics)
+        idempotent.has_begun = True
         stack.callback(call.close)
-        found = await while_connected(request, call.embeddings())
+        found = await run_while_connected(request, call.gather())
         spending.num_used = asked.num_tokens
         gateway.metrics.prompt_tokens.inc(asked.num_tokens)
-        gateway.log.ended(begun, call.units, *idempotent.count(asked.num_tokens, 0), is_answered=True)
+        gateway.log.log_call(record, call.units, *idempotent.count(asked.num_tokens, 0), is_answered=True)
         answer = embeddings_json(asked, found, gateway.model.name)
-        return JSONResponse(answer, headers={REQUEST_ID: begun.request_id})
+        return JSONResponse(answer, headers={REQUEST_ID: record.request_id})
 
 
 async def list_models(request: Request) -> Response:
@@ -192,23 +194,23 @@ async def show_model(request: Request) -> Response:
     return JSONResponse(_model_card(gateway))
 
 
-async def tokens_of_text(request: Request) -> Response:
+async def tokenize_text(request: Request) -> Response:
     """Answer POST /tokenize."""
     gateway: Gateway = request.app.state.gateway
     async with gateway.bodies.read(request) as raw:
-        return JSONResponse(await _worked_out(request, len(raw), partial(tokenize, raw, gateway.model)))
+        return JSONResponse(await _process_body(request, len(raw), partial(tokenize, raw, gateway.model)))
 
 
-async def text_of_tokens(request: Request) -> Response:
+async def detokenize_tokens(request: Request) -> Response:
     """Answer POST /detokenize."""
     gateway: Gateway = request.app.state.gateway
     async with gateway.bodies.read(request) as raw:
-        return JSONResponse(await _worked_out(request, len(raw), partial(detokenize, raw, gateway.model)))
+        return JSONResponse(await _process_body(request, len(raw), partial(detokenize, raw, gateway.model)))
 
 
 async def openapi(request: Request) -> Response:
     """Answer GET /openapi.json."""
-    return Response(description(), media_type="application/json")
+    return Response(encoded_description(), media_type="application/json")
 
 
 async def health(request: Request) -> Response:
@@ -224,8 +226,8 @@ async def readyz(request: Request) -> Response:
 
 async def _answer(
     request: Request,
-    read: Callable[[bytes, ServedModel, int | None], AskedCall],
-    dialect_of_route: type[Dialect],
+    read: Callable[[bytes, ServedModel, int | None], PendingCall],
+    dialect_type: type[Dialect],
     prefix: str,
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
@@ -234,28 +236,28 @@ async def _answer(
     with ExitStack() as stack:
         async with gateway.bodies.read(request) as raw:
             _refuse_early(1, gateway.admission.answers, request)
-            idempotent = _idempotent(request, raw)
+            idempotent = _find_idempotent_call(request, raw)
             stack.callback(gateway.idempotency.end_request, idempotent)
-            asked = await _worked_out(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
+            asked = await _process_body(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
-            call = await _worked_out(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
-            call = call.of_tenant(account.name)
+            call = await _process_body(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
+            call = call.assign_tenant(account.name)
         request_id = f"{prefix}{uuid4().hex}"
-        dialect = dialect_of_route(request_id, int(time.time()), gateway.model.name, call)
+        dialect = dialect_type(request_id, int(time.time()), gateway.model.name, call)
         headers = {REQUEST_ID: request_id}
-        spending = account.begin(len(call.requests), call.most_tokens, is_stream=call.stream)
+        spending = account.begin(len(call.requests), call.max_tokens, is_stream=call.stream)
         stack.callback(spending.end)
         await _check_schema(request, call)
-        caller, tokenizer = caller_of(request), gateway.model.tokenizer
+        caller, tokenizer = caller_name(request), gateway.model.tokenizer
         generation = Generation(call, caller, gateway.admission, tokenizer, gateway.metrics)
-        idempotent.is_begun = True
-        begun = Begun(request, request_id, time.monotonic(), idempotent.digest)
-        stack.callback(_close, generation, spending, idempotent, begun)
+        idempotent.has_begun = True
+        record = CallRecord(request, request_id, time.monotonic(), idempotent.digest)
+        stack.callback(_close_call, generation, spending, idempotent, record)
         if not call.stream:
-            choices = await while_connected(request, _read_all(generation, len(call.requests)))
-            return JSONResponse(dialect.whole(choices, _usage(generation)), headers=headers)
-        first = await while_connected(request, generation.next_delta())
-        return EventStream(_events(dialect, generation, first), headers, stack.pop_all().close)
+            choices = await run_while_connected(request, _read_all(generation, len(call.requests)))
+            return JSONResponse(dialect.write_answer(choices, _report_usage(generation)), headers=headers)
+        first = await run_while_connected(request, generation.next_delta())
+        return EventStream(_stream_events(dialect, generation, first), headers, stack.pop_all().close)
 
 
 async def _check_schema(request: Request, call: Call) -> None:
@@ -264,45 +266,45 @@ async def _check_schema(request: Request, call: Call) -> None:
     if schema is None:
         return
     schemas: Schemas = request.app.state.gateway.schemas
-    reason = await while_connected(request, schemas.why_refused(caller_of(request), schema))
+    reason = await run_while_connected(request, schemas.find_fault(caller_name(request), schema))
     if reason is not None:
-        raise no_json(reason)
+        raise unusable_schema(reason)
 
 
-def _idempotent(request: Request, raw: bytes) -> IdempotentCall:
+def _find_idempotent_call(request: Request, raw: bytes) -> IdempotentCall:
     """Return what is known of the call by its key. Raise ApiError."""
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
-    return gateway.idempotency.call(key, request.state.account.name, request.scope["path"], raw)
+    return gateway.idempotency.find_call(key, request.state.account.name, request.scope["path"], raw)
 
 
-def _close(generation: Generation, spending: Spending, idempotent: IdempotentCall, begun: Begun) -> None:
+def _close_call(generation: Generation, spending: Spending, idempotent: IdempotentCall, record: CallRecord) -> None:
     generation.close()
     computed = generation.num_prompt_tokens, generation.num_generated_tokens
     spending.num_used = sum(computed)
-    gateway: Gateway = begun.request.app.state.gateway
+    gateway: Gateway = record.request.app.state.gateway
     counted = idempotent.count(*computed)
     num_hits = min(generation.num_hit_tokens, counted[0])
-    gateway.log.ended(begun, generation.units, *counted, num_hits, is_answered=generation.is_answered)
+    gateway.log.log_call(record, generation.units, *counted, num_hits, is_answered=generation.is_answered)
     if gateway.traces is not None:
-        request = begun.request
-        told = begun.request_id, begun.began, generation.phases, computed
-        gateway.traces.ended(request.scope["path"], request.headers, *told, is_answered=generation.is_answered)
+        request = record.request
+        times = record.request_id, record.started_at, generation.phases, computed
+        gateway.traces.record_call(request.scope["path"], request.headers, *times, is_answered=generation.is_answered)
 
 
-async def _worked_out(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
+async def _process_body(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
     """Return the result of `work` on a body of `num_bytes`. If the client leaves before it is begun, it never is.
 
     A small body is worth no thread: beside a busy event loop, changing threads takes longer than the work.
     """
     if num_bytes <= SMALL_BODY_BYTES:
         return work()
-    executor = request.app.state.gateway.for_large if num_bytes > LARGE_BODY_BYTES else None
+    executor = request.app.state.gateway.large_body_threads if num_bytes > LARGE_BODY_BYTES else None
 
     async def done() -> T:
         return await asyncio.get_running_loop().run_in_executor(executor, work)
 
-    return await while_connected(request, done())
+    return await run_while_connected(request, done())
 
 
 def _refuse_early(num_choices: int, line: Line, request: Request) -> None:
@@ -310,7 +312,7 @@ def _refuse_early(num_choices: int, line: Line, request: Request) -> None:
 
     While nobody is ready, a call of usual size is still told what is wrong with it.
     """
-    caller = caller_of(request)
+    caller = caller_name(request)
     if num_choices > MAX_CHOICES or line.room(caller) is not None:
         line.check(caller, num_choices)
 
@@ -320,10 +322,10 @@ async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
     deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
     while (delta := await generation.next_delta()) is not None:
         deltas[delta.index].append(delta)
-    return [_joined(parts) for parts in deltas]
+    return [_join_deltas(parts) for parts in deltas]
 
 
-def _joined(deltas: list[Delta]) -> Delta:
+def _join_deltas(deltas: list[Delta]) -> Delta:
     last = deltas[-1]
     logprobs = [token for delta in deltas for token in delta.logprobs or ()]
     parts = [part for delta in deltas for part in delta.parts or ()]
@@ -335,27 +337,27 @@ def _joined(deltas: list[Delta]) -> Delta:
     )
 
 
-async def _events(dialect: Dialect, generation: Generation, first: Delta | None) -> AsyncIterator[bytes]:
+async def _stream_events(dialect: Dialect, generation: Generation, first: Delta | None) -> AsyncIterator[bytes]:
     """Yield the stream's events, the last one being its end or an error.
 
     Events whose tokens came together are yielded together: one write for all of them, when there is much to do.
     """
-    used, delta = partial(_usage, generation), first
+    used, delta = partial(_report_usage, generation), first
     try:
         while delta is not None:
-            events = dialect.event(delta, used)
-            while (delta := generation.delta_here()) is not None:
-                events += dialect.event(delta, used)
+            events = dialect.write_event(delta, used)
+            while (delta := generation.poll_delta()) is not None:
+                events += dialect.write_event(delta, used)
             if events:
                 yield events
             delta = await generation.next_delta()
     except ApiError as error:
-        yield dialect.failure(error)
+        yield dialect.write_failure(error)
     else:
-        yield dialect.ending(used())
+        yield dialect.write_end(used())
 
 
-def _usage(generation: Generation) -> dict[str, Any]:
+def _report_usage(generation: Generation) -> dict[str, Any]:
     counts = generation.num_prompt_tokens, generation.num_generated_tokens, generation.num_hit_tokens
     return usage(*counts, generation.num_thinking_tokens)
 
@@ -364,13 +366,13 @@ def _model_card(gateway: Gateway) -> dict[str, Any]:
     return {"id": gateway.model.name, "object": "model", "created": gateway.started, "owned_by": "tidemill"}
 
 
-def _api_error(request: Request, error: ApiError) -> Response:
+def _answer_api_error(request: Request, error: ApiError) -> Response:
     if error.code != "invalid_api_key":  # the keys have said so
-        request.app.state.gateway.log.refused(request, error)
+        request.app.state.gateway.log.log_refusal(request, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 
-def _http_error(request: Request, error: HTTPException) -> Response:
+def _answer_http_error(request: Request, error: HTTPException) -> Response:
     """Answer Starlette's own errors: a path that does not exist, with those that do, or a method that does not."""
     message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     if error.status_code == 404:
@@ -381,11 +383,11 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     )
 
 
-def _client_left(request: Request, error: ClientDisconnect) -> Response:
+def _answer_client_left(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=STATUS_CLIENT_LEFT)
 
 
-def _our_bug(request: Request, error: Exception) -> Response:
+def _answer_our_bug(request: Request, error: Exception) -> Response:
     """Answer in the shape that the client expects; the traceback goes to the log."""
     body = ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error").body()
     return JSONResponse(body, status_code=500)

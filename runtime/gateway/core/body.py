@@ -42,7 +42,7 @@ __all__ = [
     "StreamOptions",
     "Thinking",
     "TokenizeBody",
-    "as_body",
+    "convert_body",
     "parse_body",
     "read_object",
 ]
@@ -324,7 +324,7 @@ BodyKind = TypeVar("BodyKind", bound=Body)
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
     """Return the body as `kind`. Raise ApiError, naming the parameter."""
-    return as_body(read_object(raw), kind)
+    return convert_body(read_object(raw), kind)
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
     A body of too many parts is refused unread: reading keeps every other thread waiting.
     """
-    if _count(raw, b"[", b"{") > MAX_CONTAINERS or _count(raw, b",") > MAX_VALUES:
+    if _count_characters(raw, b"[", b"{") > MAX_CONTAINERS or _count_characters(raw, b",") > MAX_VALUES:
         raise too_many_values(MAX_VALUES, MAX_CONTAINERS)
     try:
         document = msgspec.json.decode(raw)
@@ -343,36 +343,36 @@ def read_object(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def as_body(written: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
+def convert_body(document: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
     """Return what is written as `kind`. Raise ApiError, naming the parameter."""
-    wishes = {name: value for name, value in written.items() if not _is_absent(name, value, kind)}
-    _refuse_unsupported(wishes, kind)
+    present = {name: value for name, value in document.items() if not _is_absent(name, value, kind)}
+    _refuse_unsupported(present, kind)
     try:
-        fields = {name: value for name, value in wishes.items() if name not in kind.neutral}
+        fields = {name: value for name, value in present.items() if name not in kind.neutral}
         body = msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _misfit(str(error)) from None
+        raise _explain_misfit(str(error)) from None
     if isinstance(body, GenerationBody):
         _check_stream_options(body)
     return body
 
 
-def _count(raw: bytes, *characters: bytes) -> int:
+def _count_characters(raw: bytes, *characters: bytes) -> int:
     """Count characters by slices, between which other threads go on: of 8 MB at once it would be 4 ms each."""
     slices = (raw[begin : begin + SLICE_BYTES] for begin in range(0, len(raw), SLICE_BYTES))
     return sum(each.count(character) for each in slices for character in characters)
 
 
-def _refuse_unsupported(wishes: dict[str, Any], kind: type[Body]) -> None:
-    for name, value in wishes.items():
+def _refuse_unsupported(present: dict[str, Any], kind: type[Body]) -> None:
+    for name, value in present.items():
         if name in kind.neutral:
             if not _is_neutral(value, kind.neutral[name]):
-                raise unsupported(f"{name} is not supported by this server; {_instead_of(name, kind)}", name)
+                raise unsupported(f"{name} is not supported by this server; {_suggest_field(name, kind)}", name)
         elif name not in kind.__struct_fields__:
-            raise invalid(f"{name} is unknown to this route; {_instead_of(name, kind)}", name, "unknown_parameter")
+            raise invalid(f"{name} is unknown to this route; {_suggest_field(name, kind)}", name, "unknown_parameter")
 
 
-def _instead_of(name: str, kind: type[Body]) -> str:
+def _suggest_field(name: str, kind: type[Body]) -> str:
     """Say which field of the route does what a field of another server or route does."""
     ours = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
     return f"write {ours}" if ours else "leave it out"
@@ -400,7 +400,7 @@ def _check_stream_options(body: GenerationBody) -> None:
         raise unsupported(said, "stream_options")
 
 
-def _misfit(complaint: str) -> ApiError:
+def _explain_misfit(complaint: str) -> ApiError:
     """Return msgspec's sentence, with the parameter that it points at."""
     where = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
     param = where and where[1]

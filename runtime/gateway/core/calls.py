@@ -14,28 +14,28 @@ from functools import partial
 from typing import Any
 
 from runtime.gateway.core.answer_parts import AnswerForm
-from runtime.gateway.core.body import ChatBody, CompletionBody, as_body, parse_body, read_object
-from runtime.gateway.core.conversation import ChatPrompt, Conversation, Json, Message, chat_prompt
+from runtime.gateway.core.body import ChatBody, CompletionBody, convert_body, parse_body, read_object
+from runtime.gateway.core.conversation import ChatPrompt, Conversation, Json, Message, render_chat_prompt
 from runtime.gateway.core.tokenizer import Tokenizer
-from runtime.gateway.edge.http_errors import ApiError, invalid, no_json, unknown_model, unsupported
-from runtime.gateway.tenants.keys import salt_of
+from runtime.gateway.edge.http_errors import ApiError, invalid, unknown_model, unsupported, unusable_schema
+from runtime.gateway.tenants.keys import make_salt
 from runtime.protocol.json_grammar import why_refused_unread
 from runtime.protocol.messages import Sampling
 
 __all__ = [
-    "AskedCall",
     "Call",
     "GenerationRequest",
+    "PendingCall",
     "ServedModel",
+    "check_ids",
     "check_length",
     "check_model",
     "check_num_messages",
-    "checked_ids",
+    "encode_prompts",
     "num_prompts",
-    "prompts_of",
     "read_chat",
+    "read_chat_document",
     "read_completion",
-    "read_written_chat",
 ]
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -77,21 +77,21 @@ class Call:
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     echo: Json = field(default_factory=dict)  # what the answer repeats of the body
-    asked_salt: str | None = None  # the body's own
+    body_salt: str | None = None  # the body's own
 
-    def of_tenant(self, name: str | None) -> "Call":
+    def assign_tenant(self, name: str | None) -> "Call":
         """Return the call as one of this tenant, None where there are no keys: its prompts share KV as that may."""
-        salt = salt_of(name, self.asked_salt)
+        salt = make_salt(name, self.body_salt)
         return replace(self, requests=tuple(replace(request, cache_salt=salt) for request in self.requests))
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The most tokens that its usage may tell."""
         return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
 
 
 @dataclass(frozen=True)
-class AskedCall:
+class PendingCall:
     """A body that fits its route, before its prompts are encoded: whoever has no room for it is spared that.
 
     `prepare` returns the call, which takes time and memory for each choice. It raises ApiError.
@@ -101,30 +101,30 @@ class AskedCall:
     prepare: Callable[[], Call]
 
 
-def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Read the body of /v1/completions, which draws by `seed` unless it says its own. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of is not supported by this server; leave it out", "best_of")
-    return AskedCall(num_prompts(body.prompt) * (body.n or 1), partial(_completion_call, body, model, seed))
+    return PendingCall(num_prompts(body.prompt) * (body.n or 1), partial(_build_completion_call, body, model, seed))
 
 
-def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Read the body of /v1/chat/completions, which draws by `seed` unless it says its own. Raise ApiError."""
-    return read_written_chat(read_object(raw), model, seed)
+    return read_chat_document(read_object(raw), model, seed)
 
 
-def read_written_chat(written: Json, model: ServedModel, seed: int | None = None) -> AskedCall:
+def read_chat_document(document: Json, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Return what is asked for by what is written in the body of /v1/chat/completions. Raise ApiError."""
-    body = as_body(written, ChatBody)
+    body = convert_body(document, ChatBody)
     check_model(body.model, model)
-    asked = body.max_completion_tokens or body.max_tokens
-    if body.max_tokens not in (None, asked):
+    requested_tokens = body.max_completion_tokens or body.max_tokens
+    if body.max_tokens not in (None, requested_tokens):
         raise invalid("max_tokens and max_completion_tokens are one parameter; give one of them", "max_tokens")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs is only for logprobs: true", "top_logprobs")
-    return AskedCall(body.n or 1, partial(_chat_call, body, written, asked, model, seed))
+    return PendingCall(body.n or 1, partial(_build_chat_call, body, document, requested_tokens, model, seed))
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -133,16 +133,16 @@ def check_model(name: str | None, model: ServedModel) -> None:
         raise unknown_model(name, model.name)
 
 
-def prompts_of(prompt: str | list[Any], model: ServedModel, param: str = "prompt") -> list[list[int]]:
+def encode_prompts(prompt: str | list[Any], model: ServedModel, param: str = "prompt") -> list[list[int]]:
     """Return every form of `prompt` as lists of ids. Raise ApiError, naming `param`."""
     if isinstance(prompt, str):
-        return [_encoded(prompt, model, param)]
+        return [_encode_text(prompt, model, param)]
     if prompt and all(isinstance(item, int) for item in prompt):
-        return [checked_ids(prompt, model.tokenizer, param)]
+        return [check_ids(prompt, model.tokenizer, param)]
     if len({type(item) for item in prompt}) != 1:
         raise invalid(f"{param} must be a text, texts, token ids, or lists of token ids, and not empty", param)
     return [
-        _encoded(item, model, param) if isinstance(item, str) else checked_ids(item, model.tokenizer, param)
+        _encode_text(item, model, param) if isinstance(item, str) else check_ids(item, model.tokenizer, param)
         for item in prompt
     ]
 
@@ -153,21 +153,25 @@ def num_prompts(prompt: str | list[Any]) -> int:
     return 1 if is_one else len(prompt)
 
 
-def _completion_call(body: CompletionBody, model: ServedModel, seed: int | None) -> Call:
-    prompts = prompts_of(body.prompt, model)
-    return _call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model, seed)
+def _build_completion_call(body: CompletionBody, model: ServedModel, seed: int | None) -> Call:
+    prompts = encode_prompts(body.prompt, model)
+    return _build_call(body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, model, seed)
 
 
-def _chat_call(body: ChatBody, written: Json, asked: int | None, model: ServedModel, seed: int | None) -> Call:
+def _build_chat_call(
+    body: ChatBody, document: Json, requested_tokens: int | None, model: ServedModel, seed: int | None
+) -> Call:
     check_num_messages(body.messages, model)
-    prompt = _chat_prompt(body, written, model.tokenizer)
-    json_schema = _json_schema(body, prompt.answer)
+    prompt = _render_prompt(body, document, model.tokenizer)
+    json_schema = _read_json_schema(body, prompt.answer)
     check_length(prompt.text, model)
     prompt_ids = model.tokenizer.encode_whole(prompt.text)
-    return _call(body, [prompt_ids], asked, model.max_request_tokens, model, seed, prompt.answer, json_schema)
+    return _build_call(
+        body, [prompt_ids], requested_tokens, model.max_request_tokens, model, seed, prompt.answer, json_schema
+    )
 
 
-def _encoded(text: str, model: ServedModel, param: str) -> list[int]:
+def _encode_text(text: str, model: ServedModel, param: str) -> list[int]:
     if not text:
         raise invalid(f"{param} is an empty text", param)
     check_length(text, model)
@@ -190,7 +194,7 @@ def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
         raise invalid(said, "messages", "context_length_exceeded")
 
 
-def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
+def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
     """Return the ids, all of which the model knows, as a list of at least one. Raise ApiError, naming `param`."""
     if not ids:
         raise invalid(f"{param} is an empty list of token ids", param)
@@ -200,23 +204,23 @@ def checked_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt")
     return list(ids)
 
 
-def _chat_prompt(body: ChatBody, written: Json, tokenizer: Tokenizer) -> ChatPrompt:
+def _render_prompt(body: ChatBody, document: Json, tokenizer: Tokenizer) -> ChatPrompt:
     options = body.template_options
     if body.thinking is not None:
         options |= _thinking_option(body.thinking.type == "enabled", tokenizer)
-    tools, written_tools = (body.tools or [], written.get("tools") or []) if _may_call(body) else ([], [])
-    conversation = Conversation(body.messages, written["messages"], tools, written_tools)
-    return chat_prompt(conversation, options, tokenizer.chat_template)
+    tools, raw_tools = (body.tools or [], document.get("tools") or []) if _may_call_tools(body) else ([], [])
+    conversation = Conversation(body.messages, document["messages"], tools, raw_tools)
+    return render_chat_prompt(conversation, options, tokenizer.chat_template)
 
 
-def _may_call(body: ChatBody) -> bool:
+def _may_call_tools(body: ChatBody) -> bool:
     """Return whether the model may call tools. Raise ApiError if it is to be made to call one."""
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
     return bool(body.tools) and body.tool_choice != "none"
 
 
-def _json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
+def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
     """Return the schema that the answer is held to, as text, which is made once for all choices.
 
     Raise ApiError if the answer cannot be JSON, or the schema is too large. What it says, `schemas.py` checks.
@@ -235,7 +239,7 @@ def _json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
             raise unsupported(f"response_format in JSON is not supported together with {name}", "response_format")
     reason = why_refused_unread(schema)
     if reason is not None:
-        raise no_json(reason)
+        raise unusable_schema(reason)
     return schema
 
 
@@ -249,10 +253,10 @@ def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
     raise unsupported("thinking is not a choice that this model's chat template gives", "thinking")
 
 
-def _call(
+def _build_call(
     body: CompletionBody | ChatBody,
     prompts: list[list[int]],
-    asked: int | None,
+    requested_tokens: int | None,
     default: int,
     model: ServedModel,
     seed: int | None,
@@ -260,15 +264,15 @@ def _call(
     json_schema: str | None = None,
 ) -> Call:
     seed = seed if body.seed is None else body.seed
-    limits = [_max_tokens(len(prompt_ids), asked, default, model) for prompt_ids in prompts]
+    limits = [_choose_max_tokens(len(prompt_ids), requested_tokens, default, model) for prompt_ids in prompts]
     _check_ids_of_sampling(body, model.tokenizer)
     options = body.stream_options
     return Call(
         requests=tuple(
             GenerationRequest(
                 prompt_ids,
-                _sampling(body, limit, _seed(seed, choice), model.tokenizer, json_schema),
-                _stops(body, answer),
+                _build_sampling(body, limit, _choice_seed(seed, choice), model.tokenizer, json_schema),
+                _stop_strings(body, answer),
                 answer,
             )
             for prompt_ids, limit in zip(prompts, limits, strict=True)
@@ -278,11 +282,11 @@ def _call(
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         usage_in_every_chunk=options is not None and bool(options.include_usage and options.continuous_usage_stats),
-        asked_salt=body.cache_salt,
+        body_salt=body.cache_salt,
     )
 
 
-def _stops(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[str, ...]:
+def _stop_strings(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[str, ...]:
     """Return the texts that end an answer. One that may hold a single call ends with it."""
     is_single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     if is_single and answer is not None and answer.tool_calls is not None:
@@ -293,19 +297,19 @@ def _stops(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[
 def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer) -> None:
     for param, ids in (("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids)):
         if ids:
-            checked_ids(list(ids), tokenizer, param)
+            check_ids(list(ids), tokenizer, param)
 
 
-def _max_tokens(num_prompt_tokens: int, asked: int | None, default: int, model: ServedModel) -> int:
+def _choose_max_tokens(num_prompt_tokens: int, requested_tokens: int | None, default: int, model: ServedModel) -> int:
     """Return how many tokens to generate: as asked, else the default as far as there is room for it."""
     room = model.max_request_tokens - num_prompt_tokens
-    wanted = asked if asked is not None else min(default, max(room, 1))
+    wanted = requested_tokens if requested_tokens is not None else min(default, max(room, 1))
     if wanted > room:
-        raise _too_long(num_prompt_tokens, wanted, model.max_request_tokens)
+        raise _context_error(num_prompt_tokens, wanted, model.max_request_tokens)
     return wanted
 
 
-def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
+def _context_error(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
     total = num_prompt_tokens + wanted
     return invalid(
         f"this model takes {limit:,} tokens, prompt and answer together; "
@@ -314,7 +318,7 @@ def _too_long(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
     )
 
 
-def _sampling(
+def _build_sampling(
     body: CompletionBody | ChatBody, max_tokens: int, seed: int, tokenizer: Tokenizer, json_schema: str | None
 ) -> Sampling:
     min_tokens = body.min_tokens or 0
@@ -339,7 +343,7 @@ def _sampling(
     )
 
 
-def _seed(seed: int | None, choice: int) -> int:
+def _choice_seed(seed: int | None, choice: int) -> int:
     """Return the seed of a prompt's `choice`-th answer, which draws otherwise than the others.
 
     After the last seed comes the first; without any it is random.

@@ -33,7 +33,7 @@ __all__ = ["ChatTemplate", "NamedTemplate", "load_chat_template"]
 
 MAX_CHARACTERS = 2**25  # assumed: four times the largest body
 MAX_REPEATED = 2**20  # assumed: items that a multiplication makes, or a function or filter is asked for
-OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 EXTENSIONS = ("jinja2.ext.loopcontrols",)
 TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 DUMPED_ARGUMENTS = re.compile(r"""arguments(['"]\])?\s*\|\s*tojson""")
@@ -52,12 +52,12 @@ class ChatTemplate:
     special_texts: dict[str, str]  # bos_token and eos_token
 
     @property
-    def takes_tools(self) -> bool:
+    def renders_tools(self) -> bool:
         """True if it says the tools that there are."""
         return "tools" in self.variables
 
     @property
-    def knows_tools(self) -> bool:
+    def renders_tool_results(self) -> bool:
         """True if it says what tools answered."""
         return TOOL_ROLE.search(self.source) is not None
 
@@ -81,15 +81,15 @@ class ChatTemplate:
     @property
     def options(self) -> frozenset[str]:
         """The variables that a caller may set. It reads no others: Jinja looks up only names that are in the source."""
-        return self.variables - OURS
+        return self.variables - RESERVED_VARIABLES
 
     def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> str:
         """Return the conversation's text, up to where the assistant speaks. It may raise whatever a template can."""
         template = self.with_tools if tools else self.plain
-        said = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
-        text = _joined(template.generate(**options, **self.special_texts, **said))
+        variables = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
+        text = _join_pieces(template.generate(**options, **self.special_texts, **variables))
         text.encode()  # a template can write half a character, which no tokenizer takes
         return text
 
@@ -100,13 +100,13 @@ def load_chat_template(
     """Return the folder's template, or None. `configured` is from tokenizer_config.json. Raise CheckpointError."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        place, sources = file, {"default": _read(file)}
+        place, sources = file, {"default": _read_template(file)}
     else:
-        place, sources = folder / "tokenizer_config.json", _by_name(configured)
+        place, sources = folder / "tokenizer_config.json", _name_templates(configured)
     if "default" not in sources:
         return None
     plain, with_tools = sources["default"], sources.get("tool_use", sources["default"])
-    environment = _environment()
+    environment = _make_environment()
     try:
         trees = [environment.parse(source) for source in (plain, with_tools)]
         return ChatTemplate(
@@ -120,20 +120,20 @@ def load_chat_template(
         raise CheckpointError(f"the chat_template in {place} is broken: {error}") from None
 
 
-def _read(file: Path) -> str:
+def _read_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from None
 
 
-def _by_name(configured: str | list[NamedTemplate] | None) -> dict[str, str]:
+def _name_templates(configured: str | list[NamedTemplate] | None) -> dict[str, str]:
     if configured is None or isinstance(configured, str):
         return {} if configured is None else {"default": configured}
     return {entry.get("name", "default"): entry.get("template", "") for entry in configured}
 
 
-def _joined(pieces: Iterable[str]) -> str:
+def _join_pieces(pieces: Iterable[str]) -> str:
     kept, size = [], 0
     for piece in pieces:
         kept.append(piece)
@@ -181,27 +181,27 @@ def _check_numbers(arguments: Iterable[Any]) -> None:
         raise SecurityError(f"a chat template may not use a number over {MAX_REPEATED:,} as an argument")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _make_environment() -> ImmutableSandboxedEnvironment:
     environment, plain = (_Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS) for _ in range(2))
-    plain.filters["tojson"], plain.filters["round"] = _to_json, _rounded
-    environment.filters = {name: _at_render(name, plain) for name in plain.filters}
+    plain.filters["tojson"], plain.filters["round"] = _to_json, _round
+    environment.filters = {name: _delay_filter(name, plain) for name in plain.filters}
     environment.globals["raise_exception"] = _raise_from_template
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
-def _at_render(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
+def _delay_filter(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
     """Return the filter as one that wants the context: all others are worked out as Jinja reads a template."""
 
     @jinja2.pass_context
-    def filtered(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def apply_filter(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         _check_numbers((*args, *kwargs.values()))
         return plain.call_filter(name, value, args, kwargs, context)
 
-    return filtered
+    return apply_filter
 
 
-def _rounded(value: float, precision: int = 0, method: str = "common") -> float:
+def _round(value: float, precision: int = 0, method: str = "common") -> float:
     if abs(precision) > sys.float_info.max_10_exp:  # it is a power of 10
         raise SecurityError(f"a chat template may not round to {precision} digits")
     rounded: float = FILTERS["round"](value, precision, method)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import jinja2
 import msgspec
 
-from runtime.gateway.core.answer_parts import THINK_END, AnswerForm, Opening, opening_of
+from runtime.gateway.core.answer_parts import THINK_END, AnswerForm, Opening, read_opening
 from runtime.gateway.core.chat_template import ChatTemplate
 from runtime.gateway.edge.http_errors import invalid, unsupported
 
@@ -36,7 +36,7 @@ __all__ = [
     "OpenPart",
     "Part",
     "Tool",
-    "chat_prompt",
+    "render_chat_prompt",
 ]
 
 Json = dict[str, Any]
@@ -148,9 +148,9 @@ class Conversation:
     """What was said, and the tools that may be called. Each is here twice: as it was read, and as it was written."""
 
     messages: Sequence[Message]
-    written_messages: Sequence[Json]
+    raw_messages: Sequence[Json]
     tools: Sequence[Tool]
-    written_tools: Sequence[Json]
+    raw_tools: Sequence[Json]
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,9 @@ class ChatPrompt:
     answer: AnswerForm
 
 
-def chat_prompt(conversation: Conversation, options: dict[str, Any], template: ChatTemplate | None) -> ChatPrompt:
+def render_chat_prompt(
+    conversation: Conversation, options: dict[str, Any], template: ChatTemplate | None
+) -> ChatPrompt:
     """Return the conversation up to where the assistant speaks, or goes on speaking.
 
     `options` are for the template, which may not read them. Raise ApiError.
@@ -174,20 +176,22 @@ def chat_prompt(conversation: Conversation, options: dict[str, Any], template: C
     for number, message in enumerate(messages):
         _check_message(message, f"messages[{number}]", template, is_last=number == len(messages) - 1)
     last = messages[-1]
-    told = list(map(_for_template, messages, conversation.written_messages, repeat(template)))
-    told_tools = list(map(_tool_for_template, tools, conversation.written_tools))
+    adapted = list(map(_adapt_message, messages, conversation.raw_messages, repeat(template)))
+    adapted_tools = list(map(_adapt_tool, tools, conversation.raw_tools))
     try:
-        text = template.render(told[:-1] if last.prefix else told, told_tools or None, options)
+        text = template.render(adapted[:-1] if last.prefix else adapted, adapted_tools or None, options)
     except TEMPLATE_ERRORS as error:
-        raise invalid(f"the model's chat template refuses these messages: {_complaint(error)}", "messages") from None
-    opening = opening_of(text) if template.thinks else "content"
+        raise invalid(
+            f"the model's chat template refuses these messages: {_describe_error(error)}", "messages"
+        ) from None
+    opening = read_opening(text) if template.thinks else "content"
     if last.prefix:
-        text, opening = _begun(last, text, opening)
+        text, opening = _begin_answer(last, text, opening)
     return ChatPrompt(text, AnswerForm(opening, template.tool_calls if tools else None))
 
 
 def _check_tools(tools: Sequence[Tool], template: ChatTemplate) -> None:
-    if tools and not template.takes_tools:
+    if tools and not template.renders_tools:
         raise unsupported("tools is not supported: this model's chat template does not say them", "tools")
     if tools and template.tool_calls is None:
         raise unsupported("tools is not supported: this model's calls are in a form not read here", "tools")
@@ -204,7 +208,7 @@ def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, 
     return read
 
 
-def _complaint(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return what a template says, which may be anything, or nothing."""
     said = str(error)[:MAX_COMPLAINT].encode(errors="backslashreplace").decode()
     return said or type(error).__name__
@@ -221,7 +225,7 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
         "tool_calls is only for the assistant": bool(message.tool_calls) and message.role != "assistant",
         "prefix is only for the last message, an assistant's": bool(message.prefix)
         and not (is_last and message.role == "assistant"),
-        "this model's chat template knows no tools": not template.knows_tools
+        "this model's chat template knows no tools": not template.renders_tool_results
         and (message.role == "tool" or bool(message.tool_calls)),
     }
     for complaint, is_so in wrong.items():
@@ -229,9 +233,9 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
             raise invalid(f"{place}: {complaint}", "messages")
 
 
-def _for_template(message: Message, written: Json, template: ChatTemplate) -> Json:
+def _adapt_message(message: Message, document: Json, template: ChatTemplate) -> Json:
     """Return the message as templates expect it: keys that are not said are absent."""
-    calls = list(map(_call_for_template, message.tool_calls or (), written.get("tool_calls") or (), repeat(template)))
+    calls = list(map(_adapt_call, message.tool_calls or (), document.get("tool_calls") or (), repeat(template)))
     optional = {
         "name": message.name,
         "tool_calls": calls or None,
@@ -241,24 +245,24 @@ def _for_template(message: Message, written: Json, template: ChatTemplate) -> Js
     role = "system" if message.role == "developer" else message.role  # its newer name
     content = message.text if calls else message.text or ""
     said = {name: value for name, value in optional.items() if value is not None}
-    return {"role": role, "content": content} | said | _unknown(written, Message)
+    return {"role": role, "content": content} | said | _unknown_keys(document, Message)
 
 
-def _unknown(written: Json, kind: type[Part]) -> Json:
+def _unknown_keys(document: Json, kind: type[Part]) -> Json:
     """Return what was written beside the keys of `kind`."""
     known = kind.__struct_fields__
-    return {name: value for name, value in written.items() if name not in known and value is not None}
+    return {name: value for name, value in document.items() if name not in known and value is not None}
 
 
-def _tool_for_template(tool: Tool, written: Json) -> Json:
+def _adapt_tool(tool: Tool, document: Json) -> Json:
     """Return the tool as templates expect it. Without parameters it takes none, as in OpenAI's API."""
     function: Json = msgspec.to_builtins(tool.function)
     function["parameters"] = function.get("parameters", NO_PARAMETERS)
-    function |= _unknown(written["function"], Function)
+    function |= _unknown_keys(document["function"], Function)
     return {"type": tool.type, "function": function}
 
 
-def _call_for_template(call: ToolCall, written: Json, template: ChatTemplate) -> Json:
+def _adapt_call(call: ToolCall, document: Json, template: ChatTemplate) -> Json:
     arguments: Any = call.function.arguments
     if template.dumps_arguments:
         try:
@@ -267,11 +271,13 @@ def _call_for_template(call: ToolCall, written: Json, template: ChatTemplate) ->
             raise invalid(
                 f"messages: the arguments of {call.function.name} are not JSON: {error}", "messages"
             ) from None
-    function = {"name": call.function.name, "arguments": arguments} | _unknown(written["function"], CalledFunction)
-    return {"id": call.id, "type": call.type, "function": function} | _unknown(written, ToolCall)
+    function = {"name": call.function.name, "arguments": arguments} | _unknown_keys(
+        document["function"], CalledFunction
+    )
+    return {"id": call.id, "type": call.type, "function": function} | _unknown_keys(document, ToolCall)
 
 
-def _begun(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
+def _begin_answer(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
     """Return the prompt with the beginning of the answer that the caller wrote, and how the answer goes on.
 
     Words in an answer that begins with thoughts end the thoughts.

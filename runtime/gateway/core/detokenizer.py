@@ -52,8 +52,10 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [(stop, borders(stop)) for stop in stops]
-        self._begun = [0] * len(stops)  # how many of its characters the text ends with, the most that there can be
-        self._held = ""
+        self._num_matched = [0] * len(
+            stops
+        )  # how many of its characters the text ends with, the most that there can be
+        self._pending = ""
         self.has_matched = False
 
     def push(self, text: str) -> str:
@@ -62,32 +64,32 @@ class StopMatcher:
             return text
         if self.has_matched:
             return ""
-        held, self._held = self._held, ""
+        pending, self._pending = self._pending, ""
         for place, character in enumerate(text):
-            if complete := self._read(character):
+            if complete := self._advance(character):
                 self.has_matched = True
-                return (held + text[: place + 1])[:-complete]
-        text = held + text
-        certain = len(text) - max(self._begun)
-        self._held = text[certain:]
+                return (pending + text[: place + 1])[:-complete]
+        text = pending + text
+        certain = len(text) - max(self._num_matched)
+        self._pending = text[certain:]
         return text[:certain]
 
     def release(self) -> str:
         """Return the held text, once nothing can follow it."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
-    def _read(self, character: str) -> int:
+    def _advance(self, character: str) -> int:
         """Return the length of the longest stop string that this character completes, or 0."""
         complete = 0
         for number, (stop, shorter) in enumerate(self._stops):
-            begun = self._begun[number]
-            while begun and stop[begun] != character:
-                begun = shorter[begun - 1]
-            begun += stop[begun] == character
-            if begun == len(stop):
-                complete = max(complete, begun)
-            self._begun[number] = begun
+            matched = self._num_matched[number]
+            while matched and stop[matched] != character:
+                matched = shorter[matched - 1]
+            matched += stop[matched] == character
+            if matched == len(stop):
+                complete = max(complete, matched)
+            self._num_matched[number] = matched
         return complete
 
 

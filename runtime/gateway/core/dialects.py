@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.core.answer_parts import AnswerPart, CallPart, Said, Thought
+from runtime.gateway.core.answer_parts import AnswerPart, CallPart, Thought, Words
 from runtime.gateway.core.calls import Call
 from runtime.gateway.core.generation import Delta
 from runtime.gateway.core.logprobs import TokenLogprobs
 from runtime.gateway.core.tokenizer import Spelling
 from runtime.gateway.edge.http_errors import ApiError
 
-__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "parts_of", "usage"]
+__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "delta_parts", "usage"]
 
 Json = dict[str, Any]
 
@@ -35,19 +35,19 @@ class Dialect(ABC):
     call: Call
 
     @abstractmethod
-    def whole(self, choices: Sequence[Delta], usage: Json) -> Json:
+    def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return the answer of a call that does not stream; each choice is one delta."""
 
     @abstractmethod
-    def event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
+    def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
         """Return what a stream says of this delta: some events, or nothing."""
 
     @abstractmethod
-    def ending(self, usage: Json) -> bytes:
+    def write_end(self, usage: Json) -> bytes:
         """Return how a stream ends when all is said."""
 
     @abstractmethod
-    def failure(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return how a stream ends that cannot go on."""
 
 
@@ -58,7 +58,7 @@ class ChunkDialect(Dialect):
     With `include_usage` every chunk has the key; its value is null but in the last, unless every chunk is to have one.
     """
 
-    _begun: set[int] = field(default_factory=set)  # the choices that have a chunk
+    _started: set[int] = field(default_factory=set)  # the choices that have a chunk
 
     @property
     @abstractmethod
@@ -66,36 +66,36 @@ class ChunkDialect(Dialect):
         """The names of a whole answer and of a chunk."""
 
     @abstractmethod
-    def choice(self, delta: Delta) -> Json:
+    def write_choice(self, delta: Delta) -> Json:
         """Return a finished choice, given as one delta."""
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """Return the growth of a choice."""
 
-    def whole(self, choices: Sequence[Delta], usage: Json) -> Json:
+    def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return the choices, and what was used."""
-        return self._document(self.objects[0], list(map(self.choice, choices))) | {"usage": usage}
+        return self._document(self.objects[0], list(map(self.write_choice, choices))) | {"usage": usage}
 
-    def event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
+    def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
         """Return a chunk. Only the first of a choice may be empty."""
-        is_first = delta.index not in self._begun
-        if not is_first and not _says_something(delta):
+        is_first = delta.index not in self._started
+        if not is_first and not _has_content(delta):
             return b""
-        self._begun.add(delta.index)
+        self._started.add(delta.index)
         chunk = self._document(self.objects[1], [self.delta(delta, is_first=is_first)])
         if self.call.include_usage:
             chunk["usage"] = usage() if self.call.usage_in_every_chunk else None
-        return _event(chunk)
+        return _encode_event(chunk)
 
-    def ending(self, usage: Json) -> bytes:
+    def write_end(self, usage: Json) -> bytes:
         """Return [DONE], after a chunk without choices if the usage was asked for."""
-        last = _event(self._document(self.objects[1], []) | {"usage": usage}) if self.call.include_usage else b""
+        last = _encode_event(self._document(self.objects[1], []) | {"usage": usage}) if self.call.include_usage else b""
         return last + b"data: [DONE]\n\n"
 
-    def failure(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return the error. There is no [DONE]."""
-        return _event(error.body())
+        return _encode_event(error.body())
 
     def _document(self, name: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
@@ -106,18 +106,18 @@ class CompletionDialect(ChunkDialect):
 
     objects = ("text_completion", "text_completion")
 
-    def choice(self, delta: Delta) -> Json:
+    def write_choice(self, delta: Delta) -> Json:
         """Return the text, plain."""
         return {
             "index": delta.index,
             "text": delta.text,
-            "logprobs": None if delta.logprobs is None else _columns(delta.logprobs),
+            "logprobs": None if delta.logprobs is None else _logprob_columns(delta.logprobs),
             "finish_reason": delta.finish_reason,
         }
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """Return the text, plain."""
-        return self.choice(delta)
+        return self.write_choice(delta)
 
 
 class ChatDialect(ChunkDialect):
@@ -125,26 +125,28 @@ class ChatDialect(ChunkDialect):
 
     objects = ("chat.completion", "chat.completion.chunk")
 
-    def choice(self, delta: Delta) -> Json:
+    def write_choice(self, delta: Delta) -> Json:
         """Return the assistant's message. `reasoning_content` and `tool_calls` are there where there are some."""
-        parts = parts_of(delta)
-        calls = [_call(group) for group in _calls(parts)]
-        said = {"content": _text(parts, Said) or (None if calls else "")}
-        thought = {"reasoning_content": _text(parts, Thought)} if any(isinstance(p, Thought) for p in parts) else {}
+        parts = delta_parts(delta)
+        calls = [_join_call(group) for group in _group_calls(parts)]
+        said = {"content": _join_text(parts, Words) or (None if calls else "")}
+        thought = (
+            {"reasoning_content": _join_text(parts, Thought)} if any(isinstance(p, Thought) for p in parts) else {}
+        )
         message = {"role": "assistant", **said, **thought, "refusal": None} | ({"tool_calls": calls} if calls else {})
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """Return the message's growth; nothing but the finish_reason when it ends without text."""
-        parts = parts_of(delta)
+        parts = delta_parts(delta)
         growth: Json = {"role": "assistant"} if is_first else {}
         if any(isinstance(part, Thought) for part in parts):
-            growth["reasoning_content"] = _text(parts, Thought)
-        calls = _calls(parts)
+            growth["reasoning_content"] = _join_text(parts, Thought)
+        calls = _group_calls(parts)
         if calls:
-            growth["tool_calls"] = [_call(group) | {"index": group[0].index} for group in calls]
-        if any(isinstance(part, Said) for part in parts) or (is_first and len(growth) == 1):
-            growth["content"] = _text(parts, Said)
+            growth["tool_calls"] = [_join_call(group) | {"index": group[0].index} for group in calls]
+        if any(isinstance(part, Words) for part in parts) or (is_first and len(growth) == 1):
+            growth["content"] = _join_text(parts, Words)
         return {"index": delta.index, "delta": growth} | _chat_ending(delta)
 
 
@@ -165,35 +167,36 @@ def usage(
     return counts
 
 
-def parts_of(delta: Delta) -> Sequence[AnswerPart]:
+def delta_parts(delta: Delta) -> Sequence[AnswerPart]:
     """Return the text as thoughts, words and calls."""
     if delta.parts is not None:
         return delta.parts
-    return (Said(delta.text),) if delta.text else ()
+    return (Words(delta.text),) if delta.text else ()
 
 
-def _says_something(delta: Delta) -> bool:
+def _has_content(delta: Delta) -> bool:
     said = delta.text if delta.parts is None else delta.parts
     return bool(said or delta.logprobs or delta.finish_reason)
 
 
-def _event(document: Json) -> bytes:
+def _encode_event(document: Json) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-def _columns(tokens: Sequence[TokenLogprobs]) -> Json:
+def _logprob_columns(tokens: Sequence[TokenLogprobs]) -> Json:
     """Return logprobs as completions have them: a list for each property, `text_offset` counted in the whole answer."""
     return {
-        "tokens": [_key(token.token) for token in tokens],
+        "tokens": [_token_key(token.token) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": [
-            {_key(other): logprob for other, logprob in (*token.best, (token.token, token.logprob))} for token in tokens
+            {_token_key(other): logprob for other, logprob in (*token.best, (token.token, token.logprob))}
+            for token in tokens
         ],
         "text_offset": [token.offset for token in tokens],
     }
 
 
-def _key(token: Spelling) -> str:
+def _token_key(token: Spelling) -> str:
     """Return a token as a key of an object.
 
     Bytes that are no text get OpenAI's form for them, because they would all be alike as U+FFFD.
@@ -203,11 +206,11 @@ def _key(token: Spelling) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
 
 
-def _text(parts: Sequence[AnswerPart], kind: type[Said] | type[Thought]) -> str:
+def _join_text(parts: Sequence[AnswerPart], kind: type[Words] | type[Thought]) -> str:
     return "".join(part.text for part in parts if isinstance(part, kind))
 
 
-def _calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
+def _group_calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
     """Return the pieces of each call, together."""
     by_index: dict[int, list[CallPart]] = {}
     for part in parts:
@@ -216,7 +219,7 @@ def _calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
     return list(by_index.values())
 
 
-def _call(pieces: list[CallPart]) -> Json:
+def _join_call(pieces: list[CallPart]) -> Json:
     """Return the pieces of one call as one; its id and name are in the first of all."""
     first = pieces[0]
     arguments = "".join(piece.arguments for piece in pieces)
@@ -227,14 +230,16 @@ def _call(pieces: list[CallPart]) -> Json:
 
 def _chat_ending(delta: Delta) -> Json:
     """Return the keys that end a chat's choice, whole or not."""
-    logprobs = None if delta.logprobs is None else {"content": list(map(_row, delta.logprobs)), "refusal": None}
+    logprobs = None if delta.logprobs is None else {"content": list(map(_logprob_row, delta.logprobs)), "refusal": None}
     return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 
 
-def _row(token: TokenLogprobs) -> Json:
+def _logprob_row(token: TokenLogprobs) -> Json:
     """Return logprobs as chats have them: an object for each token."""
-    return _entry(token.token, token.logprob) | {"top_logprobs": [_entry(*other) for other in token.best]}
+    return _logprob_entry(token.token, token.logprob) | {
+        "top_logprobs": [_logprob_entry(*other) for other in token.best]
+    }
 
 
-def _entry(token: Spelling, logprob: float) -> Json:
+def _logprob_entry(token: Spelling, logprob: float) -> Json:
     return {"token": token.name, "logprob": logprob, "bytes": None if token.content is None else list(token.content)}

@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.gateway.core.body import EmbeddingsBody, parse_body
-from runtime.gateway.core.calls import ServedModel, check_model, num_prompts, prompts_of
+from runtime.gateway.core.calls import ServedModel, check_model, encode_prompts, num_prompts
 from runtime.gateway.core.in_flight import new_request_id
 from runtime.gateway.core.resumption import MAX_RESUMPTIONS
 from runtime.gateway.edge.http_errors import invalid, rank_failed
-from runtime.gateway.ranks.rank_connection import Answer, Rank
+from runtime.gateway.ranks.rank_connection import Rank, RankReply
 from runtime.gateway.ranks.rank_load import RequestSize
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.tenants.admission import Admission
 from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.protocol.messages import Abort, Embed, Embedding, Failed
 
-__all__ = ["AskedEmbeddings", "EmbeddingCall", "embeddings_json", "read_embeddings"]
+__all__ = ["EmbeddingCall", "EmbeddingsRequest", "embeddings_json", "read_embeddings"]
 
 MAX_INPUTS = 2048  # OpenAI's
 VALUE_BYTES = 4
@@ -38,11 +38,11 @@ TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
 
 
 @dataclass(frozen=True)
-class AskedEmbeddings:
+class EmbeddingsRequest:
     """The prompts of a body, and whether their embeddings are wanted as base64 of FP32."""
 
     prompts: list[list[int]]
-    as_base64: bool
+    is_base64: bool
 
     @property
     def num_tokens(self) -> int:
@@ -50,27 +50,27 @@ class AskedEmbeddings:
         return sum(map(len, self.prompts))
 
 
-def read_embeddings(raw: bytes, model: ServedModel) -> AskedEmbeddings:
+def read_embeddings(raw: bytes, model: ServedModel) -> EmbeddingsRequest:
     """Read the body of /v1/embeddings. Raise ApiError."""
     body = parse_body(raw, EmbeddingsBody)
     check_model(body.model, model)
     if num_prompts(body.input) > MAX_INPUTS:
         raise invalid(f"input has over {MAX_INPUTS:,} prompts", "input")
-    prompts = prompts_of(body.input, model, "input")
+    prompts = encode_prompts(body.input, model, "input")
     longest = model.max_request_tokens - 1  # ranks count one more, which a prompt's answer would begin with
     for prompt_ids in prompts:
         if len(prompt_ids) > longest:
-            said = f"this model takes prompts of at most {longest:,} tokens"
-            raise invalid(f"{said}, this one has {len(prompt_ids):,}", "input", "context_length_exceeded")
-    return AskedEmbeddings(prompts, body.encoding_format == "base64")
+            rule = f"this model takes prompts of at most {longest:,} tokens"
+            raise invalid(f"{rule}, this one has {len(prompt_ids):,}", "input", "context_length_exceeded")
+    return EmbeddingsRequest(prompts, body.encoding_format == "base64")
 
 
-def embeddings_json(asked: AskedEmbeddings, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
+def embeddings_json(asked: EmbeddingsRequest, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
     """Return the answer, its vectors in the order of the prompts."""
-    shown = [_base64(values) if asked.as_base64 else _numbers(values) for values in embeddings]
+    vectors = [_encode_base64(values) if asked.is_base64 else _unpack(values) for values in embeddings]
     return {
         "object": "list",
-        "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)],
+        "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(vectors)],
         "model": model_name,
         "usage": {"prompt_tokens": asked.num_tokens, "total_tokens": asked.num_tokens},
     }
@@ -98,7 +98,7 @@ class EmbeddingCall:
         """The units that had the prompts, with their digests."""
         return {unit: digest for prompt in self._prompts for unit, digest in prompt.units.items()}
 
-    async def embeddings(self) -> list[bytes]:
+    async def gather(self) -> list[bytes]:
         """Return each prompt's embedding. Raise ApiError when a rank gave one up."""
         return list(await asyncio.gather(*(prompt.answer for prompt in self._prompts)))
 
@@ -125,7 +125,7 @@ class _Prompt:
     def try_to_start(self) -> bool:
         """Send the prompt to a rank that has room; return whether there was one."""
         registry, size = self._resumptions.registry, RequestSize(len(self._prompt_ids), 0)
-        rank = registry.choose_to_embed(size) if registry.room_to_embed() else None
+        rank = registry.choose_embedding_rank(size) if registry.embedding_room() else None
         if rank is None:
             return False
         self._rank, self._request_id = rank, new_request_id()
@@ -146,7 +146,7 @@ class _Prompt:
         if self._rank is not None and self._rank.unsubscribe(self._request_id):
             self._rank.send(Abort(self._request_id))
 
-    def _receive(self, rank: Rank, message: Answer) -> None:
+    def _receive(self, rank: Rank, message: RankReply) -> None:
         rank.unsubscribe(message.request_id)
         if self.answer.done():
             return
@@ -163,12 +163,12 @@ class _Prompt:
 
 def _is_embedding(values: bytes, size: int) -> bool:
     """Return whether it is a vector of `size` values and of length 1, as ranks make them."""
-    return len(values) == size * VALUE_BYTES and math.isclose(math.hypot(*_numbers(values)), 1.0, rel_tol=TOLERANCE)
+    return len(values) == size * VALUE_BYTES and math.isclose(math.hypot(*_unpack(values)), 1.0, rel_tol=TOLERANCE)
 
 
-def _numbers(values: bytes) -> list[float]:
+def _unpack(values: bytes) -> list[float]:
     return list(struct.unpack(f"<{len(values) // VALUE_BYTES}f", values))
 
 
-def _base64(values: bytes) -> str:
+def _encode_base64(values: bytes) -> str:
     return base64.b64encode(values).decode()

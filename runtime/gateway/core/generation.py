@@ -57,13 +57,13 @@ class Generation:
         self, call: Call, caller: str, admission: Admission, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
         """Let all prompts of the call wait for their turn. Raise ApiError when there is no room for them."""
-        sizes = [_size(request, metrics) for request in call.requests]
+        sizes = [_expected_size(request, metrics) for request in call.requests]
         admission.answers.check(caller, len(sizes), largest(sizes))
         self._line = admission.answers
-        self._answers = [Answer(index, request, tokenizer) for index, request in enumerate(call.requests)]
-        self._num_unfinished = len(self._answers)
-        self._arrived: deque[tuple[int, Token | Failed]] = deque()
-        self._has_arrived = asyncio.Event()
+        self._choices = [Choice(index, request, tokenizer) for index, request in enumerate(call.requests)]
+        self._num_unfinished = len(self._choices)
+        self._inbox: deque[tuple[int, Token | Failed]] = deque()
+        self._inbox_filled = asyncio.Event()
         self._num_token_ids = tokenizer.num_token_ids
         self._max_unread = MAX_UNREAD_TOKENS * len(call.requests)
         self.num_prompt_tokens = call.num_prompt_tokens
@@ -74,7 +74,7 @@ class Generation:
                 admission.resumptions,
                 RequestClock(metrics, size.prompt_tokens),
                 tokenizer.num_token_ids,
-                partial(self._arrive, index),
+                partial(self._receive, index),
             )
             for index, (request, size) in enumerate(zip(call.requests, sizes, strict=True))
         ]
@@ -84,7 +84,7 @@ class Generation:
     @property
     def num_generated_tokens(self) -> int:
         """The tokens that the model made so far. A stop token counts: it was computed like any other."""
-        return sum(answer.num_tokens for answer in self._answers)
+        return sum(choice.num_tokens for choice in self._choices)
 
     @property
     def num_hit_tokens(self) -> int:
@@ -110,33 +110,33 @@ class Generation:
     @property
     def num_thinking_tokens(self) -> int | None:
         """The generated tokens that are thoughts; None for a model that does not think."""
-        counts = [answer.num_thinking_tokens for answer in self._answers]
+        counts = [choice.num_thinking_tokens for choice in self._choices]
         return None if None in counts else sum(count or 0 for count in counts)
 
     async def next_delta(self) -> Delta | None:
         """Return the next delta of any choice, or None when all are complete. Raise ApiError when a rank gave up."""
         while not self.is_answered:
-            if (delta := self.delta_here()) is not None:
+            if (delta := self.poll_delta()) is not None:
                 return delta
-            if self._arrived:
-                _, failed = self._arrived.popleft()
+            if self._inbox:
+                _, failed = self._inbox.popleft()
                 assert isinstance(failed, Failed)
                 raise rank_failed(failed.reason)
-            self._has_arrived.clear()
-            await self._has_arrived.wait()
+            self._inbox_filled.clear()
+            await self._inbox_filled.wait()
         return None
 
-    def delta_here(self) -> Delta | None:
+    def poll_delta(self) -> Delta | None:
         """Return the next delta if its token has come, without waiting; else None, and before a failure."""
-        while self._arrived:
-            index, message = self._arrived[0]
+        while self._inbox:
+            index, message = self._inbox[0]
             if isinstance(message, Failed):
                 return None
-            self._arrived.popleft()
-            answer = self._answers[index]
-            if answer.finish_reason is None:  # else on its way when a stop string ended the answer
-                delta = answer.take(message)
-                if answer.finish_reason is not None:
+            self._inbox.popleft()
+            choice = self._choices[index]
+            if choice.finish_reason is None:  # else on its way when a stop string ended the answer
+                delta = choice.push(message)
+                if choice.finish_reason is not None:
                     self._num_unfinished -= 1
                     self._end(index, answered=True)
                 return delta
@@ -145,7 +145,7 @@ class Generation:
     def close(self) -> None:
         """Abort everything that still runs, and forget what has come: nobody reads on."""
         self._end_all()
-        self._arrived.clear()
+        self._inbox.clear()
 
     def _end_all(self) -> None:
         for index in range(len(self._turns)):
@@ -160,21 +160,21 @@ class Generation:
         request.end(answered=answered)
         self._line.end(self._turns[index], cost(self._sizes[index].prompt_tokens, request.num_generated))
 
-    def _arrive(self, index: int, message: Token | Failed) -> None:
+    def _receive(self, index: int, message: Token | Failed) -> None:
         """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
-        if len(self._arrived) == self._max_unread:
+        if len(self._inbox) == self._max_unread:
             self._end_all()
             message = Failed("", "its client does not read the answer")
-        if len(self._arrived) <= self._max_unread:  # of those that were on their way then, none is kept
-            self._arrived.append((index, message))
-            self._has_arrived.set()
+        if len(self._inbox) <= self._max_unread:  # of those that were on their way then, none is kept
+            self._inbox.append((index, message))
+            self._inbox_filled.set()
 
 
-def _size(request: GenerationRequest, metrics: GatewayMetrics) -> RequestSize:
-    return RequestSize(len(request.prompt_ids), metrics.lengths.expected(request.sampling.max_tokens))
+def _expected_size(request: GenerationRequest, metrics: GatewayMetrics) -> RequestSize:
+    return RequestSize(len(request.prompt_ids), metrics.lengths.expect(request.sampling.max_tokens))
 
 
-class Answer:
+class Choice:
     """One choice so far."""
 
     def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
@@ -188,7 +188,7 @@ class Answer:
         self.num_thinking_tokens = 0 if form is not None and form.opening != "content" else None
         self.finish_reason: FinishReason | None = None
 
-    def take(self, token: Token) -> Delta:
+    def push(self, token: Token) -> Delta:
         """Return the delta that one more token makes certain."""
         self.num_tokens += 1
         if self.num_thinking_tokens is not None and self._reader is not None:
@@ -199,11 +199,11 @@ class Answer:
         if token.finish_reason is not None:
             text += self._text.finish()
         self.finish_reason = "stop" if self._text.is_stopped else token.finish_reason
-        logprobs = self._logprobs_of(text, token, num_characters_before)
-        parts = self._parts_of(text)
+        logprobs = self._take_logprobs(text, token, num_characters_before)
+        parts = self._read_parts(text)
         return Delta(self._index, text, self.finish_reason, logprobs, parts)
 
-    def _parts_of(self, text: str) -> Sequence[AnswerPart] | None:
+    def _read_parts(self, text: str) -> Sequence[AnswerPart] | None:
         """Return what the text says. An answer that ends by itself, and called tools, ends for their sake."""
         if self._reader is None:
             return None
@@ -212,10 +212,10 @@ class Answer:
             self.finish_reason = "tool_calls"
         return parts
 
-    def _logprobs_of(self, text: str, token: Token, offset: int) -> Sequence[TokenLogprobs] | None:
+    def _take_logprobs(self, text: str, token: Token, offset: int) -> Sequence[TokenLogprobs] | None:
         if self._logprobs is None:
             return None
         if token.finish_reason != "stop" and token.logprobs is not None:
             self._logprobs.push(token.token_id, token.logprobs, offset)
         is_whole = self.finish_reason is not None and not self._text.is_stopped
-        return self._logprobs.release(len(text), all_of_them=is_whole)
+        return self._logprobs.release(len(text), is_last=is_whole)

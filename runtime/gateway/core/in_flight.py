@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from runtime.gateway.core.calls import GenerationRequest
-from runtime.gateway.ranks.rank_connection import Answer, Rank
+from runtime.gateway.ranks.rank_connection import Rank, RankReply
 from runtime.gateway.ranks.rank_load import RequestSize
 from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill, PrefixHit, Token
 
@@ -44,7 +44,7 @@ class InFlightRequest:
         self._deliver = deliver
         self._next_index = self._max_tokens = self._num_prompt_tokens = 0
         self._num_logprobs: int | None = None
-        self._early: dict[int, Token] = {}  # by index
+        self._early_tokens: dict[int, Token] = {}  # by index
 
     @property
     def ranks(self) -> tuple[Rank, Rank]:
@@ -57,9 +57,9 @@ class InFlightRequest:
         self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
         self._prefill.subscribe(self.request_id, size, self._receive)
         self._decode.subscribe(self.request_id, size, self._receive)
-        asked = self.request_id, request.prompt_ids, request.sampling
+        prompt = self.request_id, request.prompt_ids, request.sampling
         salt = request.cache_salt
-        self._prefill.send(Prefill(*asked, *self._kv_way(), generated=list(generated), cache_salt=salt))
+        self._prefill.send(Prefill(*prompt, *self._arrange_kv_transfer(), generated=list(generated), cache_salt=salt))
 
     def end(self) -> None:
         """End the request, wanted or not, and tell ranks that still work on it. Ending twice is ending once."""
@@ -67,7 +67,7 @@ class InFlightRequest:
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))
 
-    def _kv_way(self) -> tuple[str | None, int | None, str | None]:
+    def _arrange_kv_transfer(self) -> tuple[str | None, int | None, str | None]:
         """Return where KV goes and for which ticket, which the decode rank is told; None at a mixed rank."""
         hello = self._decode.hello
         if hello.kv_host is None:
@@ -76,12 +76,12 @@ class InFlightRequest:
         self._decode.send(Expect(self.request_id, ticket))
         return hello.kv_host, hello.kv_port, ticket
 
-    def _receive(self, rank: Rank, message: Answer) -> None:
+    def _receive(self, rank: Rank, message: RankReply) -> None:
         if isinstance(message, Embedding):
             message = Failed(message.request_id, f"{rank} said an embedding where a token was due")
         if isinstance(message, Failed):
             rank.unsubscribe(self.request_id)
-            self._fail(message.reason + self._between_whom(rank), may_retry=message.may_retry)
+            self._fail(message.reason + self._name_both_ranks(rank), may_retry=message.may_retry)
         elif isinstance(message, PrefixHit):
             if message.num_tokens > self._num_prompt_tokens:
                 self._fail(f"{rank} said that it found {message.num_tokens} of {self._num_prompt_tokens} prompt tokens")
@@ -89,26 +89,26 @@ class InFlightRequest:
                 self._deliver(message)
         elif not self._is_in_vocabulary(message):
             self._fail(f"{rank} said a token id outside the vocabulary")
-        elif not self._has_its_logprobs(message):
+        elif not self._has_requested_logprobs(message):
             self._fail(f"{rank} said other logprobs than were asked for")
-        elif message.index < self._next_index or message.index in self._early:
+        elif message.index < self._next_index or message.index in self._early_tokens:
             self._fail(f"{rank} said token {message.index} twice")
         elif message.index >= self._max_tokens:
             self._fail(f"{rank} said token {message.index}, and {self._max_tokens} were asked for")
         elif message.index == self._max_tokens - 1 and message.finish_reason is None:
             self._fail(f"{rank} said the last token that was asked for, and not that it is the last")
         elif message.index > self._next_index:
-            self._early[message.index] = message
+            self._early_tokens[message.index] = message
         else:
             self._pass_on(rank, message)
-            while (early := self._early.pop(self._next_index, None)) is not None:
+            while (early := self._early_tokens.pop(self._next_index, None)) is not None:
                 self._pass_on(rank, early)
 
     def _fail(self, reason: str, *, may_retry: bool = False) -> None:
         self.end()
         self._deliver(Failed(self.request_id, reason, may_retry))
 
-    def _between_whom(self, rank: Rank) -> str:
+    def _name_both_ranks(self, rank: Rank) -> str:
         """Return both ranks' names after a failure that a prefill rank tells: the other one may be at fault."""
         if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
             return ""
@@ -123,7 +123,7 @@ class InFlightRequest:
             self._decode.unsubscribe(self.request_id)
         self._deliver(token)
 
-    def _has_its_logprobs(self, token: Token) -> bool:
+    def _has_requested_logprobs(self, token: Token) -> bool:
         """Return whether it comes with as many logprobs as were asked for, of different tokens and best first."""
         if token.logprobs is None or self._num_logprobs is None:
             return token.logprobs is None and self._num_logprobs is None

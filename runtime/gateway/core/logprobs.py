@@ -32,18 +32,18 @@ class LogprobStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._held: deque[TokenLogprobs] = deque()
-        self._num_told = 0
+        self._pending: deque[TokenLogprobs] = deque()
+        self._num_sent = 0
 
     def push(self, token_id: int, logprobs: Logprobs, offset: int) -> None:
         """Hold a token's logprobs; `offset` is how many characters the tokens before it made."""
-        best = tuple((self._tokenizer.spelling(other), logprob) for other, logprob in logprobs.best)
-        self._held.append(TokenLogprobs(offset, self._tokenizer.spelling(token_id), logprobs.chosen, best))
+        best = tuple((self._tokenizer.spell(other), logprob) for other, logprob in logprobs.best)
+        self._pending.append(TokenLogprobs(offset, self._tokenizer.spell(token_id), logprobs.chosen, best))
 
-    def release(self, num_characters: int, *, all_of_them: bool) -> Sequence[TokenLogprobs]:
+    def release(self, num_characters: int, *, is_last: bool) -> Sequence[TokenLogprobs]:
         """Return what goes with `num_characters` more of text; or all, where an answer ends with its last token."""
-        self._num_told += num_characters
-        told = []
-        while self._held and (all_of_them or self._held[0].offset < self._num_told):
-            told.append(self._held.popleft())
-        return told
+        self._num_sent += num_characters
+        released = []
+        while self._pending and (is_last or self._pending[0].offset < self._num_sent):
+            released.append(self._pending.popleft())
+        return released

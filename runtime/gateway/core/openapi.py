@@ -25,7 +25,7 @@ from runtime.gateway.core.body import (
 from runtime.gateway.core.responses import ResponsesBody
 from runtime.gateway.edge.idempotency import HEADER, MAX_CHARACTERS
 
-__all__ = ["ROUTES", "describe", "description"]
+__all__ = ["ROUTES", "describe", "encoded_description"]
 
 Json = dict[str, Any]
 
@@ -63,25 +63,25 @@ EVENTS = "text/event-stream"
 
 
 @cache
-def description() -> bytes:
+def encoded_description() -> bytes:
     """Return the OpenAPI document as JSON. It is made once: anybody may ask for it, and it takes milliseconds."""
     return msgspec.json.encode(describe())
 
 
 def describe() -> Json:
     """Return the OpenAPI document."""
-    paths = {path: {"get": _get(path, *said)} for path, said in GETS.items()}
-    paths |= {path: {"post": _post(path, *said)} for path, said in POSTS.items()}
+    paths = {path: {"get": _describe_get(path, *described)} for path, described in GETS.items()}
+    paths |= {path: {"post": _describe_post(path, *described)} for path, described in POSTS.items()}
     paths["/readyz"]["get"]["responses"]["503"] = {"description": "Not yet.", "content": {JSON: {"schema": {}}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tidemill gateway", "version": "1"},
         "paths": paths,
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": _describe_schemas()},
     }
 
 
-def _schemas() -> Json:
+def _describe_schemas() -> Json:
     kinds = [kind for kind, *_ in POSTS.values()]
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for kind in kinds:
@@ -100,16 +100,16 @@ def _schemas() -> Json:
     return schemas
 
 
-def _get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
-    named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    parameters = {"parameters": [named]} if "{name}" in path else {}
-    return {"summary": summary, **parameters, "responses": _responses(errors)}
+def _describe_get(path: str, summary: str, errors: tuple[int, ...]) -> Json:
+    name_parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    parameters = {"parameters": [name_parameter]} if "{name}" in path else {}
+    return {"summary": summary, **parameters, "responses": _describe_responses(errors)}
 
 
-def _post(path: str, kind: type[Body], summary: str, errors: tuple[int, ...]) -> Json:
+def _describe_post(path: str, kind: type[Body], summary: str, errors: tuple[int, ...]) -> Json:
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     takes_key = path.startswith("/v1/")
-    responses = _responses((400, 401, 404, 408, 413, 415, *((422,) if takes_key else ()), 431, *errors))
+    responses = _describe_responses((400, 401, 404, 408, 413, 415, *((422,) if takes_key else ()), 431, *errors))
     if kind in STREAMED:
         responses["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
     key = {"name": HEADER, "in": "header", "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS}}
@@ -121,7 +121,7 @@ def _post(path: str, kind: type[Body], summary: str, errors: tuple[int, ...]) ->
     }
 
 
-def _responses(errors: tuple[int, ...]) -> Json:
-    refused = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answered: Json = {"200": {"description": "Done.", "content": {JSON: {"schema": {"type": "object"}}}}}
-    return answered | {str(status): {"description": MEANINGS[status], "content": refused} for status in errors}
+def _describe_responses(errors: tuple[int, ...]) -> Json:
+    error_content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+    success: Json = {"200": {"description": "Done.", "content": {JSON: {"schema": {"type": "object"}}}}}
+    return success | {str(status): {"description": MEANINGS[status], "content": error_content} for status in errors}

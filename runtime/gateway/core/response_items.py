@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import msgspec
 
-from runtime.gateway.core.answer_parts import AnswerPart, CallPart, Said, Thought
-from runtime.gateway.core.dialects import Dialect, parts_of
+from runtime.gateway.core.answer_parts import AnswerPart, CallPart, Thought, Words
+from runtime.gateway.core.dialects import Dialect, delta_parts
 from runtime.gateway.core.generation import Delta
 from runtime.gateway.edge.http_errors import ApiError
 
@@ -43,57 +43,57 @@ class ResponsesDialect(Dialect):
     _num_events: int = 0
     _is_cut: bool = False  # by the limit of tokens
 
-    def whole(self, choices: Sequence[Delta], usage: Json) -> Json:
+    def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return the answer's items, and what was used."""
         (choice,) = choices
-        _ = [*self._grown(choice), *self._ended()]  # the events are for streams
-        return self._response(self._status, usage)
+        _ = [*self._grow(choice), *self._end_last_item()]  # the events are for streams
+        return self._response_json(self._status, usage)
 
-    def event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
+    def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
         """Return how the items grow."""
-        events = list(self._grown(delta))
+        events = list(self._grow(delta))
         if self._num_events == 0:
-            begun = self._response("in_progress") | {"output": []}
+            begun = self._response_json("in_progress") | {"output": []}
             events = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")] + events
-        return b"".join(map(self._event, events))
+        return b"".join(map(self._encode_event, events))
 
-    def ending(self, usage: Json) -> bytes:
+    def write_end(self, usage: Json) -> bytes:
         """Return how the last item ends, and the whole answer."""
-        events = list(self._ended())
-        last = {"type": f"response.{self._status}", "response": self._response(self._status, usage)}
-        return b"".join(map(self._event, (*events, last)))
+        events = list(self._end_last_item())
+        last = {"type": f"response.{self._status}", "response": self._response_json(self._status, usage)}
+        return b"".join(map(self._encode_event, (*events, last)))
 
-    def failure(self, error: ApiError) -> bytes:
+    def write_failure(self, error: ApiError) -> bytes:
         """Return the answer as far as it came, with the error."""
         failed = {"error": {"code": "server_error", "message": error.body()["error"]["message"]}}
-        return self._event({"type": "response.failed", "response": self._response("failed") | failed})
+        return self._encode_event({"type": "response.failed", "response": self._response_json("failed") | failed})
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._is_cut else "completed"
 
-    def _grown(self, delta: Delta) -> Iterator[Json]:
+    def _grow(self, delta: Delta) -> Iterator[Json]:
         """Take the parts of a delta into items; yield the events."""
-        for part in parts_of(delta):
+        for part in delta_parts(delta):
             if not self._items or not self._items[-1].takes(part):
-                yield from self._begun(part)
+                yield from self._begin_item(part)
             yield from self._items[-1].grow(part)
         self._is_cut = delta.finish_reason == "length"
 
-    def _begun(self, part: AnswerPart) -> Iterator[Json]:
+    def _begin_item(self, part: AnswerPart) -> Iterator[Json]:
         """End the item that grew, and begin the one that the part belongs to."""
         if self._items:
             yield from self._items[-1].end("completed")
-        self._items.append(_item(part, len(self._items)))
+        self._items.append(_make_item(part, len(self._items)))
         yield from self._items[-1].begin()
 
-    def _ended(self) -> Iterator[Json]:
+    def _end_last_item(self) -> Iterator[Json]:
         """End the last item. An answer of nothing is a message without words."""
         if not self._items:
-            yield from self._begun(Said(""))
+            yield from self._begin_item(Words(""))
         yield from self._items[-1].end(self._status)
 
-    def _response(self, status: str, usage: Json | None = None) -> Json:
+    def _response_json(self, status: str, usage: Json | None = None) -> Json:
         return {
             "id": self.id,
             "object": "response",
@@ -103,12 +103,12 @@ class ResponsesDialect(Dialect):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": [item.document for item in self._items],
-            "usage": None if usage is None else _usage(usage),
+            "usage": None if usage is None else _rename_usage(usage),
             **NOT_DONE,
             **self.call.echo,
         }
 
-    def _event(self, event: Json) -> bytes:
+    def _encode_event(self, event: Json) -> bytes:
         numbered = event | {"sequence_number": self._num_events}
         self._num_events += 1
         return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
@@ -128,37 +128,37 @@ class Item(ABC):
         """Return whether the part belongs to this item."""
 
     @abstractmethod
-    def text_of(self, part: AnswerPart) -> str:
+    def read_text(self, part: AnswerPart) -> str:
         """Return what the part adds."""
 
     @abstractmethod
-    def text_begins(self) -> Iterator[Json]:
+    def begin_text(self) -> Iterator[Json]:
         """Yield the events before the first text."""
 
     @abstractmethod
-    def text_grows(self, text: str) -> Json:
+    def grow_text(self, text: str) -> Json:
         """Return the event of more text."""
 
     @abstractmethod
-    def text_ends(self, text: str) -> Iterator[Json]:
+    def end_text(self, text: str) -> Iterator[Json]:
         """Take the whole text into the document; yield the events after the last text."""
 
     def begin(self) -> Iterator[Json]:
         """Yield the events of an item that begins."""
         added = {"type": "response.output_item.added", "output_index": self._index}
         yield added | {"item": dict(self.document)}
-        yield from self.text_begins()
+        yield from self.begin_text()
 
     def grow(self, part: AnswerPart) -> Iterator[Json]:
         """Take a part; yield its event, unless it has no text."""
-        text = self.text_of(part)
+        text = self.read_text(part)
         if text:
             self._texts.append(text)
-            yield self.text_grows(text)
+            yield self.grow_text(text)
 
     def end(self, status: str) -> Iterator[Json]:
         """Yield the events of an item that ends so."""
-        yield from self.text_ends("".join(self._texts))
+        yield from self.end_text("".join(self._texts))
         self.document["status"] = status
         yield {"type": "response.output_item.done", "output_index": self._index, "item": self.document}
 
@@ -176,20 +176,20 @@ class TextItem(Item):
         """Return whether the part is of the same kind."""
         return isinstance(part, self._kind)
 
-    def text_of(self, part: AnswerPart) -> str:
+    def read_text(self, part: AnswerPart) -> str:
         """Return the words or thoughts."""
         assert not isinstance(part, CallPart)
         return part.text
 
-    def text_begins(self) -> Iterator[Json]:
+    def begin_text(self) -> Iterator[Json]:
         """Yield that the part is there."""
         yield self._place | {"type": "response.content_part.added", "part": self._part | {"text": ""}}
 
-    def text_grows(self, text: str) -> Json:
+    def grow_text(self, text: str) -> Json:
         """Return the event of more words or thoughts."""
         return self._place | {"type": f"response.{self._part['type']}.delta", "delta": text} | self._more
 
-    def text_ends(self, text: str) -> Iterator[Json]:
+    def end_text(self, text: str) -> Iterator[Json]:
         """Yield the whole text, and the part with it."""
         whole = self._part | {"text": text}
         self.document["content"] = [whole]
@@ -209,37 +209,37 @@ class CallItem(Item):
         """Return whether the part is of the same call."""
         return isinstance(part, CallPart) and part.index == self._call
 
-    def text_of(self, part: AnswerPart) -> str:
+    def read_text(self, part: AnswerPart) -> str:
         """Return the arguments."""
         assert isinstance(part, CallPart)
         return part.arguments
 
-    def text_begins(self) -> Iterator[Json]:
+    def begin_text(self) -> Iterator[Json]:
         """Yield nothing: the item itself has the arguments."""
         yield from ()
 
-    def text_grows(self, text: str) -> Json:
+    def grow_text(self, text: str) -> Json:
         """Return the event of more arguments."""
         return self._place | {"type": "response.function_call_arguments.delta", "delta": text}
 
-    def text_ends(self, text: str) -> Iterator[Json]:
+    def end_text(self, text: str) -> Iterator[Json]:
         """Yield the whole arguments."""
         self.document["arguments"] = text
         done = {"type": "response.function_call_arguments.done", "name": self.document["name"], "arguments": text}
         yield self._place | done
 
 
-def _item(part: AnswerPart, index: int) -> Item:
+def _make_item(part: AnswerPart, index: int) -> Item:
     """Return the item that begins with this part."""
     if isinstance(part, CallPart):
         return CallItem(index, part)
     if isinstance(part, Thought):
         return TextItem(index, "rs", {"type": "reasoning", "summary": []}, Thought, {"type": "reasoning_text"})
     words = {"type": "output_text", "annotations": [], "logprobs": []}
-    return TextItem(index, "msg", {"type": "message", "role": "assistant"}, Said, words)
+    return TextItem(index, "msg", {"type": "message", "role": "assistant"}, Words, words)
 
 
-def _usage(usage: Json) -> Json:
+def _rename_usage(usage: Json) -> Json:
     """Return the counts of a chat by their names here."""
     thoughts = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
     return {

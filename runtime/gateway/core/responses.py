@@ -32,10 +32,10 @@ from runtime.gateway.core.body import (
     StreamOptions,
     TextFormat,
     TopP,
-    as_body,
+    convert_body,
     read_object,
 )
-from runtime.gateway.core.calls import AskedCall, Call, ServedModel, read_written_chat
+from runtime.gateway.core.calls import Call, PendingCall, ServedModel, read_chat_document
 from runtime.gateway.core.conversation import FunctionName, Json, OpenPart, Part
 from runtime.gateway.edge.http_errors import ApiError, invalid, unsupported
 from runtime.protocol.bounds import Temperature
@@ -43,7 +43,7 @@ from runtime.protocol.bounds import Temperature
 __all__ = ["ResponsesBody", "read_response", "rename_params"]
 
 OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # by a chat's
-CHATS_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
+CHAT_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text")
 Include = Literal[  # what else an answer may hold, of things that are not here; logprobs would be, so they are refused
     "code_interpreter_call.outputs",
@@ -55,7 +55,7 @@ Include = Literal[  # what else an answer may hold, of things that are not here;
     "web_search_call.results",
 ]
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-KEYS = {  # of items, that they must have
+REQUIRED_KEYS = {  # of items, that they must have
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
@@ -126,59 +126,59 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     cache_salt: CacheSalt | None = None
 
 
-def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> AskedCall:
+def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Read the body of /v1/responses. Raise ApiError, which may name a chat's parameters."""
-    written = read_object(raw)
-    body = as_body(written, ResponsesBody)
-    asked = read_written_chat(_chat(body, written), model, seed)
-    return replace(asked, prepare=partial(_prepare, asked, _echo(body, written)))
+    document = read_object(raw)
+    body = convert_body(document, ResponsesBody)
+    pending = read_chat_document(_convert_to_chat(body, document), model, seed)
+    return replace(pending, prepare=partial(_prepare, pending, _build_echo(body, document)))
 
 
 def rename_params(error: ApiError) -> ApiError:
     """Return the error with this route's names of parameters, where it has those of a chat."""
     if error.code == "unknown_parameter":  # it was a chat's name that the caller wrote
         return error
-    begin = CHATS_NAME.match(error.message)
+    begin = CHAT_NAME.match(error.message)
     message = OWN_NAMES[begin[1]] + error.message[begin.end() :] if begin else error.message
     param = error.param and OWN_NAMES.get(error.param, error.param)
     return replace(error, message=message, param=param)
 
 
-def _prepare(asked: AskedCall, echo: Json) -> Call:
-    return replace(asked.prepare(), echo=echo)
+def _prepare(pending: PendingCall, echo: Json) -> Call:
+    return replace(pending.prepare(), echo=echo)
 
 
-def _chat(body: ResponsesBody, written: Json) -> Json:
+def _convert_to_chat(body: ResponsesBody, document: Json) -> Json:
     """Return the call as the body of a chat; null is absent there."""
     text = body.text or TextOptions()
     return {
         "model": body.model,
-        "messages": _messages(body),
+        "messages": _convert_items(body),
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "stream": body.stream,
-        "stream_options": written.get("stream_options"),
+        "stream_options": document.get("stream_options"),
         "response_format": _response_format(text),
         "verbosity": text.verbosity,
-        "reasoning": written.get("reasoning"),
-        "tools": list(map(_tool, body.tools or ())),
-        "tool_choice": _tool_choice(body),
+        "reasoning": document.get("reasoning"),
+        "tools": list(map(_convert_tool, body.tools or ())),
+        "tool_choice": _check_tool_choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,
         "cache_salt": body.cache_salt,
     }
 
 
-def _echo(body: ResponsesBody, written: Json) -> Json:
+def _build_echo(body: ResponsesBody, document: Json) -> Json:
     """Return what the answer repeats of its call, with the values that count where none is written."""
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": written.get("metadata") or {},
+        "metadata": document.get("metadata") or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": (written.get("text") or {}).get("format") or {"type": "text"}},
+        "text": {"format": (document.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -193,37 +193,37 @@ def _response_format(text: TextOptions) -> Json | None:
     return form
 
 
-def _tool(tool: Json) -> Json:
+def _convert_tool(tool: Json) -> Json:
     if tool.get("type") != "function":
         raise unsupported(f"tools: {tool.get('type')} is not supported by this server; give functions", "tools")
     return {"type": "function", "function": {name: tool[name] for name in FUNCTION_KEYS if name in tool}}
 
 
-def _tool_choice(body: ResponsesBody) -> str | None:
+def _check_tool_choice(body: ResponsesBody) -> str | None:
     if isinstance(body.tool_choice, dict):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
     return body.tool_choice
 
 
-def _messages(body: ResponsesBody) -> list[Json]:
+def _convert_items(body: ResponsesBody) -> list[Json]:
     """Return the items as the messages of a chat. Thoughts that nothing follows are no message."""
     messages: list[Json] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for number, item in enumerate(items):
-        _add(messages, item, f"input[{number}]")
+        _add_item(messages, item, f"input[{number}]")
     return [message for message in messages if message["role"] != "assistant" or _has_spoken(message)]
 
 
-def _add(messages: list[Json], item: InputItem, place: str) -> None:
+def _add_item(messages: list[Json], item: InputItem, place: str) -> None:
     """Add an item to the messages: as one more, or to the assistant's that is the last."""
-    if item.type not in KEYS:
+    if item.type not in REQUIRED_KEYS:
         raise unsupported(f"{place}: {item.type} is not supported by this server; leave it out", "input")
-    if any(getattr(item, key) is None for key in KEYS[item.type]):
-        raise invalid(f"{place}: a {item.type} needs {', '.join(KEYS[item.type])}", "input")
+    if any(getattr(item, key) is None for key in REQUIRED_KEYS[item.type]):
+        raise invalid(f"{place}: a {item.type} needs {', '.join(REQUIRED_KEYS[item.type])}", "input")
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    text = _text(item.output if item.type == "function_call_output" else item.content, place)
+    text = _join_text(item.output if item.type == "function_call_output" else item.content, place)
     if item.type == "function_call":
         if last is None:
             messages.append(last := {"role": "assistant"})
@@ -244,7 +244,7 @@ def _has_spoken(message: Json) -> bool:
     return "content" in message or "tool_calls" in message
 
 
-def _text(content: Content | None, place: str) -> str | None:
+def _join_text(content: Content | None, place: str) -> str | None:
     """Return the text of a content, which may be none."""
     if content is None or isinstance(content, str):
         return content

@@ -80,7 +80,7 @@ class ResumableRequest:
 
     def try_to_start(self) -> bool:
         """Begin, or go on, at ranks that take it; return whether there are any."""
-        ranks = self._resumptions.registry.choose_ranks(self._size_now())
+        ranks = self._resumptions.registry.choose_ranks(self._current_size())
         if ranks is None:
             return False
         if self._generated and ranks[1].loaded_digest != self._weights:
@@ -111,7 +111,7 @@ class ResumableRequest:
         self.units |= {rank.hello.unit: rank.hello.unit_digest for rank in (prefill, decode)}
         self._weights = decode.loaded_digest
         self._in_flight = InFlightRequest(prefill, decode, self._num_token_ids, self._receive)
-        self._in_flight.start(self._request, self._generated, self._size_now())
+        self._in_flight.start(self._request, self._generated, self._current_size())
 
     def _receive(self, message: PrefixHit | Token | Failed) -> None:
         if isinstance(message, PrefixHit):
@@ -119,7 +119,7 @@ class ResumableRequest:
                 self.num_hit_tokens = message.num_tokens
         elif isinstance(message, Token):
             self._generated.append(message.token_id)
-            self._clock.token()
+            self._clock.note_token()
             if message.finish_reason is not None:
                 self._has_ended = True
                 self._clock.end(answered=True)
@@ -136,7 +136,7 @@ class ResumableRequest:
             self.try_to_start, lambda why: self.give_up(f"{reason}, and {why}"), self._num_resumptions - 1
         )
 
-    def _size_now(self) -> RequestSize:
+    def _current_size(self) -> RequestSize:
         """Return its size: tokens that are there are prompt to its next ranks, and at least one is to come."""
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))

@@ -27,7 +27,7 @@ from runtime.protocol.json_grammar import json_matcher, read_vocabulary, why_no_
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["MAX_CPU_S", "TOO_DEAR", "main", "tried"]
+__all__ = ["MAX_CPU_S", "TOO_DEAR", "main", "try_schema"]
 
 MAX_CPU_S = 0.2  # assumed: what a unit's ranks may wait for one request; 60 fields take 0.02 s
 MAX_MEMORY_BYTES = 256 * 2**20  # assumed: over what the process has before; 60 fields take 15 MiB
@@ -36,37 +36,37 @@ MAX_REASON_BYTES = 500  # assumed: what a caller is shown
 TOO_DEAR = f"its schema takes over {MAX_CPU_S:g} s or {MAX_MEMORY_BYTES // 2**20} MiB to be made a grammar of"
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Try the schemas that come on stdin, until it ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever asked is gone
-    file, vocab_size, *end_of_text = words
+    file, vocab_size, *end_of_text = arguments
     tokenizer = read_vocabulary(Path(file), int(vocab_size), int(end_of_text[0]) if end_of_text else None)
-    _say(None)
+    _write_reason(None)
     for line in sys.stdin.buffer:
-        _say(tried(msgspec.json.decode(line, type=str), tokenizer))
+        _write_reason(try_schema(msgspec.json.decode(line, type=str), tokenizer))
 
 
-def tried(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
+def try_schema(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
     """Return why no answer can be held to the schema, or None, from a fork of this process."""
-    reading, writing = os.pipe()
+    reader, writer = os.pipe()
     fork = os.fork()
     if fork == 0:
-        _limit_itself()
-        os.write(writing, (_why_not(schema, tokenizer) or "").encode()[:MAX_REASON_BYTES])
+        _limit_process()
+        os.write(writer, (_find_fault(schema, tokenizer) or "").encode()[:MAX_REASON_BYTES])
         os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
         reason = pipe.read().decode(errors="replace")
     _, status = os.waitpid(fork, 0)
     return TOO_DEAR if status else reason or None
 
 
-def _say(reason: str | None) -> None:
+def _write_reason(reason: str | None) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(reason) + b"\n")
     sys.stdout.buffer.flush()
 
 
-def _limit_itself() -> None:
+def _limit_process() -> None:
     """Let the kernel end this process when it has used up its CPU time. Beyond its memory, allocations fail."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
@@ -77,7 +77,7 @@ def _limit_itself() -> None:
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
 
 
-def _why_not(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
+def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
     reason = why_no_grammar(schema)
     if reason is not None:
         return reason
@@ -88,11 +88,11 @@ def _why_not(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
             return " ".join(matcher.get_error().partition("\n")[0].split())
         if matcher.is_stopped():
             break
-        matcher.consume_token(_drawn(mask, draws))
+        matcher.consume_token(_draw_token(mask, draws))
     return None
 
 
-def _drawn(mask: bytes, draws: random.Random) -> int:
+def _draw_token(mask: bytes, draws: random.Random) -> int:
     """Return one of the tokens that the mask allows: the next from anywhere in the vocabulary."""
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")

@@ -1,6 +1,6 @@
 """The JSON schemas of callers, checked before a rank sees them, in a process of their own (`schema_trial.py`).
 
-    why_refused(caller, schema) -> known from before -> tried, one schema at a time, when it is its caller's turn
+    find_fault(caller, schema) -> remembered, or tried: one schema at a time, and callers take turns
 
 The process reads a schema too: one of 64 KiB takes tens of milliseconds, which the event loop does not have. It starts
 with the first schema: not everybody asks for JSON, and a vocabulary takes memory. What it said is remembered, since
@@ -40,14 +40,14 @@ class Schemas:
         self._trials = _Trials(file, vocab_size, end_of_text)
         self._thread = ThreadPoolExecutor(1, "schemas")
         self._line = FairLine()
-        self._may_begin: dict[Turn, asyncio.Event] = {}
-        self._being_tried: Turn | None = None
+        self._start_events: dict[Turn, asyncio.Event] = {}
+        self._current: Turn | None = None
 
-    async def why_refused(self, caller: str, schema: str) -> str | None:
+    async def find_fault(self, caller: str, schema: str) -> str | None:
         """Return why no answer can be held to the schema, or None. Raise ApiError when that cannot be told now."""
         key = hashlib.sha256(schema.encode()).digest()
         if key not in self._remembered:
-            self._remember(key, await self._tried(caller, schema))
+            self._remember(key, await self._try_in_turn(caller, schema))
         self._remembered.move_to_end(key)
         return self._remembered[key]
 
@@ -60,15 +60,15 @@ class Schemas:
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
 
-    async def _tried(self, caller: str, schema: str) -> str | None:
+    async def _try_in_turn(self, caller: str, schema: str) -> str | None:
         if not self._line.room(caller, MAX_WAITING):
             raise unavailable("too many JSON schemas are being checked; ask again in a while")
         turn = self._line.join(caller, COST)
-        may_begin = self._may_begin[turn] = asyncio.Event()
+        may_start = self._start_events[turn] = asyncio.Event()
         try:
             self._begin_next()
-            await may_begin.wait()
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._trials.why_not, schema)
+            await may_start.wait()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._trials.find_fault, schema)
         except (OSError, EOFError) as error:
             raise unavailable(f"the JSON schema could not be checked: {error}") from None
         finally:
@@ -76,18 +76,18 @@ class Schemas:
 
     def _begin_next(self) -> None:
         """Let the first in the line be tried, unless one is."""
-        turn = self._line.first()
-        if turn is not None and self._being_tried is None:
+        turn = self._line.next_turn()
+        if turn is not None and self._current is None:
             self._line.serve(turn)
-            self._being_tried = turn
-            self._may_begin[turn].set()
+            self._current = turn
+            self._start_events[turn].set()
 
     def _end(self, turn: Turn) -> None:
         """Let the next one be tried if this one was. Its caller may have left before."""
         self._line.end(turn, COST)
-        del self._may_begin[turn]
-        if self._being_tried is turn:
-            self._being_tried = None
+        del self._start_events[turn]
+        if self._current is turn:
+            self._current = None
             self._begin_next()
 
 
@@ -100,25 +100,25 @@ class _Trials:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
-    def why_not(self, schema: str) -> str | None:
+    def find_fault(self, schema: str) -> str | None:
         """Return what the process says of the schema. Raise EOFError, OSError, TimeoutError.
 
         It may have ended since the last schema, as where memory is short: then another one is asked, once.
         """
         if self._process is not None:
             with suppress(EOFError, ConnectionError):
-                return self._said(schema)
-        return self._said(schema)
+                return self._ask(schema)
+        return self._ask(schema)
 
-    def _said(self, schema: str) -> str | None:
+    def _ask(self, schema: str) -> str | None:
         try:
             if self._process is None:
-                self._process = self._started()
-                self._line(self._process, START_TIMEOUT_S)
+                self._process = self._start()
+                self._read_line(self._process, START_TIMEOUT_S)
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(schema) + b"\n")
             self._process.stdin.flush()
-            return self._line(self._process, TRIAL_TIMEOUT_S)
+            return self._read_line(self._process, TRIAL_TIMEOUT_S)
         except (OSError, EOFError):
             self._end()
             raise
@@ -130,7 +130,7 @@ class _Trials:
         if process is not None:
             process.kill()
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         if self._is_closed:
             raise EOFError("the gateway is stopping")
         return subprocess.Popen(
@@ -140,7 +140,7 @@ class _Trials:
             start_new_session=True,  # a terminal's Ctrl-C is for the gateway
         )
 
-    def _line(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
+    def _read_line(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
         assert process.stdout is not None
         poll = select.poll()  # select() takes no descriptor from 1,024 on, and a gateway has as many connections
         poll.register(process.stdout, select.POLLIN)

@@ -68,7 +68,7 @@ class Tokenizer:
         ids = self.encode_whole(text)
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
-    def spelling(self, token_id: int) -> Spelling:
+    def spell(self, token_id: int) -> Spelling:
         """Return the token by itself. A special token goes by its name, one that only the model knows by its number."""
         content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
         if content:
@@ -81,7 +81,7 @@ class Tokenizer:
         Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it. The fast form
         keeps no place in the text for each token, which takes most of the memory.
         """
-        with _panics_as_errors():
+        with _convert_panics():
             return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def is_too_long(self, text: str, max_tokens: int) -> bool:
@@ -92,12 +92,12 @@ class Tokenizer:
         """
         length = max_tokens * CHARACTERS_A_TOKEN
         while length < len(text):
-            if self._num_certain_tokens(text[:length]) > max_tokens:
+            if self._min_num_tokens(text[:length]) > max_tokens:
                 return True
             length *= GROWTH
         return False
 
-    def _num_certain_tokens(self, beginning: str) -> int:
+    def _min_num_tokens(self, beginning: str) -> int:
         """Return how many tokens any text has at least that starts so.
 
         The cut may raise the count: of a word by a few tokens, and of an added token by one for each of its bytes, as
@@ -158,23 +158,23 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a checkpoint folder's tokenizer. Raise CheckpointError."""
     encoder = _read_encoder(folder / "tokenizer.json")
     settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
-    config = _settings(read_text_model(folder).config, folder / "config.json", _ModelConfig)
+    config = _convert_settings(read_text_model(folder).config, folder / "config.json", _ModelConfig)
     return Tokenizer(
         encoder=encoder,
         token_bytes=_token_bytes(encoder),
         num_token_ids=config.vocab_size,
         embedding_size=config.hidden_size,
-        stop_ids=_stop_ids(folder / "generation_config.json", config),
-        bos_id=_leading_bos(folder, encoder, settings),
+        stop_ids=_read_stop_ids(folder / "generation_config.json", config),
+        bos_id=_find_leading_bos(folder, encoder, settings),
         chat_template=load_chat_template(folder, settings.chat_template, settings.special_texts()),
     )
 
 
 def _read_settings(path: Path, kind: type[_Settings]) -> _Settings:
-    return _settings(read_json(path), path, kind)
+    return _convert_settings(read_json(path), path, kind)
 
 
-def _settings(document: dict[str, Any], path: Path, kind: type[_Settings]) -> _Settings:
+def _convert_settings(document: dict[str, Any], path: Path, kind: type[_Settings]) -> _Settings:
     """Return what of `document`, the content of `path`, is read. Raise CheckpointError."""
     try:
         return msgspec.convert(document, kind)
@@ -187,7 +187,7 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
     if decoder.get("type") != "ByteLevel":
         raise CheckpointError(f"{path} has the decoder {decoder.get('type')!r}; the gateway reads ByteLevel only")
     try:
-        with _panics_as_errors():
+        with _convert_panics():
             encoder = tokenizers.Tokenizer.from_file(str(path))
             encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
             encoder.no_padding()
@@ -198,7 +198,7 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
 
 
 @contextmanager
-def _panics_as_errors() -> Iterator[None]:
+def _convert_panics() -> Iterator[None]:
     """Raise RuntimeError for a panic of the library's Rust, which is no Exception: no handler of ours would see it."""
     try:
         yield
@@ -233,7 +233,7 @@ def byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
-def _leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
+def _find_leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
     """Return the BOS that plain prompts get, or None.
 
     add_bos_token decides. Where it is absent, the tokenizer decides by what it puts before an empty text.
@@ -246,7 +246,7 @@ def _leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _Tokeniz
     return bos_id if adds_bos else None
 
 
-def _stop_ids(path: Path, config: _ModelConfig) -> tuple[int, ...]:
+def _read_stop_ids(path: Path, config: _ModelConfig) -> tuple[int, ...]:
     generation = _read_settings(path, _GenerationConfig) if path.exists() else _GenerationConfig()
     ids = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
     if ids is None:

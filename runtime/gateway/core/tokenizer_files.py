@@ -28,15 +28,19 @@ def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer,
     Raise RuntimeFailure.
     """
     before = _digests(folder)
-    first = _lines(before) if memory is None else _first(memory, "\n".join(_lines(before))).splitlines()
-    _compare(folder, before, first)
+    first = (
+        _format_lines(before)
+        if memory is None
+        else _recall_first(memory, "\n".join(_format_lines(before))).splitlines()
+    )
+    _check_unchanged(folder, before, first)
     tokenizer = load_tokenizer(folder)
-    _compare(folder, _digests(folder), first)  # a file may have changed between its digest and its use
+    _check_unchanged(folder, _digests(folder), first)  # a file may have changed between its digest and its use
     return tokenizer, ServedTokenizer(before[RANKS_FILE])
 
 
-def _compare(folder: Path, found: dict[str, str], first: list[str]) -> None:
-    changed = [name for name, line in zip(found, _lines(found), strict=True) if line not in first]
+def _check_unchanged(folder: Path, found: dict[str, str], first: list[str]) -> None:
+    changed = [name for name, line in zip(found, _format_lines(found), strict=True) if line not in first]
     if changed:
         raise RuntimeFailure(
             f"this deployment serves with other files than are now in {folder}: {', '.join(changed)} changed; put back"
@@ -44,7 +48,7 @@ def _compare(folder: Path, found: dict[str, str], first: list[str]) -> None:
         )
 
 
-def _first(memory: Path, found: str) -> str:
+def _recall_first(memory: Path, found: str) -> str:
     """Return what `memory` says, which is `found` where it said nothing before. Raise RuntimeFailure."""
     first = read_first(memory)
     if first is not None:
@@ -62,5 +66,5 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: digest_of_file(path) if path.exists() else "missing" for path in paths}
 
 
-def _lines(digests: dict[str, str]) -> list[str]:
+def _format_lines(digests: dict[str, str]) -> list[str]:
     return [f"{name} {digest}" for name, digest in digests.items()]

@@ -16,10 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from runtime.gateway.edge.http_errors import encoded, too_large, too_many_bodies, too_slow
+from runtime.gateway.edge.http_errors import body_too_large, body_too_slow, compressed_body, too_many_bodies
 from runtime.protocol.frames import FRAME_TIMEOUT_S
 
-__all__ = ["Bodies", "EventStream", "while_connected"]
+__all__ = ["Bodies", "EventStream", "run_while_connected"]
 
 MAX_BODY_BYTES = 8 * 2**20  # a 128k-token prompt is about 1 MB, as text or as ids
 MAX_BODIES_BYTES = 32 * MAX_BODY_BYTES  # assumed: a quarter GiB of memory, some 256 of the longest prompts
@@ -60,23 +60,23 @@ class Bodies:
                     body += part
                     self._num_bytes += len(part)
                     if len(body) > MAX_BODY_BYTES:
-                        raise too_large(MAX_BODY_BYTES)
+                        raise body_too_large(MAX_BODY_BYTES)
                     if self._num_bytes > MAX_BODIES_BYTES:
                         raise too_many_bodies()
         except TimeoutError:
-            raise too_slow(BODY_TIMEOUT_S) from None
+            raise body_too_slow(BODY_TIMEOUT_S) from None
 
 
 def _check_encoding(request: Request) -> None:
     """Raise ApiError for a compressed body: of a few bytes it may be gigabytes."""
     encoding = ", ".join(request.headers.getlist("content-encoding"))
     if encoding.strip().lower() not in ("", "identity"):
-        raise encoded(encoding)
+        raise compressed_body(encoding)
 
 
-async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
+async def run_while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
     """Return the result of `work`, which is cancelled when the client leaves first. The body must have been read."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -87,7 +87,7 @@ async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T
         leaving.cancel()
 
 
-async def _disconnect(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -108,7 +108,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        comments = asyncio.create_task(self._comment(send))
+        comments = asyncio.create_task(self._send_comments(send))
         try:
             await super().__call__(scope, receive, partial(self._send, send))
         finally:
@@ -121,7 +121,7 @@ class EventStream(StreamingResponse):
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             self._sent_at = None if is_last else time.monotonic()
 
-    async def _comment(self, send: Send) -> None:
+    async def _send_comments(self, send: Send) -> None:
         """Send a comment after each silence, until cancelled."""
         while True:
             await asyncio.sleep(self._seconds_left())

@@ -50,12 +50,12 @@ __all__ = [
     "Guard",
     "Wait",
     "Waits",
-    "connected",
-    "most_connections",
-    "refusal",
+    "accept_connections",
+    "connect_client",
+    "encode_refusal",
+    "peer_name",
+    "raise_connection_limit",
     "serve_clients",
-    "shown",
-    "take_connections",
 ]
 
 MAX_CONNECTIONS = 8192  # assumed: at 64 KiB each that a slow reader may have, half a GiB
@@ -74,12 +74,12 @@ class Wait(Enum):
     REQUEST = "its request did not come"
     NEXT = "it was idle"
     BODY = "its body did not come"
-    US = ""
+    GATEWAY = ""
     READER = "it does not read its answer"
     END = "it was refused and did not hang up"
 
 
-UNTOLD = (Wait.NEXT, Wait.END)  # of these the log says nothing
+UNLOGGED = (Wait.NEXT, Wait.END)  # of these the log says nothing
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,11 @@ class Connections:
         """Count a connection that has just begun."""
         self._began[connection] = connection.wait(), time.monotonic()
 
-    def note(self, connection: Connection, *, anew: bool = False) -> None:
-        """Note what the connection waits for now. The time counts from when that changed, or from now if `anew`."""
+    def note(self, connection: Connection, *, restarts: bool = False) -> None:
+        """Note what the connection waits for now. The time counts from when that changed, or from now if `restarts`."""
         wait = connection.wait()
         known = self._began.get(connection)
-        if known is not None and (anew or known[0] is not wait):
+        if known is not None and (restarts or known[0] is not wait):
             del self._began[connection]  # it goes to the end
             self.add(connection)
 
@@ -181,7 +181,7 @@ class Connections:
         """Return whether there is room for one more, if need be after ending the one that has waited longest."""
         if self.num_free:
             return True
-        connection = next(chain(self._unanswered(), self._stalled()), None)
+        connection = next(chain(self._find_unanswered(), self._find_stalled()), None)
         if connection is None:
             return False
         wait, _ = self._began[connection]
@@ -195,12 +195,12 @@ class Connections:
             wait, began = self._began[connection]
             longest_s = self._waits.of(wait)
             if longest_s is not None and time.monotonic() - began > longest_s:
-                self._end(connection, wait, None if wait in UNTOLD else f"{wait.value} within {longest_s:g} s")
+                self._end(connection, wait, None if wait in UNLOGGED else f"{wait.value} within {longest_s:g} s")
 
-    def _unanswered(self) -> Iterator[Connection]:
-        return (one for one, (wait, _) in self._began.items() if wait not in (Wait.US, Wait.READER))
+    def _find_unanswered(self) -> Iterator[Connection]:
+        return (one for one, (wait, _) in self._began.items() if wait not in (Wait.GATEWAY, Wait.READER))
 
-    def _stalled(self) -> Iterator[Connection]:
+    def _find_stalled(self) -> Iterator[Connection]:
         before = time.monotonic() - STALLED_S
         return (one for one, (wait, began) in self._began.items() if wait is Wait.READER and began < before)
 
@@ -211,7 +211,7 @@ class Connections:
         connection.end(wait)
 
 
-def most_connections() -> int:
+def raise_connection_limit() -> int:
     """Return how many connections clients may have; the limit of open files is raised as far as it goes.
 
     Half of the descriptors that are left are for the ranks' connections.
@@ -229,12 +229,12 @@ async def serve_clients(
     """Take clients' connections and end those that wait too long, until cancelled. Close the listener."""
     sweeping = asyncio.get_running_loop().create_task(_sweep(connections))
     try:
-        await take_connections(listener, connections, partial(connected, make))
+        await accept_connections(listener, connections, partial(connect_client, make))
     finally:
         sweeping.cancel()
 
 
-async def take_connections(
+async def accept_connections(
     listener: socket.socket, guard: Guard, take: Callable[[socket.socket], Awaitable[None]]
 ) -> None:
     """Give connections to `take` until cancelled, never more than there may be. Close the listener."""
@@ -242,17 +242,17 @@ async def take_connections(
     listener.listen(BACKLOG)
     try:
         while True:
-            callers = await _accept(listener, guard)
-            if callers and not guard.make_room():
-                (refused,) = callers  # where nothing is free, one is taken at a time
+            clients = await _accept(listener, guard)
+            if clients and not guard.make_room():
+                (refused,) = clients  # where nothing is free, one is taken at a time
                 _refuse(refused, guard)
             else:
-                await asyncio.gather(*(take(caller) for caller in callers))
+                await asyncio.gather(*(take(client) for client in clients))
     finally:
         listener.close()
 
 
-def refusal(error: ApiError) -> bytes:
+def encode_refusal(error: ApiError) -> bytes:
     """Return the whole answer to a client whose connection ends with it."""
     body = msgspec.json.encode(error.body())
     lines = [f"HTTP/1.1 {error.status} {error.code}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -260,13 +260,13 @@ def refusal(error: ApiError) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def connected(make: Callable[[], asyncio.BaseProtocol], caller: socket.socket) -> None:
+async def connect_client(make: Callable[[], asyncio.BaseProtocol], client: socket.socket) -> None:
     """Let `make()` speak with a caller, as it comes."""
     with suppress(OSError):  # it has left already
-        await asyncio.get_running_loop().connect_accepted_socket(make, caller)
+        await asyncio.get_running_loop().connect_accepted_socket(make, client)
 
 
-def shown(client: socket.socket) -> str:
+def peer_name(client: socket.socket) -> str:
     """Return a client's address and port, for the log."""
     try:
         host, port, *_ = client.getpeername()
@@ -281,26 +281,26 @@ async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
     Several at once, because a connection takes some turns of the event loop, and a busy loop's turns are long.
     """
     try:
-        callers = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
+        clients = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
     except OSError as error:
         if error.errno in EXHAUSTED:
             guard.complain(f"cannot take connections: {str(error.strerror).lower()}")
             await asyncio.sleep(SWEEP_S)
         return []
     with suppress(OSError):  # there is nobody else, or no descriptor, which the next call will say
-        while len(callers) < min(guard.num_free, ACCEPTED_AT_ONCE):
-            callers.append(listener.accept()[0])
-    return callers
+        while len(clients) < min(guard.num_free, ACCEPTED_AT_ONCE):
+            clients.append(listener.accept()[0])
+    return clients
 
 
 def _refuse(client: socket.socket, guard: Guard) -> None:
     """Answer a client that there is no place for it, as far as that can be said without waiting."""
-    guard.complain(f"refused {shown(client)}: every connection is being answered")
+    guard.complain(f"refused {peer_name(client)}: every connection is being answered")
     with client, suppress(OSError):
         client.setblocking(False)
         with suppress(BlockingIOError):
             client.recv(2**16)  # what is unread when a socket is closed makes the kernel drop our answer
-        client.send(refusal(too_many_connections()))
+        client.send(encode_refusal(too_many_connections()))
         client.shutdown(socket.SHUT_WR)
 
 

@@ -20,12 +20,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from runtime.gateway.edge.connections import Connections, Wait, refusal
-from runtime.gateway.edge.http_errors import ApiError, head_too_large, head_too_slow, invalid, two_lengths
+from runtime.gateway.edge.connections import Connections, Wait, encode_refusal
+from runtime.gateway.edge.http_errors import ApiError, ambiguous_length, head_too_large, head_too_slow, invalid
 from runtime.gateway.edge.input_turns import SLICE_BYTES, InputTurns
 from runtime.protocol.metrics_server import path_of
 
-__all__ = ["MAX_HEAD_BYTES", "Http1", "with_plain_heads"]
+__all__ = ["MAX_HEAD_BYTES", "Http1", "check_heads"]
 
 MAX_HEADERS = 100  # assumed: browsers and proxies send some thirty
 MAX_HEAD_BYTES = 16 * 2**10  # h11's default
@@ -39,10 +39,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
     def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections, turns: InputTurns) -> None:
         super().__init__(config, state, app_state={})
-        self._all = connections
+        self._connections = connections
         self._turns = turns
-        self._untaken = bytearray()
-        self._has_begun = True  # to say a head; the first one is due from the connection's beginning
+        self._unread = bytearray()
+        self._is_in_head = True  # to say a head; the first one is due from the connection's beginning
         self._is_refused = False
 
     @property
@@ -59,12 +59,12 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         if self.conn.their_state is h11.SEND_BODY:
             return Wait.BODY
         if self.conn.their_state is h11.IDLE:
-            return Wait.REQUEST if self._has_begun else Wait.NEXT
-        return Wait.US
+            return Wait.REQUEST if self._is_in_head else Wait.NEXT
+        return Wait.GATEWAY
 
     def end(self, wait: Wait) -> None:
         """End the connection, with a word to a client that was sending."""
-        if wait is Wait.REQUEST and self._has_said_something():
+        if wait is Wait.REQUEST and self._has_partial_head():
             self._refuse(head_too_slow())
         if wait is Wait.READER or self.transport.get_write_buffer_size():
             self.transport.abort()  # closing would wait for the reader
@@ -75,11 +75,11 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         """Begin."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self.conn)
-        self._all.add(self)
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        self._all.forget(self)
+        self._connections.forget(self)
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -90,43 +90,43 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         """Keep the next piece of input until it is this connection's turn."""
         if self._is_refused:
             return
-        self._has_begun = True
-        if not self._untaken:
+        self._is_in_head = True
+        if not self._unread:
             self._turns.add(self)
-        self._untaken += self._piece[:nbytes]
-        if len(self._untaken) > PIECE_BYTES:
+        self._unread += self._piece[:nbytes]
+        if len(self._unread) > PIECE_BYTES:
             self.transport.pause_reading()
 
     def take_slice(self) -> bool:
         """Take in a slice of what has come; return whether there is more."""
         if self._is_refused or self.transport.is_closing():
-            self._untaken.clear()
+            self._unread.clear()
             return False
-        said = bytes(self._untaken[:SLICE_BYTES])
-        del self._untaken[:SLICE_BYTES]
-        self.data_received(said)
-        self._all.note(self)
-        if not self._untaken and not self.flow.read_paused:
+        input_slice = bytes(self._unread[:SLICE_BYTES])
+        del self._unread[:SLICE_BYTES]
+        self.data_received(input_slice)
+        self._connections.note(self)
+        if not self._unread and not self.flow.read_paused:
             self.transport.resume_reading()
-        return bool(self._untaken)
+        return bool(self._unread)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        self._has_begun = False
+        self._is_in_head = False
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's own, which a single byte ends
-        self._has_begun = self._has_said_something()
-        self._all.note(self, anew=True)
+        self._is_in_head = self._has_partial_head()
+        self._connections.note(self, restarts=True)
 
     def pause_writing(self) -> None:
         """Wait for the reader."""
         super().pause_writing()
-        self._all.note(self)
+        self._connections.note(self)
 
     def resume_writing(self) -> None:
         """Go on writing."""
         super().resume_writing()
-        self._all.note(self)
+        self._connections.note(self)
 
     def handle_events(self) -> None:
         """Take in what h11 has read, and let an answer's end wait for its client."""
@@ -140,13 +140,13 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         assert isinstance(reason, h11.RemoteProtocolError)
         reason.__traceback__ = None  # a frame of h11 in it holds the error: such rings are freed all at once, in 40 ms
         is_too_large = reason.error_status_hint == 431
-        self._all.complain(f"closed the connection of {self.peer}: {reason}")
+        self._connections.complain(f"closed the connection of {self.peer}: {reason}")
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
         """Say the error where no answer has begun, and linger. A route that is answering now speaks to nobody."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(refusal(error))
+            self.transport.write(encode_refusal(error))
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -162,13 +162,13 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
     def _linger(self) -> None:
         """Read to the end and drop it: closing while the client sends would take the answer back."""
         self._is_refused = True
-        self._untaken.clear()
+        self._unread.clear()
         self.transport.write_eof()
         self.transport.resume_reading()
 
-    def _has_said_something(self) -> bool:
+    def _has_partial_head(self) -> bool:
         """Return whether a part of a head is here."""
-        return bool(self._untaken or self.conn.trailing_data[0])
+        return bool(self._unread or self.conn.trailing_data[0])
 
 
 class _AnswerTransport:
@@ -197,14 +197,14 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-def with_plain_heads(app: ASGIApp) -> ASGIApp:
+def check_heads(app: ASGIApp) -> ASGIApp:
     """Return `app`, with an answer before it for heads that have too many fields, or say two lengths.
 
     It is told paths only.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        error = _what_is_wrong(scope["headers"])
+        error = _find_fault(scope["headers"])
         if error is not None:
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
         else:
@@ -213,10 +213,10 @@ def with_plain_heads(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-def _what_is_wrong(fields: Collection[tuple[bytes, bytes]]) -> ApiError | None:
+def _find_fault(fields: Collection[tuple[bytes, bytes]]) -> ApiError | None:
     """Return what is wrong with a head whose fields h11 has found right one by one."""
     if len(fields) > MAX_HEADERS:
         return head_too_large(MAX_HEADERS, "fields")
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in fields}:
-        return two_lengths()
+        return ambiguous_length()
     return None

@@ -28,26 +28,26 @@ from dataclasses import dataclass
 
 __all__ = [
     "ApiError",
-    "encoded",
+    "ambiguous_length",
+    "body_too_large",
+    "body_too_slow",
+    "compressed_body",
     "head_too_large",
     "head_too_slow",
     "invalid",
-    "never_admitted",
-    "no_json",
-    "no_such_key",
-    "other_body",
-    "over_limit",
+    "key_limit_reached",
     "overloaded",
+    "oversized_call",
     "rank_failed",
-    "too_large",
+    "reused_key",
     "too_many_bodies",
     "too_many_connections",
     "too_many_values",
-    "too_slow",
-    "two_lengths",
     "unavailable",
+    "unknown_key",
     "unknown_model",
     "unsupported",
+    "unusable_schema",
 ]
 
 RETRY_AFTER_S = 1
@@ -68,8 +68,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON document, the same in an HTTP answer and in a stream."""
-        param = None if self.param is None else _shown(self.param)
-        return {"error": {"message": _shown(self.message), "type": self.type, "param": param, "code": self.code}}
+        param = None if self.param is None else _shorten(self.param)
+        return {"error": {"message": _shorten(self.message), "type": self.type, "param": param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that go with the status: when to ask again, what to send, a connection's end."""
@@ -79,7 +79,7 @@ class ApiError(Exception):
         return again | who | plain | ({"Connection": "close"} if self.ends_connection else {})
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return the text without its middle if it is too long: its end says what to do."""
     half = MAX_SHOWN // 2
     return text if len(text) <= MAX_SHOWN else f"{text[:half]} ... {text[-half:]}"
@@ -95,29 +95,29 @@ def unsupported(message: str, param: str) -> ApiError:
     return invalid(message, param, "unsupported_parameter")
 
 
-def two_lengths() -> ApiError:
+def ambiguous_length() -> ApiError:
     """Return the error for a head with Content-Length and Transfer-Encoding. What follows may be no next request."""
     message = "the request has Content-Length and Transfer-Encoding; send one of them"
     return ApiError(400, message, code="invalid_http", ends_connection=True)
 
 
-def no_json(reason: str) -> ApiError:
+def unusable_schema(reason: str) -> ApiError:
     """Return the error for a JSON schema that no answer can be held to."""
     return unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 
 def unknown_model(asked: str, served: str) -> ApiError:
     """Return the error for a model that is not served here."""
-    message = f"the model {_shown(asked)!r} is not served here, {served!r} is"
+    message = f"the model {_shorten(asked)!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def no_such_key() -> ApiError:
+def unknown_key() -> ApiError:
     """Return the error for a request without a key that is known."""
     return ApiError(401, "give a key that is known here: Authorization: Bearer KEY", code="invalid_api_key")
 
 
-def over_limit(limit: str, retry_after_s: int) -> ApiError:
+def key_limit_reached(limit: str, retry_after_s: int) -> ApiError:
     """Return the error for a call that is over its key's `limit`, with when it may be asked again."""
     message = f"this key may have {limit}; ask again in a while"
     return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
@@ -129,12 +129,12 @@ def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
     return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
 
 
-def never_admitted(num_asked: int, whose: str, most: int) -> ApiError:
+def oversized_call(num_asked: int, whose: str, limit: int) -> ApiError:
     """Return the error for a call of more requests than will ever be taken at a time."""
-    return invalid(f"this call makes {num_asked:,} requests at a time; {whose} may have {most:,}")
+    return invalid(f"this call makes {num_asked:,} requests at a time; {whose} may have {limit:,}")
 
 
-def too_large(max_bytes: int) -> ApiError:
+def body_too_large(max_bytes: int) -> ApiError:
     """Return the error for a body that is too large.
 
     The connection stays: if it were closed while the client sends the rest, the client would not see the answer.
@@ -142,7 +142,7 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the body is over {max_bytes:,} bytes", code="request_too_large")
 
 
-def encoded(encoding: str) -> ApiError:
+def compressed_body(encoding: str) -> ApiError:
     """Return the error for a body that is compressed."""
     message = f"Content-Encoding: {encoding} is not supported by this server; send the body as it is"
     return ApiError(415, message, code="unsupported_content_encoding")
@@ -154,13 +154,13 @@ def too_many_values(max_values: int, max_containers: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-def other_body(header: str) -> ApiError:
+def reused_key(header: str) -> ApiError:
     """Return the error for a call whose key, in the `header`, came with another body before."""
     message = f"this {header} came with another body before; give each call a key of its own"
     return ApiError(422, message, code="idempotency_key_reused")
 
 
-def too_slow(max_s: float) -> ApiError:
+def body_too_slow(max_s: float) -> ApiError:
     """Return the error for a body that does not end. The rest of it is not read."""
     message = f"the body was not here after {max_s:g} s"
     return ApiError(408, message, code="request_timeout", ends_connection=True)
@@ -178,9 +178,9 @@ def head_too_slow() -> ApiError:
     return ApiError(408, message, code="request_timeout", ends_connection=True)
 
 
-def head_too_large(most: int, of: str = "bytes") -> ApiError:
-    """Return the error for a request whose head has more than `most` bytes or fields."""
-    message = f"the head of the request has over {most:,} {of}"
+def head_too_large(limit: int, unit: str = "bytes") -> ApiError:
+    """Return the error for a request whose head has more than `limit` bytes or fields."""
+    message = f"the head of the request has over {limit:,} {unit}"
     return ApiError(431, message, code="request_too_large", ends_connection=True)
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.gateway.edge.http_errors import invalid, other_body
+from runtime.gateway.edge.http_errors import invalid, reused_key
 
 __all__ = ["HEADER", "MAX_CHARACTERS", "IdempotencyKeys", "IdempotentCall"]
 
@@ -42,7 +42,7 @@ class IdempotentCall:
     body: bytes = b""  # its digest
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    is_begun: bool = False  # ranks may have it, or had it
+    has_begun: bool = False  # ranks may have it, or had it
     num_under_way: int = 0  # requests that have it now
     _until: float = 0.0
 
@@ -64,32 +64,32 @@ class IdempotencyKeys:
         self._now = now
         self._calls: dict[str, IdempotentCall] = {}  # by the digest of account and key, the oldest first
 
-    def call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
+    def find_call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
         """Return the call of this key, which may be known. Raise ApiError for another body, or no key that can be."""
         if key is None:
             return IdempotentCall()
         if not (0 < len(key) <= MAX_CHARACTERS and key.isprintable()):
             raise invalid(f"{HEADER} must have 1 to {MAX_CHARACTERS} characters that can be shown")
-        self._forget()
+        self._drop_old()
         identity = hashlib.sha256("\n".join((account or "", key)).encode(errors="replace"))
         body = hashlib.sha256(path.encode() + b"\n" + raw).digest()
         seed = int.from_bytes(identity.digest()[:SEED_BYTES])
         digest = identity.hexdigest()[:32]
-        known = self._calls.setdefault(digest, IdempotentCall(digest, seed, body, _until=self._now() + KEPT_S))
-        if known.body != body:
-            raise other_body(HEADER)
-        known.num_under_way += 1
-        return known
+        call = self._calls.setdefault(digest, IdempotentCall(digest, seed, body, _until=self._now() + KEPT_S))
+        if call.body != body:
+            raise reused_key(HEADER)
+        call.num_under_way += 1
+        return call
 
     def end_request(self, call: IdempotentCall) -> None:
         """End a request of the call. If none of the call's ever began, nobody has computed it, and its key is free."""
         call.num_under_way -= 1
-        if call.digest is None or call.is_begun or call.num_under_way:
+        if call.digest is None or call.has_begun or call.num_under_way:
             return
         if self._calls.get(call.digest) is call:  # and not another that has its key since it was forgotten
             del self._calls[call.digest]
 
-    def _forget(self) -> None:
+    def _drop_old(self) -> None:
         """Forget what is too old, or too much."""
         now = self._now()
         while self._calls:

@@ -35,14 +35,14 @@ class InputTurns:
     def add(self, reader: Reader) -> None:
         """Let `reader`, which does not wait yet, take in what it has, soon."""
         self._waiting.append(reader)
-        self._call()
+        self._schedule_turn()
 
-    def _call(self) -> None:
+    def _schedule_turn(self) -> None:
         if self._waiting and not self._is_called:
             self._is_called = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._take_turn)
 
-    def _turn(self) -> None:
+    def _take_turn(self) -> None:
         self._is_called = False
         until = time.monotonic() + TURN_S
         try:
@@ -53,4 +53,4 @@ class InputTurns:
                 if time.monotonic() >= until:
                     break
         finally:
-            self._call()  # one that raises costs the others nothing
+            self._schedule_turn()  # one that raises costs the others nothing

@@ -12,7 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from runtime.gateway.edge.connections import shown
+from runtime.gateway.edge.connections import peer_name
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.tls import HANDSHAKE_S, SHUTDOWN_S, Credentials, why_refused
 
@@ -69,12 +69,12 @@ class Handshakes:
     async def take(self, caller: socket.socket) -> None:
         """Begin the handshake with a caller, and return at once."""
         task = asyncio.get_running_loop().create_task(self._shake_hands(caller))
-        self._strangers.add(task, _host(caller), task.cancel)
+        self._strangers.add(task, _peer_host(caller), task.cancel)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 
     async def _shake_hands(self, caller: socket.socket) -> None:
-        who = shown(caller)
+        who = peer_name(caller)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make,
@@ -91,7 +91,7 @@ class Handshakes:
         self._strangers.forget(task)
 
 
-def _host(caller: socket.socket) -> str:
+def _peer_host(caller: socket.socket) -> str:
     """Return the caller's address, or nothing if it has left."""
     try:
         return str(caller.getpeername()[0])

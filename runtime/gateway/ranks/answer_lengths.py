@@ -20,10 +20,10 @@ class AnswerLengths:
     def __init__(self) -> None:
         self._mean: float | None = None
 
-    def ended(self, num_tokens: int) -> None:
+    def record(self, num_tokens: int) -> None:
         """Note that an answer had so many tokens."""
         self._mean = num_tokens if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * num_tokens
 
-    def expected(self, max_tokens: int) -> int:
+    def expect(self, max_tokens: int) -> int:
         """Return the tokens to expect of an answer that may have `max_tokens`: all, before any answer has ended."""
         return max_tokens if self._mean is None else min(max_tokens, math.ceil(self._mean))

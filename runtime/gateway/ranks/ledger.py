@@ -25,11 +25,11 @@ __all__ = ["Ledger"]
 
 
 @dataclass
-class _Given:
+class _Entry:
     """A request of this gateway: what it counts, what a report that includes it says of it, and its tokens so far."""
 
     work: Work
-    held: Work
+    reported: Work
     num_tokens: int  # of its prompt and its answer
     has_arrived: bool = False
     has_token: bool = False
@@ -40,11 +40,14 @@ class Ledger:
 
     def __init__(self, unit: str, rank: int, phase: Phase, limits: RankLimits) -> None:
         self._unit, self._rank, self._phase, self._limits = unit, rank, phase, limits
-        self._given: dict[str, _Given] = {}
-        self._own = NO_WORK  # of all in `_given`
-        self._held = NO_WORK  # by those that have arrived
+        self._entries: dict[str, _Entry] = {}
+        self._own = NO_WORK  # of all in `_entries`
+        self._reported = NO_WORK  # by those that have arrived
         self._waiting: dict[str, Work] = {}  # those that found no room, the oldest first
-        self._unknown, self._num_unknown_waiting = NO_WORK, 0  # what the last report said beyond what was known here
+        self._unknown_work, self._num_unknown_waiting = (
+            NO_WORK,
+            0,
+        )  # what the last report said beyond what was known here
         self._load: RankLoad | None = None  # as it was asked for last, until something changes
 
     @property
@@ -56,84 +59,86 @@ class Ledger:
 
     def _sum(self) -> RankLoad:
         num_waiting = max(len(self._waiting) + self._num_unknown_waiting, 0)
-        work = _at_least_none(self._own + self._unknown)
+        work = _clip_negative(self._own + self._unknown_work)
         return RankLoad(self._unit, self._rank, self._phase, work, self._limits, num_waiting)
 
     def give(self, request_id: str, size: RequestSize) -> None:
         """Note a request that is sent to the rank, or will come to it from another one."""
-        if request_id in self._given:
+        if request_id in self._entries:
             return  # a mixed rank is given its requests twice: for their prompts and for the rest
-        work = size.at(self._phase)
+        work = size.work_at(self._phase)
         if not self.load.fits(work):
             self._waiting[request_id] = work
         num_tokens = size.prompt_tokens + (1 if self._phase == "decode" else 0)  # it comes with its first token
-        held = Work(1, work.prompt_tokens, work.attention_pairs, self._kv(num_tokens))
-        self._add(request_id, _Given(work, held, num_tokens))
+        reported = Work(1, work.prompt_tokens, work.attention_pairs, self._kv_tokens(num_tokens))
+        self._add(request_id, _Entry(work, reported, num_tokens))
 
-    def hear_token(self, request_id: str) -> bool:
+    def count_token(self, request_id: str) -> bool:
         """Note another token of the request, which tells that its prompt is computed; return whether that is new."""
-        given = self._given.get(request_id)
-        if given is None:
+        entry = self._entries.get(request_id)
+        if entry is None:
             return False
-        given.num_tokens += 1
-        if given.has_token and (given.num_tokens - 1) % PAGE_TOKENS:
+        entry.num_tokens += 1
+        if entry.has_token and (entry.num_tokens - 1) % PAGE_TOKENS:
             return False  # nothing else is new: the token is in a page that the request has
         self._waiting.pop(request_id, None)
-        kv = self._kv(given.num_tokens)
-        changed = _Given(
-            Work(1, 0, 0, max(given.work.kv_tokens, kv)), Work(1, 0, 0, kv), given.num_tokens, given.has_arrived, True
+        kv = self._kv_tokens(entry.num_tokens)
+        changed = _Entry(
+            Work(1, 0, 0, max(entry.work.kv_tokens, kv)), Work(1, 0, 0, kv), entry.num_tokens, entry.has_arrived, True
         )
-        self._remove(given)
+        self._remove(entry)
         self._add(request_id, changed)
-        return not given.has_token
+        return not entry.has_token
 
     def end(self, request_id: str) -> None:
         """Note that the rank has nothing more to do for the request."""
-        given = self._given.pop(request_id, None)
-        if given is not None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
             self._waiting.pop(request_id, None)
-            self._remove(given)
-            self._seat()
+            self._remove(entry)
+            self._seat_waiting()
 
-    def take(self, report: Load) -> None:
+    def apply_report(self, report: Load) -> None:
         """Put the load right by what the rank says."""
         for request_id in report.arrived:
-            given = self._given.get(request_id)
-            if given is not None and not given.has_arrived:
-                given.has_arrived = True
-                self._held += given.held
+            entry = self._entries.get(request_id)
+            if entry is not None and not entry.has_arrived:
+                entry.has_arrived = True
+                self._reported += entry.reported
         kv = 0 if self._phase == "prefill" else report.kv_tokens
-        self._unknown = Work(report.num_requests, report.prompt_tokens, report.attention_pairs, kv) - self._held
-        self._num_unknown_waiting = report.num_waiting - sum(self._given[each].has_arrived for each in self._waiting)
+        self._unknown_work = (
+            Work(report.num_requests, report.prompt_tokens, report.attention_pairs, kv) - self._reported
+        )
+        self._num_unknown_waiting = report.num_waiting - sum(self._entries[each].has_arrived for each in self._waiting)
         self._load = None
 
-    def _add(self, request_id: str, given: _Given) -> None:
-        self._given[request_id] = given
-        self._own += given.work
+    def _add(self, request_id: str, entry: _Entry) -> None:
+        self._entries[request_id] = entry
+        self._own += entry.work
         self._load = None
-        self._held += given.held if given.has_arrived else NO_WORK
+        self._reported += entry.reported if entry.has_arrived else NO_WORK
 
-    def _remove(self, given: _Given) -> None:
-        self._own -= given.work
+    def _remove(self, entry: _Entry) -> None:
+        self._own -= entry.work
         self._load = None
-        self._held -= given.held if given.has_arrived else NO_WORK
+        self._reported -= entry.reported if entry.has_arrived else NO_WORK
 
-    def _seat(self) -> None:
+    def _seat_waiting(self) -> None:
         """Let those that wait have the room that there is, the oldest first."""
-        seated = self.load.work - sum(self._waiting.values(), NO_WORK)
+        placed = self.load.work - sum(self._waiting.values(), NO_WORK)
         for request_id, work in list(self._waiting.items()):
-            if not self._limits.fit(seated + work):
+            if not self._limits.fit(placed + work):
                 return
-            seated += work
+            placed += work
             del self._waiting[request_id]
             self._load = None
 
-    def _kv(self, num_tokens: int) -> int:
+    def _kv_tokens(self, num_tokens: int) -> int:
         """Return the KV of a request with so many tokens; of prefill ranks none is counted."""
         return 0 if self._phase == "prefill" else in_pages(num_tokens)
 
 
-def _at_least_none(work: Work) -> Work:
+def _clip_negative(work: Work) -> Work:
     """Return the work without negative parts: a request that ended since the report may be taken off twice."""
     return Work(
         max(work.num_requests, 0), max(work.prompt_tokens, 0), max(work.attention_pairs, 0), max(work.kv_tokens, 0)

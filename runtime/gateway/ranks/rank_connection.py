@@ -37,12 +37,12 @@ from runtime.protocol.messages import (
 )
 from runtime.protocol.sockets import write_or_hang_up
 
-__all__ = ["Answer", "Listener", "Rank"]
+__all__ = ["Listener", "Rank", "RankReply"]
 
 MOVE_TIMEOUT_S = 30.0  # assumed: as long as a frame may take
 
-Answer = PrefixHit | Token | Embedding | Failed
-Listener = Callable[["Rank", Answer], None]
+RankReply = PrefixHit | Token | Embedding | Failed
+Listener = Callable[["Rank", RankReply], None]
 
 
 class Rank:
@@ -53,19 +53,19 @@ class Rank:
         hello: Hello,
         writer: asyncio.StreamWriter,
         limits: RankLimits,
-        may_have_room: Callable[[], None] = lambda: None,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `may_have_room` after whatever may have freed a place here."""
+        """Call `on_room` after whatever may have freed a place here."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # of its tensors, of 1
-        self.looks_since_word = self.looks_since_step = 0  # of `silence.py`
+        self.looks_since_message = self.looks_since_step = 0  # of `silence.py`
         self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
         self.loaded_digest: str | None = None  # of `served_weights.py`; None unless it has said one
         self.tokenizer_digest: str | None = None  # of the file that it holds JSON to; None unless it has said one
         self.refusal: str | None = None  # why it gets no requests, though it may be ready
         self._has_loaded = False
-        self._writer, self._may_have_room = writer, may_have_room
+        self._writer, self._on_room = writer, on_room
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
@@ -93,7 +93,7 @@ class Rank:
         did = self._listeners.pop(request_id, None) is not None
         self._ledger.end(request_id)
         self._dismiss_if_free()
-        self._may_have_room()
+        self._on_room()
         return did
 
     def send(self, message: FromGateway) -> None:
@@ -106,19 +106,19 @@ class Rank:
         self.refusal = reason
         self.send(Wait(reason))
 
-    def take(self, message: FromRank) -> None:
+    def handle(self, message: FromRank) -> None:
         """Act on what the rank says. Raise WireError."""
-        self.looks_since_word = 0
+        self.looks_since_message = 0
         if not isinstance(message, Pong):
             self.looks_since_step = 0
         match message:
             case State(state=state, loaded=loaded):
                 self.state, self.loaded = state, loaded
                 self._dismiss_if_free()
-                self._may_have_room()
+                self._on_room()
             case Load():
-                self._ledger.take(message)
-                self._may_have_room()
+                self._ledger.apply_report(message)
+                self._on_room()
             case StepTime(own_us=own_us):
                 self.own_step_us = own_us
             case PrefixHit() | Token() | Embedding() | Failed():
@@ -126,7 +126,7 @@ class Rank:
             case Moved(ticket=ticket):
                 self._move(ticket)
             case Hello():
-                self._take_loaded(message)
+                self._note_loaded(message)
             case Renewal():
                 raise WireError(f"{self} said Hello twice")
 
@@ -138,7 +138,7 @@ class Rank:
                 moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
-        self._may_have_room()  # or less than ever
+        self._on_room()  # or less than ever
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
         """Return when the rank goes on at `writer`'s connection, with all that it has to do. Raise WireError.
@@ -168,7 +168,7 @@ class Rank:
         self.fail_all(reason)
         self._writer.transport.abort()
 
-    def _take_loaded(self, hello: Hello) -> None:
+    def _note_loaded(self, hello: Hello) -> None:
         is_same = msgspec.structs.replace(hello, kv_digest=self.hello.kv_digest) == self.hello
         if not is_same or hello == self.hello or self._has_loaded:
             raise WireError(f"{self} said Hello twice")
@@ -188,9 +188,9 @@ class Rank:
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 
-    def _pass_on(self, message: Answer) -> None:
-        if isinstance(message, Token) and self._ledger.hear_token(message.request_id):
-            self._may_have_room()  # for another prompt
+    def _pass_on(self, message: RankReply) -> None:
+        if isinstance(message, Token) and self._ledger.count_token(message.request_id):
+            self._on_room()  # for another prompt
         listener = self._listeners.get(message.request_id)
         if listener is not None:
             listener(self, message)

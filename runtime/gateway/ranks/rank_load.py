@@ -73,7 +73,7 @@ class RequestSize:
     prompt_tokens: int
     new_tokens: int
 
-    def at(self, phase: Phase) -> Work:
+    def work_at(self, phase: Phase) -> Work:
         """Return the work of this request at a rank of `phase`.
 
         A prefill rank gives a prompt's KV away with its first token and keeps none for requests that wait, so KV is no

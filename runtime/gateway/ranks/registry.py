@@ -31,28 +31,28 @@ from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, RequestSize
 from runtime.gateway.ranks.roster import Roster
 from runtime.gateway.ranks.router import (
     Policy,
+    choose_embedding_rank,
     choose_ranks,
-    choose_to_embed,
+    embedding_room,
     least_prompt_tokens,
     num_ranks,
     num_requests,
     room,
-    room_to_embed,
 )
 from runtime.gateway.ranks.served_tokenizer import ServedTokenizer
 from runtime.gateway.ranks.served_weights import ServedWeights
-from runtime.gateway.ranks.silence import watch
-from runtime.gateway.ranks.stragglers import straggler
+from runtime.gateway.ranks.silence import watch_ranks
+from runtime.gateway.ranks.stragglers import find_straggler
 from runtime.protocol.bounds import why_no_address
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal, State
 from runtime.protocol.sockets import notice_a_vanished_peer
 from runtime.protocol.tls import identity, seconds_valid
 
-__all__ = ["LEAST", "Registry", "Unit"]
+__all__ = ["SMALLEST", "Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
-LEAST = RequestSize(1, 1)
+SMALLEST = RequestSize(1, 1)
 MAX_SHOWN = 63  # characters of a unit that is refused
 MAX_RANKS = 2**16  # of a unit. assumed: more than any model has experts
 MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
@@ -82,7 +82,7 @@ class Unit:
     @property
     def straggler(self) -> tuple[int, float] | None:
         """The place of a rank that holds up the others of a ready unit, and how many times longer it takes; or None."""
-        return straggler([rank.own_step_us for rank in self.ranks]) if self.is_ready else None
+        return find_straggler([rank.own_step_us for rank in self.ranks]) if self.is_ready else None
 
 
 class Registry:
@@ -113,7 +113,7 @@ class Registry:
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closing = False
-        self._may_have_room: Callable[[], None] = lambda: None
+        self._on_room: Callable[[], None] = lambda: None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one rank's connection, from Hello to its end."""
@@ -139,18 +139,18 @@ class Registry:
 
     async def watch(self) -> None:
         """Give up ranks that are silent, for ever."""
-        await watch(lambda: self._roster, self._stall_timeout_s, log.warning)
+        await watch_ranks(lambda: self._roster, self._stall_timeout_s, log.warning)
 
     def units(self) -> list[Unit]:
         """Return every known unit, by name."""
         if self._units is None:
-            self._units = self._grouped()
+            self._units = self._group_ranks()
         return self._units
 
-    def _grouped(self) -> list[Unit]:
+    def _group_ranks(self) -> list[Unit]:
         return [
             Unit(name, ranks[0].hello.phase, ranks[0].hello.num_ranks, tuple(ranks))
-            for name, ranks in self._roster.by_unit()
+            for name, ranks in self._roster.group_by_unit()
         ]
 
     def choose_ranks(self, size: RequestSize) -> tuple[Rank, Rank] | None:
@@ -161,28 +161,28 @@ class Registry:
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
 
-    def room(self, size: RequestSize = LEAST) -> int | None:
+    def room(self, size: RequestSize = SMALLEST) -> int | None:
         """Return how many more requests of this size may come; None while no unit of a phase is ready."""
         return room(self._loads(), size)
 
-    def choose_to_embed(self, size: RequestSize) -> Rank | None:
+    def choose_embedding_rank(self, size: RequestSize) -> Rank | None:
         """Return the rank for a prompt that only wants its embedding; None while no unit of a phase is ready."""
-        chosen = choose_to_embed(self._loads(), size, next(self._turns), self._policy)
+        chosen = choose_embedding_rank(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else self._roster[chosen.key]
 
-    def room_to_embed(self, size: RequestSize = LEAST) -> int | None:
+    def embedding_room(self, size: RequestSize = SMALLEST) -> int | None:
         """Return how many more such prompts, of any size, may come; None while no unit of a phase is ready."""
-        return room_to_embed(self._loads())
+        return embedding_room(self._loads())
 
     def num_requests(self) -> int:
         """Return how many requests there are, each counted where it stays to its end."""
         return num_requests(self._loads())
 
-    def num_ranks_for_prompts(self) -> int:
+    def num_prompt_ranks(self) -> int:
         """Return how many ranks of ready units compute prompts."""
         return num_ranks(self._loads())[0]
 
-    def num_ranks_to_stay(self) -> int:
+    def num_answer_ranks(self) -> int:
         """Return with how many ranks of ready units requests stay."""
         return num_ranks(self._loads())[1]
 
@@ -190,9 +190,9 @@ class Registry:
         """Return what the rank has left to compute that has least; None while no unit of a phase is ready."""
         return least_prompt_tokens(self._loads())
 
-    def when_there_may_be_room(self, call: Callable[[], None]) -> None:
+    def call_on_room(self, call: Callable[[], None]) -> None:
         """Call `call` after whatever may have freed a place, or made units ready or not."""
-        self._may_have_room = call
+        self._on_room = call
 
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
@@ -222,12 +222,12 @@ class Registry:
         return [rank.load for unit in self.units() if unit.is_ready for rank in unit.ranks]
 
     async def _follow(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> None:
-        rank = await self._presented(frames, writer)
+        rank = await self._identify(frames, writer)
         self.strangers.forget(writer)
         has_moved = False
         try:
             async with asyncio.timeout(seconds_valid(writer)):
-                has_moved = await self._hear(frames, rank)
+                has_moved = await self._read_messages(frames, rank)
             if not (has_moved or self._is_closing or rank.state == "lost"):
                 log.warning("%s on %s was lost: its connection closed", rank, rank.hello.node)
         except TimeoutError:
@@ -241,18 +241,18 @@ class Registry:
                 if self._tokenizer is not None:
                     self._tokenizer.lose(rank, list(self._roster))
 
-    async def _presented(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
+    async def _identify(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
         """Return the rank whose connection this is from now on: a new one, or one that goes on here."""
         first = await frames.first("Hello", HELLO_TIMEOUT_S)
         if isinstance(first, Renewal):
-            return await self._renewed(first.hello, writer)
+            return await self._renew(first.hello, writer)
         if not isinstance(first, Hello):
             raise WireError(f"its first message is {type(first).__name__}, not Hello")
         rank = self._admit(first, writer)
-        log.info("%s on %s joined", rank, _where(rank))
+        log.info("%s on %s joined", rank, _describe_node(rank))
         return rank
 
-    async def _renewed(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
+    async def _renew(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         """Return the rank that said this Hello, once it has moved here."""
         self._require_own_certificate(hello, writer)
         rank = self._roster.get(hello.unit, hello.rank)
@@ -263,28 +263,28 @@ class Registry:
 
     def _admit(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
         self._require_own_certificate(hello, writer)
-        self._hang_up_before(hello, writer)
-        peers = [rank for rank in self._roster.of_unit(hello.unit) if rank.state != "lost"]
-        refusal = _refusal(hello, self._kv_digest, [rank.hello for rank in peers])
+        self._hang_up_predecessor(hello, writer)
+        peers = [rank for rank in self._roster.unit_ranks(hello.unit) if rank.state != "lost"]
+        refusal = _find_refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
-            writer.write(encode_frame(Rejected(refusal.to_the_rank)))
+            writer.write(encode_frame(Rejected(refusal.message)))
             unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
-            raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.to_the_log}")
+            raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.log_message}")
         self._drop_predecessors(hello)
-        rank = Rank(hello, writer, self._limits, lambda: self._may_have_room())
+        rank = Rank(hello, writer, self._limits, lambda: self._on_room())
         self._roster.add(rank)
         self._units = None
         return rank
 
-    async def _hear(self, frames: FrameReader[FromRank], rank: Rank) -> bool:
+    async def _read_messages(self, frames: FrameReader[FromRank], rank: Rank) -> bool:
         """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
-        while (message := frames.whole_here() or await _next_word(frames)) is not None:
-            rank.take(message)
+        while (message := frames.whole_here() or await _read_message(frames)) is not None:
+            rank.handle(message)
             if isinstance(message, Hello) and self._tokenizer is not None:
-                self._tokenizer.heed(rank, list(self._roster))
+                self._tokenizer.check(rank, list(self._roster))
             if isinstance(message, State | Hello):
                 is_ready = any(unit.is_ready for unit in self.units() if unit.name == rank.hello.unit)
-                self._weights.heed(rank, self._roster, unit_is_ready=is_ready)
+                self._weights.check(rank, self._roster, unit_is_ready=is_ready)
             elif isinstance(message, Moved):
                 return True
         return False
@@ -299,7 +299,7 @@ class Registry:
             unit, shown = ascii(hello.unit[:MAX_SHOWN]), ascii(proven)[:MAX_NAME]
             raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown}")
 
-    def _hang_up_before(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+    def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Hang up an earlier connection of the same process, which calls again before its breaking was noticed here."""
         known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
@@ -308,12 +308,12 @@ class Registry:
 
     def _drop_predecessors(self, hello: Hello) -> None:
         """Drop the lost ranks of an earlier launch of this unit, which all are of one: they are nobody's peers now."""
-        known = next(iter(self._roster.of_unit(hello.unit)), None)
-        if known is not None and _identity(known.hello) != _identity(hello):
+        known = next(iter(self._roster.unit_ranks(hello.unit)), None)
+        if known is not None and _launch_identity(known.hello) != _launch_identity(hello):
             self._roster.drop_unit(hello.unit)
 
 
-async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:
+async def _read_message(frames: FrameReader[FromRank]) -> FromRank | None:
     frame = await frames.read()
     return None if frame is None else frame[0]
 
@@ -322,30 +322,30 @@ async def _next_word(frames: FrameReader[FromRank]) -> FromRank | None:
 class _Refusal:
     """The reason why a rank cannot serve here. A caller is told less than the log: no digest or name but its own."""
 
-    to_the_rank: str
-    to_the_log: str
+    message: str
+    log_message: str
 
 
-def _refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
+def _find_refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
     """Return why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
     if hello.kv_digest != kv_digest:
         said = f"its kv_digest is {hello.kv_digest}, "
         return _Refusal(said + "the gateway's is another", said + f"the gateway's is {kv_digest}")
-    wrong = _what_is_wrong(hello)
+    wrong = _find_fault(hello)
     if wrong is not None:
         return _Refusal(wrong, wrong)
     for peer in peers:
         if peer.rank == hello.rank:
             who = f"process {peer.pid} on {peer.node}"
             return _Refusal("another process is connected as that rank", f"{who} is connected as that rank")
-        if _identity(peer) != _identity(hello):
-            said = f"it was launched as {_identity(hello)}, "
-            detail = f"rank {peer.rank} as {_identity(peer)}"
+        if _launch_identity(peer) != _launch_identity(hello):
+            said = f"it was launched as {_launch_identity(hello)}, "
+            detail = f"rank {peer.rank} as {_launch_identity(peer)}"
             return _Refusal(said + f"rank {peer.rank} otherwise", said + detail)
     return None
 
 
-def _what_is_wrong(hello: Hello) -> str | None:
+def _find_fault(hello: Hello) -> str | None:
     """Return what no rank may say of itself, whoever else is there; or None."""
     for field, name in (("unit", hello.unit), ("node", hello.node), ("for_node", hello.for_node or "")):
         if len(name) > MAX_NAME or not name.isprintable():
@@ -360,12 +360,12 @@ def _what_is_wrong(hello: Hello) -> str | None:
     return None if unreachable is None else f"it takes KV where nobody can send it: {unreachable}"
 
 
-def _identity(hello: Hello) -> str:
+def _launch_identity(hello: Hello) -> str:
     """Return what the ranks of one unit have in common, in words."""
     return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
 
 
-def _where(rank: Rank) -> str:
+def _describe_node(rank: Rank) -> str:
     """Return `node-7`, or `spare node-7 for node-2`."""
     hello = rank.hello
     return f"spare {hello.node} for {hello.for_node}" if hello.for_node else hello.node
@@ -374,7 +374,7 @@ def _where(rank: Rank) -> str:
 def _report_unit(unit: Unit) -> dict[str, Any]:
     """Return the unit's part of the report.
 
-    `straggler` is there when one of its ranks holds up the others, `refused` when it gets no requests.
+    `find_straggler` is there when one of its ranks holds up the others, `refused` when it gets no requests.
     """
     ranks = [_report_rank(rank) for rank in unit.ranks]
     found = unit.straggler

@@ -32,11 +32,11 @@ class Roster:
         """Return the rank of this number, or None."""
         return self._units.get(unit, {}).get(number)
 
-    def of_unit(self, unit: str) -> Collection[Rank]:
+    def unit_ranks(self, unit: str) -> Collection[Rank]:
         """Return the unit's ranks, in no order."""
         return self._units.get(unit, {}).values()
 
-    def by_unit(self) -> Iterator[tuple[str, list[Rank]]]:
+    def group_by_unit(self) -> Iterator[tuple[str, list[Rank]]]:
         """Yield each unit with its ranks, all in order."""
         for unit, ranks in sorted(self._units.items()):
             yield unit, [ranks[number] for number in sorted(ranks)]
@@ -56,7 +56,7 @@ class Roster:
 
     def drop_unit(self, unit: str) -> None:
         """Forget the unit's ranks."""
-        for rank in list(self.of_unit(unit)):
+        for rank in list(self.unit_ranks(unit)):
             self._forget(rank)
 
     def _forget(self, rank: Rank | None) -> None:

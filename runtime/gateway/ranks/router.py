@@ -34,20 +34,20 @@ from runtime.gateway.ranks.rank_load import NO_WORK, Phase, RankLimits, RankLoad
 
 __all__ = [
     "NO_WORK",
-    "Chosen",
     "Policy",
     "RankLimits",
     "RankLoad",
+    "RankPair",
     "RequestSize",
     "Work",
+    "choose_embedding_rank",
     "choose_ranks",
-    "choose_to_embed",
+    "embedding_room",
     "least_prompt_tokens",
     "num_ranks",
     "num_requests",
     "pick",
     "room",
-    "room_to_embed",
 ]
 
 
@@ -60,7 +60,7 @@ class Policy(Enum):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RankPair:
     """The ranks that one request's first token, and its other tokens, come from."""
 
     first: RankLoad
@@ -69,26 +69,26 @@ class Chosen:
 
 def choose_ranks(
     ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
-) -> Chosen | None:
+) -> RankPair | None:
     """Return the rank for the prompt and the rank for the other tokens: the same one in a mixed unit.
 
     `ranks` are those of all ready units; `turn` is how often this was asked before. None if a phase has no ready unit
     or no rank takes the request.
     """
-    first, rest = _roles(ranks)
-    to_stay = _with_room(rest, size)
+    first, rest = _split_by_role(ranks)
+    to_stay = _ranks_with_room(rest, size)
     if not first or not to_stay:
         return None
-    chosen = pick(to_stay, size.at(_phase_of(to_stay)), turn, policy)
-    return Chosen(chosen if chosen.phase == "mixed" else pick(first, size.at("prefill"), turn, policy), chosen)
+    chosen = pick(to_stay, size.work_at(_common_phase(to_stay)), turn, policy)
+    return RankPair(chosen if chosen.phase == "mixed" else pick(first, size.work_at("prefill"), turn, policy), chosen)
 
 
-def choose_to_embed(
+def choose_embedding_rank(
     ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
 ) -> RankLoad | None:
     """Return the rank for a prompt that only wants its embedding; None if no unit that computes prompts is ready."""
-    first, _ = _roles(ranks)
-    return pick(first, size.at(_phase_of(first)), turn, policy) if first else None
+    first, _ = _split_by_role(ranks)
+    return pick(first, size.work_at(_common_phase(first)), turn, policy) if first else None
 
 
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
@@ -96,16 +96,16 @@ def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
 
     The rank that a request stays with counts: it has its latents in memory while the request waits.
     """
-    first, rest = _roles(ranks)
+    first, rest = _split_by_role(ranks)
     if not first or not rest:
         return None
-    work = size.at(_phase_of(rest))
-    return sum(_room_of(load, work) for load in rest)
+    work = size.work_at(_common_phase(rest))
+    return sum(_rank_room(load, work) for load in rest)
 
 
-def room_to_embed(ranks: Sequence[RankLoad]) -> int | None:
+def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
     """Return how many more prompts may come that only want their embeddings; None if no unit of a phase is ready."""
-    first, rest = _roles(ranks)
+    first, rest = _split_by_role(ranks)
     if not first or not rest:
         return None
     return sum(
@@ -115,32 +115,32 @@ def room_to_embed(ranks: Sequence[RankLoad]) -> int | None:
 
 def num_requests(ranks: Sequence[RankLoad]) -> int:
     """Return how many requests there are, each counted where it stays to its end."""
-    _, rest = _roles(ranks)
+    _, rest = _split_by_role(ranks)
     return sum(load.work.num_requests for load in rest)
 
 
 def num_ranks(ranks: Sequence[RankLoad]) -> tuple[int, int]:
     """Return how many ranks compute prompts, and with how many requests stay."""
-    first, rest = _roles(ranks)
+    first, rest = _split_by_role(ranks)
     return len(first), len(rest)
 
 
 def least_prompt_tokens(ranks: Sequence[RankLoad]) -> int | None:
     """Return what the rank has left to compute that has least; None if no unit of a phase is ready."""
-    first, rest = _roles(ranks)
+    first, rest = _split_by_role(ranks)
     return min(load.work.prompt_tokens for load in first) if first and rest else None
 
 
 def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Policy.BALANCED) -> RankLoad:
     """Return the rank of `ranks` for a request of this work. `ranks` is not empty; its order does not matter."""
-    cost = _cost_of(policy, ranks, work)
+    cost = _make_cost(policy, ranks, work)
     costs = [cost(load.work) for load in ranks]
     least = min(costs)
     equals = sorted((load for load, its in zip(ranks, costs, strict=True) if its == least), key=lambda load: load.key)
     return equals[turn % len(equals)]
 
 
-def _roles(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
+def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
     """Return the ranks that can compute prompts, and those that can go on. A mixed rank is nobody's partner."""
     prefill, decode, mixed = (
         [load for load in ranks if load.phase == phase] for phase in ("prefill", "decode", "mixed")
@@ -148,20 +148,20 @@ def _roles(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
     return (prefill, decode) if prefill and decode else (mixed, mixed)
 
 
-def _with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
+def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
     """Return the ranks where the request need not wait or, if there are none, those where it may."""
     if not ranks:
         return []
-    work = size.at(_phase_of(ranks))
+    work = size.work_at(_common_phase(ranks))
     return [load for load in ranks if load.fits(work)] or [load for load in ranks if load.takes(work)]
 
 
-def _phase_of(ranks: Sequence[RankLoad]) -> Phase:
+def _common_phase(ranks: Sequence[RankLoad]) -> Phase:
     """Return the phase of ranks that have one role: it is the same for all."""
     return ranks[0].phase
 
 
-def _room_of(load: RankLoad, work: Work) -> int:
+def _rank_room(load: RankLoad, work: Work) -> int:
     """Return how many requests of this work the rank takes, one after another."""
     seats = load.limits.max_requests - load.work.num_requests
     if work.kv_tokens:
@@ -169,17 +169,17 @@ def _room_of(load: RankLoad, work: Work) -> int:
     return max(seats, 0) + max(load.limits.max_queued_requests - load.num_waiting, 0)
 
 
-def _cost_of(policy: Policy, ranks: Sequence[RankLoad], work: Work) -> Callable[[Work], float]:
+def _make_cost(policy: Policy, ranks: Sequence[RankLoad], work: Work) -> Callable[[Work], float]:
     match policy:
         case Policy.BALANCED:
-            return _growth_of_spread(total(load.work for load in ranks), work)
+            return _spread_growth(total(load.work for load in ranks), work)
         case Policy.LEAST_REQUESTS:
             return lambda has: has.num_requests
         case Policy.ROUND_ROBIN:
             return lambda has: 0
 
 
-def _growth_of_spread(of_all: Work, work: Work) -> Callable[[Work], float]:
+def _spread_growth(all_work: Work, work: Work) -> Callable[[Work], float]:
     """Return what a request of `work` adds to the spread at a rank that has so much already, times a constant.
 
     The count of requests is no load of a prefill rank, which no KV tells from others.
@@ -188,10 +188,10 @@ def _growth_of_spread(of_all: Work, work: Work) -> Callable[[Work], float]:
     def weight(adds: int, there_is: int) -> float:
         return adds / there_is**2 if there_is else 0.0
 
-    requests = weight(work.num_requests, of_all.num_requests) if work.kv_tokens else 0.0
-    tokens = weight(work.prompt_tokens, of_all.prompt_tokens)
-    pairs = weight(work.attention_pairs, of_all.attention_pairs)
-    kv = weight(work.kv_tokens, of_all.kv_tokens)
+    requests = weight(work.num_requests, all_work.num_requests) if work.kv_tokens else 0.0
+    tokens = weight(work.prompt_tokens, all_work.prompt_tokens)
+    pairs = weight(work.attention_pairs, all_work.attention_pairs)
+    kv = weight(work.kv_tokens, all_work.kv_tokens)
     return lambda has: (
         requests * has.num_requests + tokens * has.prompt_tokens + pairs * has.attention_pairs + kv * has.kv_tokens
     )

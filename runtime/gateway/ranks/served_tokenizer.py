@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Iterable
 
 from runtime.gateway.ranks.rank_connection import Rank
-from runtime.gateway.ranks.served_weights import SHOWN, how_to_restart
+from runtime.gateway.ranks.served_weights import DIGEST_CHARACTERS, restart_hint
 
 __all__ = ["RANKS_FILE", "ServedTokenizer"]
 
@@ -25,39 +25,42 @@ class ServedTokenizer:
 
     def __init__(self, digest: str) -> None:
         self._digest = digest
-        self._told: set[Rank] = set()
+        self._notified: set[Rank] = set()
 
-    def heed(self, rank: Rank, ranks: Collection[Rank]) -> None:
+    def check(self, rank: Rank, ranks: Collection[Rank]) -> None:
         """Refuse the rank here if it has read another file, and tell those that have if most units agree with us."""
         if rank.tokenizer_digest not in (None, self._digest):
-            rank.refusal = self._reason(rank)
+            rank.refusal = self._explain(rank)
             log.warning("%s is refused: %s", rank, rank.refusal)
-        self._tell(ranks)
+        self._notify(ranks)
 
     def lose(self, rank: Rank, ranks: Collection[Rank]) -> None:
         """Let the ranks that heard of it go on with other gateways, if no majority is left that agrees with us."""
-        self._told.discard(rank)
-        self._tell(ranks)
+        self._notified.discard(rank)
+        self._notify(ranks)
 
-    def _tell(self, ranks: Collection[Rank]) -> None:
-        agree = [each for each in ranks if each.state != "lost" and each.tokenizer_digest == self._digest]
-        differ = [each for each in ranks if each.state != "lost" and each.tokenizer_digest not in (None, self._digest)]
-        if _num_units(agree) > _num_units(differ):
-            for rank in differ:
-                if rank not in self._told:
-                    self._told.add(rank)
-                    rank.refuse(self._reason(rank))
+    def _notify(self, ranks: Collection[Rank]) -> None:
+        agreeing = [each for each in ranks if each.state != "lost" and each.tokenizer_digest == self._digest]
+        disagreeing = [
+            each for each in ranks if each.state != "lost" and each.tokenizer_digest not in (None, self._digest)
+        ]
+        if _num_units(agreeing) > _num_units(disagreeing):
+            for rank in disagreeing:
+                if rank not in self._notified:
+                    self._notified.add(rank)
+                    rank.refuse(self._explain(rank))
             return
-        told, self._told = self._told, set()
-        for rank in told:  # it calls again, and hears nothing
+        notified, self._notified = self._notified, set()
+        for rank in notified:  # it calls again, and hears nothing
             rank.hang_up(f"{rank} may serve with other gateways")
 
-    def _reason(self, rank: Rank) -> str:
+    def _explain(self, rank: Rank) -> str:
         assert rank.tokenizer_digest is not None
+        its, ours = rank.tokenizer_digest[:DIGEST_CHARACTERS], self._digest[:DIGEST_CHARACTERS]
         return (
-            f"its {RANKS_FILE} ({rank.tokenizer_digest[:SHOWN]}) is another than this gateway's"
-            f" ({self._digest[:SHOWN]}), so answers in JSON would be wrong; give both the same file, and start"
-            f" {how_to_restart(rank)}, or this gateway if its file was the wrong one"
+            f"its {RANKS_FILE} ({its}) is another than this gateway's"
+            f" ({ours}), so answers in JSON would be wrong; give both the same file, and start"
+            f" {restart_hint(rank)}, or this gateway if its file was the wrong one"
         )
 
 

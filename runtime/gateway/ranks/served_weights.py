@@ -24,10 +24,10 @@ from pathlib import Path
 from runtime.errors import RuntimeFailure
 from runtime.gateway.ranks.rank_connection import Rank
 
-__all__ = ["SHOWN", "ServedWeights", "how_to_restart", "keep_first", "read_first"]
+__all__ = ["DIGEST_CHARACTERS", "ServedWeights", "keep_first", "read_first", "restart_hint"]
 
 SERVING = ("ready", "draining")  # states of ranks
-SHOWN = 19  # characters of a digest: `sha256:` and twelve
+DIGEST_CHARACTERS = 19  # characters of a digest: `sha256:` and twelve
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ServedWeights:
         self._refused: set[Rank] = set()
         self._digest = None if file is None else read_first(file)
 
-    def heed(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
+    def check(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
         """Compare what the rank loaded, once it has said so. The first ready unit's weights are compared by all."""
         if rank.loaded_digest is None:
             return
@@ -67,7 +67,7 @@ class ServedWeights:
             return
         if any(each.loaded_digest == self._digest and each.state in SERVING for each in ranks):
             return
-        log.warning("no rank serves with the weights %s any more: others may", self._digest[:SHOWN])
+        log.warning("no rank serves with the weights %s any more: others may", self._digest[:DIGEST_CHARACTERS])
         self._digest = None
         refused, self._refused = self._refused, set()
         for each in refused:  # it calls again, and is not refused
@@ -79,12 +79,13 @@ class ServedWeights:
         assert rank.loaded_digest is not None
         assert self._digest is not None
         self._refused.add(rank)
+        digest = rank.loaded_digest[:DIGEST_CHARACTERS]
         rank.refuse(
-            f"it loaded other weights ({rank.loaded_digest[:SHOWN]}) than this deployment serves with: its checkpoint"
-            f" was changed; put it back and start {how_to_restart(rank)}, or serve with it as it is:"
+            f"it loaded other weights ({digest}) than this deployment serves with: its checkpoint"
+            f" was changed; put it back and start {restart_hint(rank)}, or serve with it as it is:"
             " start all units and gateways again (here: tidemill down, tidemill up)"
         )
-        log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:SHOWN])
+        log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:DIGEST_CHARACTERS])
 
     def _adopt(self, digest: str) -> None:
         """Serve with these weights, unless another gateway of this deployment has just decided."""
@@ -96,7 +97,7 @@ class ServedWeights:
                 log.warning("cannot remember the weights in %s: %s", self._file, error.strerror)
 
 
-def how_to_restart(rank: Rank) -> str:
+def restart_hint(rank: Rank) -> str:
     """Return the rank's unit and the commands that start it again: it comes back as a whole when one process ends.
 
     The first pod of a unit is called after it, whether a LeaderWorkerSet or a StatefulSet makes it.

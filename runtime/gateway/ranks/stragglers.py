@@ -7,13 +7,13 @@ named and not ended: it still computes, and whether its machine is to be replace
 from collections.abc import Sequence
 from statistics import median
 
-__all__ = ["LEAST_US", "SLOW", "straggler"]
+__all__ = ["LEAST_US", "SLOW", "find_straggler"]
 
 SLOW = 1.5  # assumed: requests are spread less evenly than that only for moments
 LEAST_US = 5_000  # assumed: differences of a step's milliseconds are those of one request more
 
 
-def straggler(own_us: Sequence[int]) -> tuple[int, float] | None:
+def find_straggler(own_us: Sequence[int]) -> tuple[int, float] | None:
     """Return the number of the slow rank and how many times longer it takes than its peers; None where none does.
 
     `own_us` has each rank's own microseconds of a step, 0 of one that has not said any.

@@ -71,7 +71,7 @@ class RequestClock:
         self._has_ended = False
         metrics.waiting.inc()
 
-    def token(self) -> None:
+    def note_token(self) -> None:
         """Note that a token has come."""
         now = time.monotonic()
         if self.last_token is None:
@@ -79,10 +79,10 @@ class RequestClock:
             self._metrics.running.inc()
             self._metrics.ttft.observe(now - self.started)
             self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
-            self._metrics.tokens.first()
+            self._metrics.tokens.count_first()
             self.first_token = now
         else:
-            self._metrics.tokens.next(now - self.last_token)
+            self._metrics.tokens.count_next(now - self.last_token)
         self.last_token = now
         self._num_tokens += 1
 
@@ -95,5 +95,5 @@ class RequestClock:
         if answered:
             seconds = time.monotonic() - self.started
             self._metrics.e2e.observe(seconds)
-            self._metrics.pace.ended(seconds)
-            self._metrics.lengths.ended(self._num_tokens)
+            self._metrics.pace.record(seconds)
+            self._metrics.lengths.record(self._num_tokens)

@@ -20,7 +20,7 @@ class Pace:
     def __init__(self) -> None:
         self._mean_s: float | None = None
 
-    def ended(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Note that an answer took so long."""
         self._mean_s = seconds if self._mean_s is None else (1 - WEIGHT) * self._mean_s + WEIGHT * seconds
 

@@ -16,7 +16,7 @@ from runtime.gateway.ranks.registry import Unit
 __all__ = ["PhaseLoads"]
 
 LOOK_S = 1.0  # assumed: whoever asks does so every few seconds
-OF_PHASES = {
+PHASE_METRICS = {
     "phase_ready_units": "Units that are ready.",
     "phase_requests": "Requests of their ranks; of prefill, those without a token yet.",
     "phase_prompt_tokens": "Prompt tokens of these requests that are not computed yet.",
@@ -38,15 +38,15 @@ class PhaseLoads(Collector):
     async def follow(self, units: Callable[[], Iterable[Unit]]) -> None:
         """Take the loads for ever."""
         while True:
-            self.take(units())
+            self.sample(units())
             await asyncio.sleep(LOOK_S)
 
-    def take(self, units: Iterable[Unit]) -> None:
+    def sample(self, units: Iterable[Unit]) -> None:
         """Take the loads of now."""
         units = list(units)
         ready = [unit for unit in units if unit.is_ready]
         self._phases = {
-            phase: _sums([unit for unit in ready if unit.phase == phase])
+            phase: _sum_loads([unit for unit in ready if unit.phase == phase])
             for phase in sorted({unit.phase for unit in ready})
         }
         slow = {unit.name: unit.straggler for unit in ready}
@@ -56,7 +56,7 @@ class PhaseLoads(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         phases, stragglers, refused = self._phases, self._stragglers, self._refused
-        for index, (name, meaning) in enumerate(OF_PHASES.items()):
+        for index, (name, meaning) in enumerate(PHASE_METRICS.items()):
             yield self._family(name, meaning, "phase", {phase: values[index] for phase, values in phases.items()})
         yield self._family(STRAGGLER, "How many times longer than its peers a slow rank takes.", "unit", stragglers)
         yield self._family(
@@ -73,6 +73,6 @@ class PhaseLoads(Collector):
         return family
 
 
-def _sums(units: Sequence[Unit]) -> Sequence[float]:
+def _sum_loads(units: Sequence[Unit]) -> Sequence[float]:
     work = total(rank.load.work for unit in units for rank in unit.ranks)
     return len(units), work.num_requests, work.prompt_tokens, work.kv_tokens

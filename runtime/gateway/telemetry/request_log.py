@@ -17,7 +17,7 @@ from starlette.requests import Request
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.protocol.complaints import Complaints
 
-__all__ = ["Begun", "JsonLines", "RequestLog", "peer_of"]
+__all__ = ["CallRecord", "JsonLines", "RequestLog", "peer_address"]
 
 FIELDS = "fields"  # of a record: what stands beside its message
 
@@ -29,24 +29,24 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        said = {
+        line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
-        said |= getattr(record, FIELDS, {})
+        line |= getattr(record, FIELDS, {})
         if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(said).decode()
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A call that ranks work on. `began` is of time.monotonic; `idempotency` is the digest of its key, if any."""
+class CallRecord:
+    """A call that ranks work on. `started_at` is of time.monotonic; `idempotency` is the digest of its key, if any."""
 
     request: Request
     request_id: str
-    began: float
+    started_at: float
     idempotency: str | None = None
 
 
@@ -56,9 +56,9 @@ class RequestLog:
     def __init__(self) -> None:
         self._complain = Complaints(log.info)
 
-    def ended(
+    def log_call(
         self,
-        call: Begun,
+        call: CallRecord,
         units: Mapping[str, str],
         num_prompt_tokens: int,
         num_tokens: int,
@@ -78,19 +78,19 @@ class RequestLog:
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
             "prompt_cache_hit_tokens": num_hit_tokens,
-            "seconds": round(time.monotonic() - call.began, 3),
+            "seconds": round(time.monotonic() - call.started_at, 3),
             "units": dict(units),
         }
         if call.idempotency is not None:
             fields["idempotency"] = call.idempotency
         log.info("request", extra={FIELDS: fields})
 
-    def refused(self, request: Request, error: ApiError) -> None:
+    def log_refusal(self, request: Request, error: ApiError) -> None:
         """Say that a call was refused, or given up."""
         what = f"{request.method} {request.scope['path']}"
-        self._complain(f"refused {peer_of(request)}: {what}: {error.status} {error.code or error.type}")
+        self._complain(f"refused {peer_address(request)}: {what}: {error.status} {error.code or error.type}")
 
 
-def peer_of(request: Request) -> str:
+def peer_address(request: Request) -> str:
     """Return the client's address and port."""
     return ":".join(map(str, request.client)) if request.client else "a client"

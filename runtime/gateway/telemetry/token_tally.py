@@ -27,11 +27,11 @@ class TokenTally(Collector):
         self._num_gaps = [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
 
-    def first(self) -> None:
+    def count_first(self) -> None:
         """Count an answer's first token."""
         self._num_tokens += 1
 
-    def next(self, seconds: float) -> None:
+    def count_next(self, seconds: float) -> None:
         """Count a token that came so long after the one before."""
         self._num_tokens += 1
         self._num_gaps[bisect_left(self._bounds_s, seconds)] += 1

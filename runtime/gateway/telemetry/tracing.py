@@ -22,8 +22,9 @@ from runtime.errors import RuntimeFailure
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
 
-__all__ = ["Phase", "Traces", "traces_from_environment"]
+__all__ = ["Phase", "Traces", "configure_traces"]
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SERVICE = "tidemill-gateway"
@@ -36,8 +37,8 @@ class Phase:
     name: str
     unit: str
     rank: int
-    began: float
-    ended: float
+    started_at: float
+    ended_at: float
 
 
 class Traces:
@@ -51,57 +52,64 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
         self._model_name = model_name
 
-    def ended(
+    def record_call(
         self,
         path: str,
         headers: Mapping[str, str],
         request_id: str,
-        began: float,
+        started_at: float,
         phases: Sequence[Phase],
         num_tokens: tuple[int, int],
         *,
         is_answered: bool,
     ) -> None:
-        """Tell of a call that is over. `num_tokens` are the prompts' and the answers'; `began` is of time.monotonic."""
-        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        """Make the spans of a call that is over.
 
-        started_at_ns = time.time_ns() - time.monotonic_ns()  # when the monotonic clock began
+        `num_tokens` are those of the prompts and of the answers. `started_at` is of time.monotonic.
+        """
+        from opentelemetry.trace import SpanKind, StatusCode
 
-        def ns(moment: float) -> int:
-            return started_at_ns + int(moment * 1e9)
-
+        attributes: dict[str, str | int] = {
+            "tidemill.request_id": request_id,
+            "gen_ai.request.model": self._model_name,
+            "gen_ai.usage.input_tokens": num_tokens[0],
+            "gen_ai.usage.output_tokens": num_tokens[1],
+        }
+        clock_began_ns = time.time_ns() - time.monotonic_ns()  # the wall-clock time of time.monotonic's zero
+        parent = self._propagator.extract(headers)
         call = self._tracer.start_span(
-            f"POST {path}",
-            self._propagator.extract(headers),
-            SpanKind.SERVER,
-            {
-                "tidemill.request_id": request_id,
-                "gen_ai.request.model": self._model_name,
-                "gen_ai.usage.input_tokens": num_tokens[0],
-                "gen_ai.usage.output_tokens": num_tokens[1],
-            },
-            start_time=ns(began),
+            f"POST {path}", parent, SpanKind.SERVER, attributes, start_time=_wall_clock_ns(clock_began_ns, started_at)
         )
         for phase in phases:
-            where: dict[str, str | int] = {
-                "tidemill.request_id": request_id,
-                "tidemill.unit": phase.unit,
-                "tidemill.rank": phase.rank,
-            }
-            part = self._tracer.start_span(
-                phase.name, set_span_in_context(call), attributes=where, start_time=ns(phase.began)
-            )
-            part.end(ns(phase.ended))
+            self._record_phase(call, phase, request_id, clock_began_ns)
         if not is_answered:
             call.set_status(StatusCode.ERROR, "given up")
         call.end()
+
+    def _record_phase(self, call: "Span", phase: Phase, request_id: str, clock_began_ns: int) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        attributes: dict[str, str | int] = {
+            "tidemill.request_id": request_id,
+            "tidemill.unit": phase.unit,
+            "tidemill.rank": phase.rank,
+        }
+        start_time = _wall_clock_ns(clock_began_ns, phase.started_at)
+        span = self._tracer.start_span(
+            phase.name, set_span_in_context(call), attributes=attributes, start_time=start_time
+        )
+        span.end(_wall_clock_ns(clock_began_ns, phase.ended_at))
 
     def close(self) -> None:
         """Send what is not sent yet."""
         self._provider.shutdown()
 
 
-def traces_from_environment(model_name: str) -> Traces | None:
+def _wall_clock_ns(clock_began_ns: int, moment_s: float) -> int:
+    return clock_began_ns + int(moment_s * 1e9)
+
+
+def configure_traces(model_name: str) -> Traces | None:
     """Return where spans go by OpenTelemetry's own variables; None if no endpoint is set. Raise RuntimeFailure."""
     endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), None)
     if endpoint is None:

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from runtime.gateway.edge.http_errors import never_admitted, overloaded, unavailable
+from runtime.gateway.edge.http_errors import overloaded, oversized_call, unavailable
 from runtime.gateway.ranks.rank_load import RequestSize
-from runtime.gateway.ranks.registry import LEAST
+from runtime.gateway.ranks.registry import SMALLEST
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.tenants.fair_line import FairLine, Turn
 from runtime.gateway.tenants.resumption_line import ResumptionLine
 
-__all__ = ["Admission", "Line", "Waits", "caller_of", "num_ahead"]
+__all__ = ["Admission", "Line", "LineLimits", "caller_name", "num_ahead"]
 
 AHEAD_PART = 8  # assumed: an eighth of what a rank has at a time ends while the gateway hears of it and sends more
 BATCHES_AHEAD = 2  # one is computed, one waits
@@ -38,7 +38,7 @@ def num_ahead(max_requests: int, max_queued_requests: int) -> int:
     return min(max(max_requests // AHEAD_PART, 1), max_queued_requests)
 
 
-def caller_of(request: Request) -> str:
+def caller_name(request: Request) -> str:
     """Return whose request this is, for fairness."""
     name: str | None = request.state.account.name
     if name is not None:
@@ -55,7 +55,7 @@ def caller_of(request: Request) -> str:
 
 
 @dataclass(frozen=True)
-class Waits:
+class LineLimits:
     """The limits of a line: places for each rank, tokens of prompts that ranks are given ahead, time without units."""
 
     num_queued: int
@@ -66,12 +66,12 @@ class Waits:
 class Admission:
     """The gateway's two lines: for answers, which stay with a decode rank, and for embeddings, which do not."""
 
-    def __init__(self, resumptions: ResumptionLine, metrics: GatewayMetrics, waits: Waits) -> None:
+    def __init__(self, resumptions: ResumptionLine, metrics: GatewayMetrics, waits: LineLimits) -> None:
         self.resumptions = resumptions
         registry = resumptions.registry
-        self.answers = Line(resumptions, metrics, waits, resumptions.room, registry.num_ranks_to_stay)
-        self.embeddings = Line(resumptions, metrics, waits, registry.room_to_embed, registry.num_ranks_for_prompts)
-        registry.when_there_may_be_room(self._look_soon)
+        self.answers = Line(resumptions, metrics, waits, resumptions.room, registry.num_answer_ranks)
+        self.embeddings = Line(resumptions, metrics, waits, registry.embedding_room, registry.num_prompt_ranks)
+        registry.call_on_room(self._start_soon)
 
     def close(self, reason: str) -> None:
         """Give up whoever waits, now and later."""
@@ -79,9 +79,9 @@ class Admission:
             line.close(reason)
         self.resumptions.close(reason)
 
-    def _look_soon(self) -> None:
-        self.answers.look_soon()
-        self.embeddings.look_soon()
+    def _start_soon(self) -> None:
+        self.answers.start_soon()
+        self.embeddings.start_soon()
 
 
 class Line:
@@ -91,7 +91,7 @@ class Line:
         self,
         resumptions: ResumptionLine,
         metrics: GatewayMetrics,
-        waits: Waits,
+        waits: LineLimits,
         room_at_ranks: Callable[[RequestSize], int | None],
         num_ranks: Callable[[], int],
     ) -> None:
@@ -104,11 +104,11 @@ class Line:
         self._room_at_ranks, self._num_ranks = room_at_ranks, num_ranks
         self._line = FairLine()
         self._waiting: dict[Turn, _Waiting] = {}
-        self._is_to_look = False
-        self._giving_up: asyncio.TimerHandle | None = None
-        self._closed: str | None = None
+        self._is_scheduled = False
+        self._give_up_timer: asyncio.TimerHandle | None = None
+        self._close_reason: str | None = None
 
-    def check(self, caller: str, num_requests: int, size: RequestSize = LEAST) -> None:
+    def check(self, caller: str, num_requests: int, size: RequestSize = SMALLEST) -> None:
         """Raise ApiError if no units are ready, or have no room for so many more requests of at most this size."""
         room = self.room(caller, size)
         if room is None:
@@ -116,10 +116,10 @@ class Line:
         if num_requests > room:
             self._metrics.rejected.inc(num_requests)
             if not self._registry.num_requests() and not len(self._line):
-                raise never_admitted(num_requests, "a caller", room)
-            raise overloaded(num_requests, room, self._wait_s(caller, num_requests - room))
+                raise oversized_call(num_requests, "a caller", room)
+            raise overloaded(num_requests, room, self._estimate_wait_s(caller, num_requests - room))
 
-    def room(self, caller: str, size: RequestSize = LEAST) -> int | None:
+    def room(self, caller: str, size: RequestSize = SMALLEST) -> int | None:
         """Return how many more requests of the caller may come; None while no unit of a phase is ready."""
         at_ranks = self._room_at_ranks(size)
         if at_ranks is None:
@@ -133,60 +133,60 @@ class Line:
         """
         turn = self._line.join(caller, cost)
         self._waiting[turn] = _Waiting(try_to_start, give_up)
-        if self._closed is not None:
-            self.close(self._closed)
-        self._look()
+        if self._close_reason is not None:
+            self.close(self._close_reason)
+        self._start_waiting()
         return turn
 
     def end(self, turn: Turn, cost: float) -> None:
         """Note that a request has ended, and what it has cost if ranks had it. Ending twice is ending once."""
         self._line.end(turn, cost)
         if self._waiting.pop(turn, None) is not None:
-            self.look_soon()  # whoever is next may be smaller
+            self.start_soon()  # whoever is next may be smaller
 
-    def look_soon(self) -> None:
+    def start_soon(self) -> None:
         """Send off those whose turn it is, once what happens now has happened: a call that ends leaves many places."""
-        if self._waiting and not self._is_to_look:
-            self._is_to_look = True
-            asyncio.get_running_loop().call_soon(self._look)
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_waiting)
 
     def close(self, reason: str) -> None:
         """Give up whoever waits, now and later."""
-        self._closed = reason
+        self._close_reason = reason
         self._give_up(reason)
 
-    def _look(self) -> None:
+    def _start_waiting(self) -> None:
         """Send off those whose turn it is, as long as ranks take them."""
-        self._is_to_look = False
-        while (turn := self._line.first()) is not None and self._may_start():
+        self._is_scheduled = False
+        while (turn := self._line.next_turn()) is not None and self._may_start():
             if not self._waiting[turn].try_to_start():
                 break
             self._line.serve(turn)
             del self._waiting[turn]
-        self._mind_the_time()
+        self._watch_timeout()
 
     def _may_start(self) -> bool:
         """Return whether some rank has few prompts left to compute. Requests that lost their ranks go first."""
         backlog = self._registry.least_prompt_tokens()
         return self._resumptions.leaves_room() and backlog is not None and backlog < self._waits.prompt_tokens_ahead
 
-    def _mind_the_time(self) -> None:
+    def _watch_timeout(self) -> None:
         """Give up, when it is time, those that wait while no units are ready."""
         is_hopeless = bool(self._waiting) and self._registry.least_prompt_tokens() is None
-        if is_hopeless and self._giving_up is None:
-            said = f"no units have been ready for {self._waits.timeout_s:g} s"
-            self._giving_up = asyncio.get_running_loop().call_later(self._waits.timeout_s, self._give_up, said)
-        elif not is_hopeless and self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
+        if is_hopeless and self._give_up_timer is None:
+            reason = f"no units have been ready for {self._waits.timeout_s:g} s"
+            self._give_up_timer = asyncio.get_running_loop().call_later(self._waits.timeout_s, self._give_up, reason)
+        elif not is_hopeless and self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+            self._give_up_timer = None
 
     def _give_up(self, reason: str) -> None:
-        self._giving_up = None
+        self._give_up_timer = None
         for turn, waiting in list(self._waiting.items()):
             self.end(turn, 0)
             waiting.give_up(reason)
 
-    def _wait_s(self, caller: str, num_missing: int) -> int:
+    def _estimate_wait_s(self, caller: str, num_missing: int) -> int:
         """Return when so many more of the caller's requests may have left, which it takes turns with others to do."""
         num_all = self._registry.num_requests() + len(self._line)
         return self._metrics.pace.wait_s(num_all, num_missing * self._line.num_callers(caller))

@@ -90,7 +90,7 @@ class FairLine:
         self._num_waiting += 1
         return turn
 
-    def first(self) -> Turn | None:
+    def next_turn(self) -> Turn | None:
         """Return whose turn it is, or None when nobody waits."""
         heads = [next(iter(caller.waiting)) for caller in self._waiting.values()]
         return min(heads, key=lambda turn: (turn.caller.counter, turn.number), default=None)

@@ -11,7 +11,7 @@ changed, so that a key can be taken back while answers run.
 Tokens are counted as the usage tells them. A call begins while there are tokens left and takes all that it may need;
 what it did not need comes back at its end. So a key gets its tokens a minute, and one call beyond them at most.
 Of several gateways each gives its share of a key's limits, one at least: they do not ask each other.
-A key's name is a tenant's. A prompt finds cached KV of its own tenant alone (`salt_of`): else the time of an answer
+A key's name is a tenant's. A prompt finds cached KV of its own tenant alone (`make_salt`): else the time of an answer
 would tell what others ask.
 It does not know which routes need a key (`app.py` does).
 """
@@ -28,10 +28,10 @@ from typing import Annotated
 import msgspec
 
 from runtime.errors import RuntimeFailure
-from runtime.gateway.edge.http_errors import never_admitted, no_such_key, over_limit
+from runtime.gateway.edge.http_errors import key_limit_reached, oversized_call, unknown_key
 from runtime.protocol.complaints import Complaints
 
-__all__ = ["Account", "KeyRing", "Limits", "Spending", "read_keys", "salt_of", "share_of"]
+__all__ = ["Account", "KeyRing", "Limits", "Spending", "make_salt", "read_keys", "share_limits"]
 
 LOOK_S = 5.0  # assumed: Kubernetes takes a minute to renew a Secret's files
 RETRY_S = 1
@@ -79,13 +79,13 @@ class Account:
 
     def check_tokens(self) -> None:
         """Raise ApiError while the tokens of this minute are spent."""
-        most = self.limits.tokens_per_minute if self.limits is not None else None
-        if most is None:
+        limit = self.limits.tokens_per_minute if self.limits is not None else None
+        if limit is None:
             return
-        self._count(most)
-        over = self._num_tokens - most
+        self._refill(limit)
+        over = self._num_tokens - limit
         if over >= 0:
-            raise over_limit(f"{most:,} tokens a minute", math.floor(over * 60 / most) + 1)
+            raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(over * 60 / limit) + 1)
 
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
         """Begin a call that may need `num_tokens`, its prompts included. Raise ApiError if it is over a limit."""
@@ -93,14 +93,14 @@ class Account:
         if self.limits is not None:
             if self.limits.tokens_per_minute is None:
                 num_tokens = 0  # they are not counted, in case they have a limit later
-            most = self.limits.max_requests
-            if most is not None and num_requests > most:
-                raise never_admitted(num_requests, "this key", most)
-            if most is not None and self.num_requests + num_requests > most:
-                raise over_limit(f"{most:,} requests at a time", RETRY_S)
-            most = self.limits.max_streams
-            if most is not None and self.num_streams + is_stream > most:
-                raise over_limit(f"{most:,} streams at a time", RETRY_S)
+            limit = self.limits.max_requests
+            if limit is not None and num_requests > limit:
+                raise oversized_call(num_requests, "this key", limit)
+            if limit is not None and self.num_requests + num_requests > limit:
+                raise key_limit_reached(f"{limit:,} requests at a time", RETRY_S)
+            limit = self.limits.max_streams
+            if limit is not None and self.num_streams + is_stream > limit:
+                raise key_limit_reached(f"{limit:,} streams at a time", RETRY_S)
         self.num_requests += num_requests
         self.num_streams += is_stream
         self._num_tokens += num_tokens
@@ -113,7 +113,7 @@ class Account:
         if spending.num_tokens:
             self._num_tokens = max(self._num_tokens - (spending.num_tokens - num_used), 0.0)
 
-    def _count(self, tokens_per_minute: int) -> None:
+    def _refill(self, tokens_per_minute: int) -> None:
         """Give back the tokens of the time since this was last asked."""
         now = time.monotonic()
         self._num_tokens = max(self._num_tokens - (now - self._counted_at) * tokens_per_minute / 60, 0.0)
@@ -141,35 +141,35 @@ class KeyRing:
     def __init__(self, path: Path, num_gateways: int = 1) -> None:
         """Read the file. Raise RuntimeFailure."""
         self._path, self._num_gateways = path, num_gateways
-        self._seen = _version(path)
-        self._accounts = {limits.hash: Account(share_of(limits, num_gateways)) for limits in read_keys(path)}
+        self._seen = _file_version(path)
+        self._accounts = {limits.hash: Account(share_limits(limits, num_gateways)) for limits in read_keys(path)}
         self._looked_at = time.monotonic()
         self._complain = Complaints(log.warning)
 
-    def account_of(self, authorization: str | None, peer: str) -> Account:
+    def find_account(self, authorization: str | None, peer: str) -> Account:
         """Return the account of the header's key. Raise ApiError; `peer` is named in the log then.
 
         Every hash is compared in full, so that the time does not tell how much of one was right.
         """
-        self._look()
+        self._reload_if_changed()
         scheme, _, key = (authorization or "").partition(" ")
-        shown = "sha256:" + hashlib.sha256(key.strip().encode(errors="replace")).hexdigest()
-        found = None
+        digest = "sha256:" + hashlib.sha256(key.strip().encode(errors="replace")).hexdigest()
+        account_found = None
         for known, account in self._accounts.items():
-            if hmac.compare_digest(known, shown):
-                found = account
-        if found is None or scheme.lower() != "bearer":
+            if hmac.compare_digest(known, digest):
+                account_found = account
+        if account_found is None or scheme.lower() != "bearer":
             self._complain(f"refused {peer}: {'no key' if authorization is None else 'an unknown key'}")
-            raise no_such_key()
-        return found
+            raise unknown_key()
+        return account_found
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         """Read the file again if it has changed. A file that cannot be used changes nothing."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
         try:
-            version = _version(self._path)
+            version = _file_version(self._path)
             if version == self._seen:
                 return
             keys = read_keys(self._path)
@@ -177,21 +177,21 @@ class KeyRing:
             self._complain(f"the keys stay as they are: {error}")
             return
         self._seen = version
-        self._accounts = {limits.hash: self._renewed(limits) for limits in keys}
+        self._accounts = {limits.hash: self._renew_account(limits) for limits in keys}
         log.info("read %d keys again", len(keys))
 
-    def _renewed(self, limits: Limits) -> Account:
+    def _renew_account(self, limits: Limits) -> Account:
         """Return the account of a key that may be known: what runs goes on to count."""
         account = self._accounts.get(limits.hash) or Account()
-        account.limits = share_of(limits, self._num_gateways)
+        account.limits = share_limits(limits, self._num_gateways)
         return account
 
 
-def share_of(limits: Limits, num_gateways: int) -> Limits:
+def share_limits(limits: Limits, num_gateways: int) -> Limits:
     """Return the limits that one of so many gateways holds. All together never hold less than one each."""
 
-    def share(most: int | None) -> int | None:
-        return None if most is None else max(most // num_gateways, 1)
+    def share(limit: int | None) -> int | None:
+        return None if limit is None else max(limit // num_gateways, 1)
 
     return msgspec.structs.replace(
         limits,
@@ -216,7 +216,7 @@ def read_keys(path: Path) -> list[Limits]:
     return keys
 
 
-def salt_of(tenant: str | None, asked: str | None) -> str:
+def make_salt(tenant: str | None, asked: str | None) -> str:
     """Return the salt of a tenant's KV, with what the call itself has asked for: a hash, of no key and no hash of one.
 
     Without keys there is no tenant. Nobody can ask for another's salt: what he asks for is told from his name.
@@ -224,9 +224,9 @@ def salt_of(tenant: str | None, asked: str | None) -> str:
     return hashlib.sha256(msgspec.json.encode([tenant, asked])).hexdigest()[:SALT_DIGITS]
 
 
-def _version(path: Path) -> tuple[int, int]:
+def _file_version(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        account_found = path.stat()
     except OSError as error:
         raise RuntimeFailure(f"cannot read the keys {path}: {error.strerror}") from None
-    return found.st_ino, found.st_mtime_ns
+    return account_found.st_ino, account_found.st_mtime_ns

@@ -12,20 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.gateway.ranks.rank_load import RequestSize
-from runtime.gateway.ranks.registry import LEAST, Registry
+from runtime.gateway.ranks.registry import SMALLEST, Registry
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 
 __all__ = ["ResumptionLine"]
 
 FIRST_PAUSE_S = 0.1  # assumed: a prefill rank may notice that its decode rank is gone before the gateway does
-ASK_S = 0.05
+RETRY_S = 0.05
 
 
 @dataclass(eq=False)
 class _Waiting:
     """A request in line. Times are of the event loop."""
 
-    try_to_go_on: Callable[[], bool]
+    try_to_resume: Callable[[], bool]
     give_up: Callable[[str], None]
     not_before: float
     until: float
@@ -42,9 +42,9 @@ class ResumptionLine:
         self._metrics, self._wait_s = metrics, wait_s
         self._line: dict[_Waiting, None] = {}
         self._serving: asyncio.Task[None] | None = None
-        self._closed: str | None = None
+        self._close_reason: str | None = None
 
-    def room(self, size: RequestSize = LEAST) -> int | None:
+    def room(self, size: RequestSize = SMALLEST) -> int | None:
         """Return how many more requests of this size may come; None while no unit of a phase is ready."""
         room = self.registry.room(size)
         return None if room is None else max(0, room - len(self._line))
@@ -54,17 +54,17 @@ class ResumptionLine:
         return not self._line or bool(self.room())
 
     def wait(
-        self, try_to_go_on: Callable[[], bool], give_up: Callable[[str], None], num_before: int
+        self, try_to_resume: Callable[[], bool], give_up: Callable[[str], None], num_resumptions: int
     ) -> Callable[[], None]:
-        """Call `try_to_go_on` until it does, or `give_up` with why it could not in time. Return what leaves the line.
+        """Call `try_to_resume` until it does, or `give_up` with why it could not in time. Return what leaves the line.
 
-        A request that resumed `num_before` times waits longer each time before it is tried: what hinders a handover may
-        take a while to be noticed.
+        A request that has resumed `num_resumptions` times waits longer each time before its first try: what hinders
+        a handover may take a while to be noticed.
         """
-        not_before = asyncio.get_running_loop().time() + FIRST_PAUSE_S * 2**num_before
-        waiting = _Waiting(try_to_go_on, give_up, not_before, not_before + self._wait_s)
-        if self._closed is not None:
-            give_up(self._closed)
+        not_before = asyncio.get_running_loop().time() + FIRST_PAUSE_S * 2**num_resumptions
+        waiting = _Waiting(try_to_resume, give_up, not_before, not_before + self._wait_s)
+        if self._close_reason is not None:
+            give_up(self._close_reason)
             return lambda: None
         self._line[waiting] = None
         if self._serving is None or self._serving.done():
@@ -73,7 +73,7 @@ class ResumptionLine:
 
     def close(self, reason: str) -> None:
         """Give up whoever waits, now and later."""
-        self._closed = reason
+        self._close_reason = reason
         for waiting in list(self._line):
             waiting.give_up(reason)
         self._line.clear()
@@ -84,7 +84,7 @@ class ResumptionLine:
             for waiting in [waiting for waiting in self._line if waiting.not_before <= now]:
                 if waiting not in self._line:
                     continue  # it was left meanwhile
-                if waiting.try_to_go_on():
+                if waiting.try_to_resume():
                     del self._line[waiting]
                     self._metrics.resumed.inc()
                 elif waiting not in self._line:
@@ -92,4 +92,4 @@ class ResumptionLine:
                 elif waiting.until <= now:
                     del self._line[waiting]
                     waiting.give_up(f"no ranks could go on with it within {self._wait_s:g} s")
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(RETRY_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.gateway.ranks.rank_load import RankLimits
 from runtime.gateway.ranks.registry import Registry
-from runtime.gateway.serve import Ranks, take_ranks
+from runtime.gateway.serve import Ranks, accept_ranks
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, State
 from runtime.protocol.sockets import listen
@@ -41,7 +41,7 @@ class Gateway:
         self._ranks = Ranks(self._listener, Credentials(folder / "gateway", "server"))
 
     async def __aenter__(self) -> "Gateway":
-        self._taking = asyncio.create_task(take_ranks(self._ranks, self.registry))
+        self._taking = asyncio.create_task(accept_ranks(self._ranks, self.registry))
         return self
 
     async def __aexit__(self, *_: object) -> None:

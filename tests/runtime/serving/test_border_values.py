@@ -12,7 +12,7 @@ import torch
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.core.calls import ServedModel, read_completion
-from runtime.gateway.core.generation import Answer
+from runtime.gateway.core.generation import Choice
 from runtime.gateway.core.tokenizer import Spelling
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.model.engine import Engine, EngineConfig
@@ -61,7 +61,7 @@ def model():
         num_token_ids=96,
         stop_ids=(7,),
         token_bytes=[bytes([number]) for number in range(96)],
-        spelling=lambda token_id: Spelling(chr(token_id), bytes([token_id])),
+        spell=lambda token_id: Spelling(chr(token_id), bytes([token_id])),
     )
     return ServedModel("tiny", LIMITS.max_request_tokens, tokenizer)
 
@@ -140,11 +140,11 @@ def batches(names):
 
 def finish_reason(wish, tokens, model):
     """Why the gateway says that the answer ended; it reads no further than that."""
-    answer = Answer(0, wish, model.tokenizer)
+    choice = Choice(0, wish, model.tokenizer)
     for token in tokens:
-        answer.take(token)
-        if answer.finish_reason:
-            return answer.finish_reason
+        choice.push(token)
+        if choice.finish_reason:
+            return choice.finish_reason
     return None
 
 

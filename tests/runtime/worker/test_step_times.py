@@ -5,7 +5,7 @@ import random
 import pytest
 
 from runtime.expert_parallel.traffic import ExchangeTime
-from runtime.gateway.ranks.stragglers import straggler
+from runtime.gateway.ranks.stragglers import find_straggler
 from runtime.protocol.messages import StepTime
 from runtime.worker.step_times import StepTimes
 
@@ -62,7 +62,7 @@ def test_stalls_of_a_busy_machine_name_hardly_anybody(share, stall_s):
             rank.step(own, max(own_s) - own)
         if ranks[0].now >= next_told:
             next_told += 1.0
-            found.append(straggler([rank.tell()[-1].own_us for rank in ranks]))
+            found.append(find_straggler([rank.tell()[-1].own_us for rank in ranks]))
 
     assert len(found) > 50
     assert len(found) - found.count(None) <= len(found) / 20
@@ -81,7 +81,7 @@ def test_a_rank_that_becomes_twice_as_slow_is_named_within_ten_seconds(step_s):
             rank.step(2 * step_s if number == 2 else step_s, 0.0 if number == 2 else step_s)
         if ranks[0].now >= next_told:
             next_told += 1.0
-            found = straggler([rank.tell()[-1].own_us for rank in ranks])
+            found = find_straggler([rank.tell()[-1].own_us for rank in ranks])
 
     assert found[0] == 2
     assert ranks[0].now - slow_since <= 10.0

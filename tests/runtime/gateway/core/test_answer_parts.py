@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.gateway.core.answer_parts import AnswerForm, AnswerReader, CallPart, Said, Thought, opening_of
+from runtime.gateway.core.answer_parts import AnswerForm, AnswerReader, CallPart, Thought, Words, read_opening
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 PLAIN = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
@@ -53,7 +53,7 @@ def read(form, pieces):
     first = [part for part in calls if part.id is not None]
     assert [part.index for part in first] == list(range(reader.num_calls))
     arguments = ["".join(part.arguments for part in calls if part.index == call.index) for call in first]
-    joined = ("".join(part.text for part in parts if isinstance(part, kind)) for kind in (Thought, Said))
+    joined = ("".join(part.text for part in parts if isinstance(part, kind)) for kind in (Thought, Words))
     return *joined, list(zip([call.name for call in first], arguments, strict=True))
 
 
@@ -79,8 +79,8 @@ def test_words_do_not_wait_for_the_end():
 
     assert reader.push("hm ") == [Thought("hm")]
     assert reader.push("so") == [Thought(" so")]
-    assert reader.push("</think>tide <｜tool") == [Said("tide ")]
-    assert reader.push("s") == [Said("<｜tools")]
+    assert reader.push("</think>tide <｜tool") == [Words("tide ")]
+    assert reader.push("s") == [Words("<｜tools")]
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_words_do_not_wait_for_the_end():
 )
 def test_the_template_opens_the_answer(prompt, opening):
     """The last thing that it wrote says whether the model thinks."""
-    assert opening_of(prompt) == opening
+    assert read_opening(prompt) == opening

@@ -11,7 +11,7 @@ from runtime.errors import CheckpointError
 from runtime.gateway.core import chat_template
 from runtime.gateway.core.answer_parts import AnswerForm
 from runtime.gateway.core.chat_template import load_chat_template
-from runtime.gateway.core.conversation import Conversation, Message, Tool, chat_prompt
+from runtime.gateway.core.conversation import Conversation, Message, Tool, render_chat_prompt
 from runtime.gateway.edge.http_errors import ApiError
 
 CALL = "<｜tool▁calls▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{{ call.function.arguments }};"
@@ -33,7 +33,7 @@ CONVERSATION = [
 def prompt_of(folder, messages, tools=(), source=TEMPLATE, **options):
     template = load_chat_template(folder, source, {"bos_token": "<s>", "eos_token": "</s>"})
     said = msgspec.convert(messages, list[Message]), messages, msgspec.convert(tools, list[Tool]), tools
-    return chat_prompt(Conversation(*said), options, template)
+    return render_chat_prompt(Conversation(*said), options, template)
 
 
 def test_tools_and_their_answers_are_said_by_the_template(tmp_path):

@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from runtime.gateway.core import generation
 from runtime.gateway.core.calls import Call, GenerationRequest, ServedModel, read_chat
-from runtime.gateway.core.generation import Answer, Generation
+from runtime.gateway.core.generation import Choice, Generation
 from runtime.gateway.core.tokenizer import load_tokenizer
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits
 from runtime.gateway.telemetry.metrics import GatewayMetrics
-from runtime.gateway.tenants.admission import Admission, Waits
+from runtime.gateway.tenants.admission import Admission, LineLimits
 from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
 from tests.runtime.gateway.conftest import TOOL_TEMPLATE
@@ -41,17 +41,17 @@ class Unit:
         registry = SimpleNamespace(
             room=lambda size: 1,
             choose_ranks=lambda size: (self.rank, self.rank),
-            num_ranks_to_stay=lambda: 1,
-            num_ranks_for_prompts=lambda: 1,
-            room_to_embed=lambda size: 1,
+            num_answer_ranks=lambda: 1,
+            num_prompt_ranks=lambda: 1,
+            embedding_room=lambda size: 1,
             least_prompt_tokens=lambda: 0,
-            when_there_may_be_room=lambda call: None,
+            call_on_room=lambda call: None,
         )
         resumptions = ResumptionLine(registry, self._metrics, wait_s=1)
         sampling = Sampling(100, 0.0, 1.0, 0, [], num_logprobs=num_logprobs)
         request = GenerationRequest([0], sampling, stops)
         call = Call((request,), num_prompt_tokens=1, stream=True)
-        admission = Admission(resumptions, self._metrics, Waits(0, 256, 1.0))
+        admission = Admission(resumptions, self._metrics, LineLimits(0, 256, 1.0))
         return Generation(call, "caller", admission, self._tokenizer, self._metrics)
 
     def say(self, token_id, finish_reason=None, logprobs=None):
@@ -59,7 +59,7 @@ class Unit:
         for request_id in list(self.rank._listeners):
             index = self._num_said[request_id]
             self._num_said[request_id] += 1
-            self.rank.take(Token(request_id, index, token_id, finish_reason, logprobs))
+            self.rank.handle(Token(request_id, index, token_id, finish_reason, logprobs))
 
     def measure(self, name):
         return self.measured.get_sample_value(f"tidemill_{name}", {"model_name": "tiny"})
@@ -85,7 +85,7 @@ def test_a_reader_that_stalls_is_given_up(monkeypatch):
         answer = unit.ask()
         for _ in range(50):
             unit.say(0)
-        assert len(answer._arrived) == 6
+        assert len(answer._inbox) == 6
         assert unit.rank.load.work.num_requests == 0
         return await read(answer)
 
@@ -138,7 +138,7 @@ def test_tokens_that_came_together_are_read_without_waiting():
         unit.say(1)
         unit.rank.fail_all("gone", may_retry=False)
         texts = [(await answer.next_delta()).text]
-        while (delta := answer.delta_here()) is not None:
+        while (delta := answer.poll_delta()) is not None:
             texts.append(delta.text)
         return texts, await read(answer)
 
@@ -163,7 +163,7 @@ def test_a_prompt_goes_through_its_phases():
 
     assert [phase.name for phase in (waiting, prefill, decode)] == ["prefill", "prefill", "decode"]
     assert {(phase.unit, phase.rank) for phase in (waiting, prefill, decode)} == {("mixed-0", 0)}
-    assert waiting.began == prefill.began < prefill.ended == decode.began < decode.ended
+    assert waiting.started_at == prefill.started_at < prefill.ended_at == decode.started_at < decode.ended_at
 
 
 def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
@@ -253,12 +253,12 @@ def test_a_caller_may_want_one_call_at_a_time(write_checkpoint, tmp_path, form, 
         f"<｜tool▁call▁begin｜>{CALLS[form].format(arguments=each)}<｜tool▁call▁end｜>" for each in ("[1]", "[2]")
     )
     text = tokenizer.encode_whole(f"hm</think>so<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
-    answer, parts = Answer(0, request, tokenizer), []
+    choice, parts = Choice(0, request, tokenizer), []
     for index, token_id in enumerate([*text, 1]):
-        if answer.finish_reason is None:
-            parts += answer.take(Token("r", index, token_id, "stop" if index == len(text) else None)).parts
+        if choice.finish_reason is None:
+            parts += choice.push(Token("r", index, token_id, "stop" if index == len(text) else None)).parts
 
     told = ["".join(part.arguments for part in parts if getattr(part, "index", None) == call) for call in (0, 1)]
     assert request.answer.tool_calls == form
     assert told == (["[1]", ""] if several is False else ["[1]", "[2]"])
-    assert answer.finish_reason == "tool_calls"
+    assert choice.finish_reason == "tool_calls"

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.gateway.core.calls import GenerationRequest
-from runtime.gateway.core.generation import Answer
+from runtime.gateway.core.generation import Choice
 from runtime.gateway.core.tokenizer import Spelling
 from runtime.protocol.messages import Logprobs, Sampling, Token
 from tests.runtime.gateway.core.test_detokenizer import random_split, texts
@@ -16,11 +16,11 @@ STOP_ID = 1
 def answered(tokenizer, token_ids, last="stop", stops=(), num_logprobs=0):
     """The deltas of an answer; the logprob of its n-th token is -n."""
     sampling = Sampling(99, 0.0, 1.0, 0, [STOP_ID], num_logprobs=num_logprobs)
-    answer, deltas = Answer(0, GenerationRequest([0], sampling, stops), tokenizer), []
+    choice, deltas = Choice(0, GenerationRequest([0], sampling, stops), tokenizer), []
     for number, token_id in enumerate(token_ids):
         reason = last if number == len(token_ids) - 1 else None
-        deltas.append(answer.take(Token("a", number, token_id, reason, Logprobs(-number, [(token_id, -number)]))))
-        if answer.finish_reason is not None:
+        deltas.append(choice.push(Token("a", number, token_id, reason, Logprobs(-number, [(token_id, -number)]))))
+        if choice.finish_reason is not None:
             break
     return deltas
 
@@ -72,5 +72,5 @@ def test_nobody_who_did_not_ask_gets_them(tokenizer):
 
 def test_a_token_without_text_goes_by_its_name(tokenizer):
     """A special token's own, or its number where the tokenizer does not know it."""
-    assert tokenizer.spelling(STOP_ID) == Spelling("<｜end▁of▁sentence｜>", None)
-    assert tokenizer.spelling(310) == Spelling("token_id:310", None)
+    assert tokenizer.spell(STOP_ID) == Spelling("<｜end▁of▁sentence｜>", None)
+    assert tokenizer.spell(310) == Spelling("token_id:310", None)

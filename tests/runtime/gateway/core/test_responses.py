@@ -200,11 +200,13 @@ def test_a_stream_says_what_a_whole_answer_says(pieces, cuts, finish_reason):
     borders = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
     used = usage(1, 2, 0, 0)
     for begin, end in itertools.pairwise(borders):
-        streamed += in_pieces.event(Delta(0, "", None, parts=reader.push(text[begin:end])), lambda: used)
+        streamed += in_pieces.write_event(Delta(0, "", None, parts=reader.push(text[begin:end])), lambda: used)
     last = Delta(0, "", finish_reason, parts=reader.push("", is_last=True))
-    streamed += in_pieces.event(last, lambda: used) + in_pieces.ending(used)
+    streamed += in_pieces.write_event(last, lambda: used) + in_pieces.write_end(used)
     events = events_of(streamed)
-    answer = at_once.whole([Delta(0, "", finish_reason, parts=AnswerReader(form).push(text, is_last=True))], used)
+    answer = at_once.write_answer(
+        [Delta(0, "", finish_reason, parts=AnswerReader(form).push(text, is_last=True))], used
+    )
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert list(map(bare, events[-1]["response"]["output"])) == list(map(bare, answer["output"]))

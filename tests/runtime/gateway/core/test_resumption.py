@@ -48,7 +48,7 @@ class Peer:
         return [message for message in await self.heard() if isinstance(message, Prefill)][-1]
 
     def say(self, prefill, index, finish_reason=None):
-        self.rank.take(Token(prefill.request_id, index, ANSWER[index], finish_reason))
+        self.rank.handle(Token(prefill.request_id, index, ANSWER[index], finish_reason))
 
 
 class Call:
@@ -90,7 +90,7 @@ class Call:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     monkeypatch.setattr(resumption_line, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(resumption_line, "ASK_S", 0.001)
+    monkeypatch.setattr(resumption_line, "RETRY_S", 0.001)
 
 
 def in_time(coroutine):
@@ -137,7 +137,7 @@ def test_hits_are_those_of_the_ranks_that_said_the_first_token():
         call = Call(3)
         for number, num_hits in enumerate((2, 1, 2)):
             asked = await call.asked(number)
-            call.peers[number].rank.take(PrefixHit(asked.request_id, num_hits))
+            call.peers[number].rank.handle(PrefixHit(asked.request_id, num_hits))
             if number == 1:
                 call.peers[number].say(asked, 0)
             call.peers[number].rank.fail_all("its machine burns")
@@ -168,7 +168,7 @@ def test_a_fault_of_the_request_itself_is_not_tried_again():
     async def run():
         call = Call(2)
         asked = await call.asked(0)
-        call.peers[0].rank.take(Failed(asked.request_id, "it could grow too long"))
+        call.peers[0].rank.handle(Failed(asked.request_id, "it could grow too long"))
         await asyncio.sleep(0.02)
         return call.told, await call.peers[1].heard()
 
@@ -247,7 +247,7 @@ def test_a_rank_that_goes_on_and_on_fails_the_request():
     async def run():
         call = Call(2)
         asked = await call.asked(0)
-        call.peers[0].rank.take(Token(asked.request_id, 10**6, ANSWER[0], None))
+        call.peers[0].rank.handle(Token(asked.request_id, 10**6, ANSWER[0], None))
         return call.told, (await call.peers[0].heard())[-1]
 
     (failed,), last = in_time(run())

@@ -28,7 +28,7 @@ def refusals(asked, file=DEMO / "tokenizer.json"):
         checked = Schemas(file, 4096, 1)
         try:
             texts = [schema if isinstance(schema, str) else json.dumps(schema) for schema in asked]
-            return await asyncio.gather(*(checked.why_refused("a", text) for text in texts))
+            return await asyncio.gather(*(checked.find_fault("a", text) for text in texts))
         finally:
             checked.close()
 
@@ -60,9 +60,9 @@ def test_a_schema_is_tried_once():
 
     async def ask():
         checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
-        first = await checked.why_refused("a", ANY_OBJECT)
+        first = await checked.find_fault("a", ANY_OBJECT)
         checked.close()
-        return first, await checked.why_refused("a", ANY_OBJECT)
+        return first, await checked.find_fault("a", ANY_OBJECT)
 
     assert asyncio.run(ask()) == (None, None)
 
@@ -81,11 +81,11 @@ def test_a_process_that_ended_since_is_replaced_at_once():
 
     async def ask():
         checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
-        await checked.why_refused("a", ANY_OBJECT)
+        await checked.find_fault("a", ANY_OBJECT)
         first = checked._trials._process
         first.kill()
         first.wait()
-        reason = await checked.why_refused("a", '{"type": "array"}')
+        reason = await checked.find_fault("a", '{"type": "array"}')
         checked.close()
         return reason, checked._trials._process is first
 
@@ -103,13 +103,13 @@ def test_so_many_wait_to_be_tried(monkeypatch):
 def test_callers_take_turns(monkeypatch):
     """One caller takes all places; another's schema is the second to be tried, and one that leaves holds nobody up."""
     monkeypatch.setattr(schemas, "MAX_WAITING", 4)
-    monkeypatch.setattr(schemas._Trials, "why_not", lambda trials, schema: tried.append(schema))
+    monkeypatch.setattr(schemas._Trials, "find_fault", lambda trials, schema: tried.append(schema))
     tried = []
 
     async def ask():
         checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
-        asked = [asyncio.ensure_future(checked.why_refused(name[0], name)) for name in ("a1", "a2", "a3", "a4", "a5")]
-        asked.append(asyncio.ensure_future(checked.why_refused("b", "b1")))
+        asked = [asyncio.ensure_future(checked.find_fault(name[0], name)) for name in ("a1", "a2", "a3", "a4", "a5")]
+        asked.append(asyncio.ensure_future(checked.find_fault("b", "b1")))
         await asyncio.sleep(0)
         asked[2].cancel()
         await asyncio.gather(*asked, return_exceptions=True)

@@ -73,7 +73,7 @@ def test_work_of_a_client_that_left_is_not_begun():
 
     async def leave():
         with ThreadPoolExecutor(1) as pool:
-            shared = SimpleNamespace(for_large=pool)
+            shared = SimpleNamespace(large_body_threads=pool)
             may_end = asyncio.Event()
             loop = asyncio.get_running_loop()
             blocking = loop.run_in_executor(
@@ -81,8 +81,8 @@ def test_work_of_a_client_that_left_is_not_begun():
             )
             left = request_of({"type": "http.disconnect"}, shared=shared)
             with pytest.raises(ClientDisconnect):
-                await app._worked_out(left, app.LARGE_BODY_BYTES + 1, lambda: begun.append("large"))
-            await app._worked_out(request_of(shared=shared), 5, lambda: begun.append("small"))
+                await app._process_body(left, app.LARGE_BODY_BYTES + 1, lambda: begun.append("large"))
+            await app._process_body(request_of(shared=shared), 5, lambda: begun.append("small"))
             may_end.set()
             await blocking
 

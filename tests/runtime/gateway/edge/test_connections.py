@@ -17,9 +17,9 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from runtime.gateway.edge.client import while_connected
+from runtime.gateway.edge.client import run_while_connected
 from runtime.gateway.edge.connections import STALLED_S, Connections, Wait, Waits, serve_clients
-from runtime.gateway.edge.http1 import MAX_HEADERS, PIECE_BYTES, Http1, with_plain_heads
+from runtime.gateway.edge.http1 import MAX_HEADERS, PIECE_BYTES, Http1, check_heads
 from runtime.gateway.edge.input_turns import InputTurns
 from runtime.protocol.sockets import listen
 from tests.runtime.gateway.conftest import ADDRESS, PATIENCE_S
@@ -56,7 +56,7 @@ async def refused(request):
 
 async def attended(request):
     await request.body()
-    return PlainTextResponse(await while_connected(request, asyncio.sleep(0.001, "well")))
+    return PlainTextResponse(await run_while_connected(request, asyncio.sleep(0.001, "well")))
 
 
 ROUTES = [
@@ -66,7 +66,7 @@ ROUTES = [
     Route("/endless", endless),
     Route("/size", size, methods=["POST"]),
 ]
-APP = with_plain_heads(Starlette(routes=ROUTES))
+APP = check_heads(Starlette(routes=ROUTES))
 
 
 @pytest.fixture
@@ -306,13 +306,13 @@ def test_who_does_not_read_makes_room_last(monkeypatch):
     def add(name, wait):
         connections.add(Mock(peer=name, wait=lambda: wait, end=lambda wait: ended.append(name)))
 
-    for name, wait in (("us", Wait.US), ("stalled", Wait.READER), ("idle", Wait.NEXT)):
+    for name, wait in (("us", Wait.GATEWAY), ("stalled", Wait.READER), ("idle", Wait.NEXT)):
         add(name, wait)
     clock.now = 2 * STALLED_S
     add("pausing", Wait.READER)
     for name in ("probe", "other"):
         assert connections.make_room()
-        add(name, Wait.US)
+        add(name, Wait.GATEWAY)
 
     assert not connections.make_room()
     assert ended == ["idle", "stalled"]

@@ -13,18 +13,18 @@ def test_no_answer_is_expected_to_be_longer_than_it_may(ended, most):
     """Nor longer than the longest so far; before any answer it may get all that it asks for."""
     seen = AnswerLengths()
     for length in ended:
-        seen.ended(length)
+        seen.record(length)
 
-    assert 1 <= seen.expected(most) <= min([most, max(ended, default=most)])
+    assert 1 <= seen.expect(most) <= min([most, max(ended, default=most)])
 
 
 def test_the_guess_follows_what_clients_ask_for():
     """After some hundreds of short answers nobody expects long ones, and one long answer among them moves little."""
     seen = AnswerLengths()
     for length in [4000, *[100] * 300]:
-        seen.ended(length)
-    before = seen.expected(9000)
-    seen.ended(4000)
+        seen.record(length)
+    before = seen.expect(9000)
+    seen.record(4000)
 
     assert before < 115
-    assert seen.expected(9000) < 200
+    assert seen.expect(9000) < 200

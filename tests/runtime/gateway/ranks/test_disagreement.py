@@ -40,7 +40,7 @@ class Weights:
         self.served = ServedWeights()
 
     def hear(self, line, lines):
-        self.served.heed(line, lines, unit_is_ready=line.state == "ready" and line.refusal is None)
+        self.served.check(line, lines, unit_is_ready=line.state == "ready" and line.refusal is None)
 
     def lose(self, line, lines):
         self.served.lose(line, lines)
@@ -53,7 +53,7 @@ class Tokenizers:
         self.served = ServedTokenizer(digest)
 
     def hear(self, line, lines):
-        self.served.heed(line, lines)
+        self.served.check(line, lines)
 
     def lose(self, line, lines):
         self.served.lose(line, lines)

@@ -36,7 +36,7 @@ def test_a_request_counts_from_when_it_is_given_to_its_end(phase, work, after_a_
     """Its prompt until the rank's first token; a mixed rank, which is told twice, counts it once."""
     its = given_requests(phase, "a", "a")
     before = its.load.work
-    its.hear_token("a")
+    its.count_token("a")
     computed = its.load.work
     its.end("a")
     its.end("a")
@@ -48,9 +48,9 @@ def test_an_answer_longer_than_was_expected_counts_with_what_it_has():
     """128 tokens are kept for 100 and 20; from its 129th on the request holds another page."""
     its = given_requests("decode", "a")
     for _ in range(27):
-        its.hear_token("a")
+        its.count_token("a")
     before = its.load.work.kv_tokens
-    its.hear_token("a")
+    its.count_token("a")
 
     assert (before, its.load.work.kv_tokens) == (128, 192)
 
@@ -58,7 +58,7 @@ def test_an_answer_longer_than_was_expected_counts_with_what_it_has():
 def test_a_report_adds_what_others_asked_for():
     """One of three requests at the rank is this gateway's; another of its own is on its way and counts beside them."""
     its = given_requests("mixed", "a", "on its way")
-    its.take(Load(3, 1, 300, 3 * PAIRS, 384, ["x", "a", "y"]))
+    its.apply_report(Load(3, 1, 300, 3 * PAIRS, 384, ["x", "a", "y"]))
 
     assert its.load.work == Work(4, 400, 4 * PAIRS, 2 * 128 + 2 * 128)
     assert its.load.num_waiting == 1
@@ -67,9 +67,9 @@ def test_a_report_adds_what_others_asked_for():
 def test_a_report_tells_how_far_a_long_prompt_is():
     """What is left of it counts, with the pairs that are left, until the rank says its first token."""
     its = given_requests("prefill", "a")
-    its.take(Load(1, 0, 40, 4000, 128, ["a"]))
+    its.apply_report(Load(1, 0, 40, 4000, 128, ["a"]))
     half = its.load.work
-    its.hear_token("a")
+    its.count_token("a")
 
     assert half == Work(1, 40, 4000, 0)
     assert its.load.work == Work(1, 0, 0, 0)
@@ -78,7 +78,7 @@ def test_a_report_tells_how_far_a_long_prompt_is():
 def test_nothing_is_ever_less_than_none():
     """A request that ended after the report was made is in neither."""
     its = given_requests("decode", "a", "b")
-    its.take(Load(0, 0, 0, 0, 0, ["a", "b"]))
+    its.apply_report(Load(0, 0, 0, 0, 0, ["a", "b"]))
     its.end("a")
 
     assert its.load.work == Work(0, 0, 0, 0)
@@ -100,7 +100,7 @@ def test_nobody_overtakes_one_that_waits_for_kv():
     its = given_requests("decode", "a", size=RequestSize(500, 12))
     its.give("large", RequestSize(200, 20))
     its.give("small", RequestSize(20, 20))
-    fits = its.load.fits(RequestSize(20, 20).at("decode"))
+    fits = its.load.fits(RequestSize(20, 20).work_at("decode"))
     its.end("small")
 
     assert not fits
@@ -119,7 +119,7 @@ def test_with_one_gateway_reports_change_nothing(events):
             its.give(name, SIZE), without.give(name, SIZE)
         elif event == "token" and name in tokens:
             tokens[name] += 1
-            its.hear_token(name), without.hear_token(name)
+            its.count_token(name), without.count_token(name)
         elif event == "end":
             tokens.pop(name, None)
             arrived.discard(name)
@@ -128,6 +128,6 @@ def test_with_one_gateway_reports_change_nothing(events):
             new = sorted(set(tokens) - arrived)
             arrived |= set(new)
             kv = sum(-(-num // 64) * 64 for num in tokens.values())
-            its.take(Load(len(tokens), without.load.num_waiting, 0, 0, kv, new))
+            its.apply_report(Load(len(tokens), without.load.num_waiting, 0, 0, kv, new))
 
     assert its.load == without.load

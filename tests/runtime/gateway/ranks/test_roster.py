@@ -30,7 +30,7 @@ def test_lost_ranks_have_a_bound(few_lost):
     for rank in lost:
         few_lost.lose(rank)
 
-    assert list(few_lost.by_unit()) == [("mill", [connected, *lost[-2:]])]
+    assert list(few_lost.group_by_unit()) == [("mill", [connected, *lost[-2:]])]
 
 
 def test_a_rank_that_comes_back_is_lost_no_more(few_lost):
@@ -44,7 +44,7 @@ def test_a_rank_that_comes_back_is_lost_no_more(few_lost):
         few_lost.add(rank)
         few_lost.lose(rank)
 
-    assert dict(few_lost.by_unit()) == {"prefill-0": [second], "tide": others[1:]}
+    assert dict(few_lost.group_by_unit()) == {"prefill-0": [second], "tide": others[1:]}
 
 
 def test_a_unit_is_dropped_as_a_whole(few_lost):
@@ -58,4 +58,4 @@ def test_a_unit_is_dropped_as_a_whole(few_lost):
     for rank in others:
         few_lost.lose(rank)
 
-    assert dict(few_lost.by_unit()) == {"tide": others}
+    assert dict(few_lost.group_by_unit()) == {"tide": others}

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.gateway.ranks.router import (
-    Chosen,
     Policy,
     RankLimits,
     RankLoad,
+    RankPair,
     RequestSize,
     Work,
+    choose_embedding_rank,
     choose_ranks,
-    choose_to_embed,
+    embedding_room,
     num_requests,
     pick,
     room,
-    room_to_embed,
 )
 from runtime.protocol.counting import attention_pairs
 
@@ -61,24 +61,24 @@ def test_a_phase_is_balanced_by_what_it_does():
     prefill = [rank("prefill", 0, Work(1, 300, 45150, 0)), rank("prefill", 1, Work(3, 30, 155, 0))]
     decode = [rank("decode", 0, Work(1, 0, 0, 384)), rank("decode", 1, Work(2, 0, 0, 128))]
 
-    assert choose_ranks([*prefill, *decode], SIZE, turn=7) == Chosen(prefill[1], decode[1])
+    assert choose_ranks([*prefill, *decode], SIZE, turn=7) == RankPair(prefill[1], decode[1])
 
 
 def test_a_long_request_goes_by_its_kv_and_a_small_one_by_the_count():
     """Each is held against what it adds most of."""
     few_and_long, many_and_short = rank("decode", 0, Work(2, 0, 0, 8192)), rank("decode", 1, Work(9, 0, 0, 4096))
 
-    assert pick([few_and_long, many_and_short], RequestSize(4000, 96).at("decode"), 0) == many_and_short
-    assert pick([few_and_long, many_and_short], RequestSize(10, 5).at("decode"), 0) == few_and_long
+    assert pick([few_and_long, many_and_short], RequestSize(4000, 96).work_at("decode"), 0) == many_and_short
+    assert pick([few_and_long, many_and_short], RequestSize(10, 5).work_at("decode"), 0) == few_and_long
 
 
 def test_the_attention_of_a_prompt_is_quadratic_and_of_its_chunks_what_is_left():
     """A token attends to itself and to all before it: 1 + 2 + 3 + 4."""
     assert attention_pairs(0, 4) == 10
     assert attention_pairs(0, 2) + attention_pairs(2, 4) == 10
-    assert RequestSize(4, 60).at("prefill") == Work(1, 4, 10, 0)
-    assert RequestSize(4, 60).at("mixed") == Work(1, 4, 10, 64)
-    assert RequestSize(4, 61).at("decode") == Work(1, 0, 0, 128)
+    assert RequestSize(4, 60).work_at("prefill") == Work(1, 4, 10, 0)
+    assert RequestSize(4, 60).work_at("mixed") == Work(1, 4, 10, 64)
+    assert RequestSize(4, 61).work_at("decode") == Work(1, 0, 0, 128)
 
 
 @pytest.mark.parametrize("phases", [("prefill",), ("decode",), ()])
@@ -88,7 +88,7 @@ def test_without_both_phases_nobody_is_chosen(phases):
 
     assert choose_ranks(ranks, SIZE, 0) is None
     assert room(ranks, SIZE) is None
-    assert room_to_embed(ranks) is None
+    assert embedding_room(ranks) is None
 
 
 @settings(max_examples=40)
@@ -109,7 +109,7 @@ def test_only_ranks_that_are_ready_and_have_room_are_chosen(ranks, size, turn, p
         assert not room(ranks, size)
         return
     stay = [load for load in ranks if load.phase == chosen.rest.phase]
-    work = size.at(chosen.rest.phase)
+    work = size.work_at(chosen.rest.phase)
 
     assert chosen.first in ranks
     assert (chosen.first.phase, chosen.rest.phase) in {("prefill", "decode"), ("mixed", "mixed")}
@@ -123,7 +123,7 @@ def test_what_there_is_room_for_is_taken_and_no_more(ranks, size, turn, policy):
     """So many requests can be given out, one after another, and then no rank takes another."""
     for _ in range(room(ranks, size) or 0):
         chosen = choose_ranks(ranks, size, turn, policy)
-        ranks = given_to(ranks, chosen.rest, size.at(chosen.rest.phase))
+        ranks = given_to(ranks, chosen.rest, size.work_at(chosen.rest.phase))
 
     assert choose_ranks(ranks, size, turn, policy) is None
 
@@ -137,7 +137,7 @@ def test_without_a_queue_no_cache_is_ever_given_more_than_it_holds(ranks, asked,
     for turn, size in enumerate(asked):
         chosen = choose_ranks([rank("prefill"), *ranks], size, turn, policy)
         if chosen is not None:
-            ranks = given_to(ranks, chosen.rest, size.at("decode"))
+            ranks = given_to(ranks, chosen.rest, size.work_at("decode"))
 
     assert all(load.limits.fit(load.work) for load in ranks)
 
@@ -150,7 +150,7 @@ def test_the_order_of_the_list_does_not_matter(ranks, size, turn, policy, random
     random.shuffle(shuffled)
 
     assert choose_ranks(shuffled, size, turn, policy) == choose_ranks(ranks, size, turn, policy)
-    assert choose_to_embed(shuffled, size, turn, policy) == choose_to_embed(ranks, size, turn, policy)
+    assert choose_embedding_rank(shuffled, size, turn, policy) == choose_embedding_rank(ranks, size, turn, policy)
     assert room(shuffled, size) == room(ranks, size)
 
 
@@ -158,7 +158,7 @@ def test_the_order_of_the_list_does_not_matter(ranks, size, turn, policy, random
 def test_equal_ranks_are_chosen_in_turn(num_ranks, work, size, turn, policy):
     """As many consecutive turns as there are equal ranks choose each of them once."""
     ranks = [rank("mixed", number, work) for number in range(num_ranks)]
-    chosen = {pick(ranks, size.at("mixed"), turn + step, policy).rank for step in range(num_ranks)}
+    chosen = {pick(ranks, size.work_at("mixed"), turn + step, policy).rank for step in range(num_ranks)}
 
     assert chosen == set(range(num_ranks))
 
@@ -168,7 +168,7 @@ def test_equal_ranks_get_equal_work(num_ranks, times, size, phase, policy):
     """After so many equal requests for each rank, all ranks have the same."""
     ranks = [rank(phase, number) for number in range(num_ranks)]
     for turn in range(num_ranks * times):
-        ranks = given_to(ranks, pick(ranks, size.at(phase), turn, policy), size.at(phase))
+        ranks = given_to(ranks, pick(ranks, size.work_at(phase), turn, policy), size.work_at(phase))
 
     assert {load.work.num_requests for load in ranks} == {times}
 
@@ -183,7 +183,7 @@ def test_equal_ranks_get_equal_work(num_ranks, times, size, phase, policy):
 )
 def test_the_balanced_choice_keeps_the_spread_least_in_every_small_state(phase, quantities):
     """The spread by the means before the request, at every choice of 3 ranks with 0 to 3 requests of 3 sizes."""
-    small, medium, large = (RequestSize(tokens, tokens // 2).at(phase) for tokens in (20, 100, 300))
+    small, medium, large = (RequestSize(tokens, tokens // 2).work_at(phase) for tokens in (20, 100, 300))
     states = [small, medium, large, small + small, small + large, large + large + small]
     for held, work in product(product(states, repeat=3), (small, medium, large)):
         ranks = [rank(phase, number, each) for number, each in enumerate(held)]
@@ -202,8 +202,8 @@ def test_embeddings_have_room_by_the_count_of_requests():
     """A prompt that wants only its embedding waits without KV: 4 in the cache and 2 in the queue, of which one is."""
     ranks = [rank("prefill", 0, Work(1, 500, 125250, 0)), rank("prefill", 1), rank("decode")]
 
-    assert room_to_embed(ranks) == 11
-    assert choose_to_embed(ranks, SIZE, 0) == ranks[1]
+    assert embedding_room(ranks) == 11
+    assert choose_embedding_rank(ranks, SIZE, 0) == ranks[1]
 
 
 def test_a_request_counts_where_it_stays():

@@ -114,7 +114,7 @@ def test_a_unit_that_loaded_other_weights_gets_no_requests_and_says_why(first, s
         refused = await started(gateway, second, NEW, "new")
         await until(lambda: refused.heard)
         loads = PhaseLoads("tiny")
-        loads.take(gateway.registry.units())
+        loads.sample(gateway.registry.units())
         (metric,) = (each for each in loads.collect() if each.name == "tidemill_unit_refused")
         return gateway.registry.report()["ready"], gateway.refusals(), refused.heard, metric
 
@@ -248,7 +248,7 @@ def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
     ranks = [Mock(loaded_digest=each, refusal=None) for each in (OLD, NEW)]
     gateways = [ServedWeights(tmp_path / "weights") for _ in ranks]
     for gateway, rank in zip(gateways, ranks, strict=True):
-        gateway.heed(rank, [rank], unit_is_ready=True)
+        gateway.check(rank, [rank], unit_is_ready=True)
 
     assert [gateway._digest for gateway in gateways] == [OLD, OLD]
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
@@ -264,7 +264,7 @@ def test_a_full_disk_ends_nothing(tmp_path, caplog):
     """The gateway remembers until it ends, and says so."""
     weights = ServedWeights(tmp_path / "missing" / "weights")
     rank = SimpleNamespace(loaded_digest=OLD, refusal=None)
-    weights.heed(rank, [rank], unit_is_ready=True)
+    weights.check(rank, [rank], unit_is_ready=True)
 
     assert weights._digest == OLD
     assert "cannot remember the weights in " in caplog.text

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
-from runtime.gateway.ranks.silence import ASK_LOOKS, GIVE_UP_LOOKS, LOOK_S, look
+from runtime.gateway.ranks.silence import ASK_LOOKS, GIVE_UP_LOOKS, LOOK_S, check_ranks
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Failed, Hello, Ping, Pong, State
 
@@ -22,7 +22,7 @@ class Peer:
         self.heard, self.failed, self.is_cut = [], [], False
         transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=self._cut)
         self.rank = Rank(HELLO, SimpleNamespace(write=self.heard.append, transport=transport), RankLimits(4, 4096, 0))
-        self.rank.take(State(state))
+        self.rank.handle(State(state))
         self.rank.subscribe("a", SIZE, lambda _, message: self.failed.append(message))
 
     def look(self, times, says=None):
@@ -30,8 +30,8 @@ class Peer:
         reasons = []
         for _ in range(times):
             if says is not None:
-                self.rank.take(says)
-            reasons += look([self.rank], STALL_S)
+                self.rank.handle(says)
+            reasons += check_ranks([self.rank], STALL_S)
         return reasons
 
     def _cut(self):
@@ -63,7 +63,7 @@ def test_a_rank_whose_steps_stand_still_is_given_up_though_it_answers():
     peer = Peer()
 
     assert peer.look(9, says=Pong()) == []
-    peer.rank.take(State("ready"))
+    peer.rank.handle(State("ready"))
     assert peer.look(9, says=Pong()) == []
     assert peer.look(1, says=Pong()) == ["the steps of rank 0 of unit silent have stood still for 5 s"]
 

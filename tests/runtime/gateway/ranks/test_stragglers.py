@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.gateway.ranks.stragglers import LEAST_US, SLOW, straggler
+from runtime.gateway.ranks.stragglers import LEAST_US, SLOW, find_straggler
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from runtime.gateway.ranks.stragglers import LEAST_US, SLOW, straggler
 )
 def test_a_rank_is_slow_beside_its_peers(own_us, found):
     """By times and by time, once all have said how long they take."""
-    assert straggler(own_us) == found
+    assert find_straggler(own_us) == found
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), st.randoms())
 def test_the_same_rank_is_slow_in_any_order(own_us, shuffled):
     """And it is the slowest, over both thresholds."""
-    found = straggler(own_us)
+    found = find_straggler(own_us)
     other = list(own_us)
     shuffled.shuffle(other)
 
@@ -38,4 +38,4 @@ def test_the_same_rank_is_slow_in_any_order(own_us, shuffled):
         assert own_us[number] == max(own_us)
         assert times >= SLOW
         assert own_us[number] >= min(own_us) + LEAST_US
-    assert (straggler(other) is None) == (found is None)
+    assert (find_straggler(other) is None) == (found is None)

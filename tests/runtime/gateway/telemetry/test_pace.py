@@ -13,7 +13,7 @@ def test_a_wait_is_until_enough_have_ended(seconds, num_running, num_needed, wai
     """One of 10 requests of 20 seconds ends every 2 seconds; never below a second, nor over a minute."""
     pace = Pace()
     for took in seconds:
-        pace.ended(took)
+        pace.record(took)
 
     assert pace.wait_s(num_running, num_needed) == wait_s
 
@@ -22,6 +22,6 @@ def test_the_latest_answers_count():
     """Short answers after long ones shorten the wait."""
     pace = Pace()
     for took in [60] * 5 + [1] * 50:
-        pace.ended(took)
+        pace.record(took)
 
     assert pace.wait_s(1, 1) == 2

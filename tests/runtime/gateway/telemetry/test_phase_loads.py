@@ -22,8 +22,8 @@ def unit(name, *, phase, num_requests=0, state="ready", own_us=(20_000, 20_000))
     for number, own in enumerate(own_us):
         hello = Hello(name, phase, number, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
         rank = Rank(hello, SimpleNamespace(write=None), RankLimits(8, 4096, 0))
-        rank.take(State(state))
-        rank.take(StepTime(own))
+        rank.handle(State(state))
+        rank.handle(StepTime(own))
         for request in range(0 if number else num_requests):
             rank.subscribe(f"{name}-{request}", SIZE, lambda *_: None)
         ranks.append(rank)
@@ -33,7 +33,7 @@ def unit(name, *, phase, num_requests=0, state="ready", own_us=(20_000, 20_000))
 def taken(*units):
     """Metric -> label -> value."""
     loads = PhaseLoads("tiny")
-    loads.take(units)
+    loads.sample(units)
     return {
         family.name.removeprefix("tidemill_"): {sample.labels.popitem()[1]: sample.value for sample in family.samples}
         for family in loads.collect()
@@ -67,6 +67,6 @@ def test_a_unit_that_a_rank_holds_up_is_named():
 def test_prometheus_reads_them():
     """Beside all other metrics of the gateway."""
     registry = CollectorRegistry()
-    GatewayMetrics(registry, "tiny").phases.take([unit("d0", **DECODE)])
+    GatewayMetrics(registry, "tiny").phases.sample([unit("d0", **DECODE)])
 
     assert 'tidemill_phase_requests{model_name="tiny",phase="decode"} 3.0' in generate_latest(registry).decode()

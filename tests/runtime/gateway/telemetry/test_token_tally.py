@@ -27,9 +27,9 @@ def test_the_tally_is_told_as_the_library_tells_it(gaps):
     for gap in gaps:
         tokens.inc()
         if gap is None:
-            tally.first()
+            tally.count_first()
         else:
-            tally.next(gap)
+            tally.count_next(gap)
             between.observe(gap)
 
     def told(registry):

@@ -15,8 +15,8 @@ from runtime.errors import RuntimeFailure
 from runtime.gateway.core import app
 from runtime.gateway.edge.idempotency import IdempotentCall
 from runtime.gateway.telemetry import tracing
-from runtime.gateway.telemetry.request_log import Begun
-from runtime.gateway.telemetry.tracing import Phase, Traces, traces_from_environment
+from runtime.gateway.telemetry.request_log import CallRecord
+from runtime.gateway.telemetry.tracing import Phase, Traces, configure_traces
 
 TRACE_ID, PARENT_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 CALLER = {"traceparent": f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"}
@@ -29,7 +29,7 @@ def spans(headers, *, is_answered=True):
     now = time.monotonic()
     phases = [Phase("prefill", "prefill-0", 3, now - 0.4, now - 0.3), Phase("decode", "decode-1", 7, now - 0.3, now)]
     traces = Traces(provider, "m")
-    traces.ended("/v1/completions", headers, "cmpl-1", now - 0.5, phases, (11, 5), is_answered=is_answered)
+    traces.record_call("/v1/completions", headers, "cmpl-1", now - 0.5, phases, (11, 5), is_answered=is_answered)
     return exporter.get_finished_spans()
 
 
@@ -61,14 +61,14 @@ def test_a_callers_trace_goes_on():
 def test_a_call_that_ends_is_traced():
     """The routes tell of it when they tell the log."""
     told = []
-    traces = SimpleNamespace(ended=lambda *call, **end: told.append((call, end)))
-    gateway = SimpleNamespace(log=SimpleNamespace(ended=lambda *_, **__: None), traces=traces)
+    traces = SimpleNamespace(record_call=lambda *call, **end: told.append((call, end)))
+    gateway = SimpleNamespace(log=SimpleNamespace(log_call=lambda *_, **__: None), traces=traces)
     request = SimpleNamespace(
         app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)), scope={"path": "/v1/x"}, headers=CALLER
     )
     counts = {"num_prompt_tokens": 2, "num_generated_tokens": 3, "num_hit_tokens": 0}
     generation = SimpleNamespace(close=list, units={}, phases=["phase"], is_answered=True, **counts)
-    app._close(generation, SimpleNamespace(), IdempotentCall(), Begun(request, "cmpl-1", 1.5))
+    app._close_call(generation, SimpleNamespace(), IdempotentCall(), CallRecord(request, "cmpl-1", 1.5))
 
     assert told == [(("/v1/x", CALLER, "cmpl-1", 1.5, ["phase"], (2, 3)), {"is_answered": True})]
 
@@ -89,7 +89,7 @@ def test_without_an_endpoint_nothing_is_imported():
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert traces_from_environment("m") is None
+    assert configure_traces("m") is None
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -98,4 +98,4 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
 
     with pytest.raises(RuntimeFailure, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set, .*pip install '\.\[otel\]'"):
-        traces_from_environment("m")
+        configure_traces("m")

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.gateway.telemetry.metrics import GatewayMetrics
-from runtime.gateway.tenants.admission import Admission, Waits, caller_of, num_ahead
+from runtime.gateway.tenants.admission import Admission, LineLimits, caller_name, num_ahead
 from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.protocol.messages import State, Token
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, MAX_REQUESTS, PATIENCE_S, FakePair
@@ -30,15 +30,17 @@ class Ranks:
         self.started, self.given_up = [], []
         registry = SimpleNamespace(
             room=lambda size: self.free,
-            room_to_embed=lambda size: self.free,
+            embedding_room=lambda size: self.free,
             num_requests=lambda: len(self.started),
-            num_ranks_to_stay=lambda: 1,
-            num_ranks_for_prompts=lambda: 1,
+            num_answer_ranks=lambda: 1,
+            num_prompt_ranks=lambda: 1,
             least_prompt_tokens=lambda: None if self.free is None else self.prompt_tokens,
-            when_there_may_be_room=self._keep,
+            call_on_room=self._keep,
         )
         metrics = GatewayMetrics(CollectorRegistry(), "tiny")
-        self.admission = Admission(ResumptionLine(registry, metrics, 1.0), metrics, Waits(num_queued, 100, timeout_s))
+        self.admission = Admission(
+            ResumptionLine(registry, metrics, 1.0), metrics, LineLimits(num_queued, 100, timeout_s)
+        )
         self.line = self.admission.answers
 
     def ask(self, caller, cost=1):
@@ -48,11 +50,11 @@ class Ranks:
     async def give(self, num_free):
         """Have so many free places, and let that be noticed."""
         self.free = num_free
-        self.may_have_room()
+        self.on_room()
         await asyncio.sleep(0)
 
     def _keep(self, call):
-        self.may_have_room = call
+        self.on_room = call
 
     def _start(self, caller):
         if not self.free:
@@ -128,7 +130,7 @@ def test_a_full_line_refuses_whoever_has_its_share_and_says_when_to_ask_again():
         with pytest.raises(ApiError) as others:
             ranks.line.check("other", 4)
         ranks.ask("other")
-        ranks.admission.answers._metrics.pace.ended(14.0)
+        ranks.admission.answers._metrics.pace.record(14.0)
         with pytest.raises(ApiError) as hogs:
             ranks.line.check("hog", 2)
         return others.value, hogs.value
@@ -193,7 +195,7 @@ def test_a_caller_is_a_key_or_an_address(name, host, caller):
         client=SimpleNamespace(host=host), state=SimpleNamespace(account=SimpleNamespace(name=name))
     )
 
-    assert caller_of(request) == caller
+    assert caller_name(request) == caller
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ CALLERS = st.sampled_from("abcd")
 
 def serve(line):
     """The turn that is served next."""
-    turn = line.first()
+    turn = line.next_turn()
     line.serve(turn)
     return turn
 
@@ -29,7 +29,7 @@ def test_one_caller_alone_is_served_in_order(costs):
     turns = fill(line, [("a", asked) for asked in costs])
 
     assert [serve(line) for _ in costs] == turns
-    assert line.first() is None
+    assert line.next_turn() is None
 
 
 @given(st.lists(st.tuples(CALLERS, COSTS)), st.lists(COSTS, min_size=1))

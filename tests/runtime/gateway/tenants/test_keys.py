@@ -13,12 +13,12 @@ from starlette.requests import Request
 
 from runtime.errors import RuntimeFailure
 from runtime.gateway.core import app
-from runtime.gateway.core.app import Door
+from runtime.gateway.core.app import Authentication
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.gateway.edge.idempotency import IdempotentCall
-from runtime.gateway.telemetry.request_log import Begun
+from runtime.gateway.telemetry.request_log import CallRecord
 from runtime.gateway.tenants import keys
-from runtime.gateway.tenants.keys import Account, KeyRing, Limits, read_keys, salt_of
+from runtime.gateway.tenants.keys import Account, KeyRing, Limits, make_salt, read_keys
 from runtime.protocol.messages import State
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, PATIENCE_S, FakePair
 
@@ -62,14 +62,14 @@ def test_a_key_is_known_by_its_hash(file):
     """With the scheme in any case."""
     ring = KeyRing(file(entry("other", "other"), entry()))
 
-    assert ring.account_of(f"Bearer {KEY}", PEER).name == "team"
-    assert ring.account_of(f"bearer  {KEY} ", PEER).name == "team"
+    assert ring.find_account(f"Bearer {KEY}", PEER).name == "team"
+    assert ring.find_account(f"bearer  {KEY} ", PEER).name == "team"
 
 
 @pytest.mark.parametrize("header", [None, "", KEY, "Bearer", "Bearer tm-mil", f"Basic {KEY}", "Bearer \udcff"])
 def test_who_has_no_key_is_refused_and_named(file, caplog, header):
     """The log has the peer, and nothing of what was sent."""
-    error = refused(lambda: KeyRing(file(entry())).account_of(header, PEER))
+    error = refused(lambda: KeyRing(file(entry())).find_account(header, PEER))
 
     assert (error.status, error.code, error.headers()) == (401, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
     (line,) = caplog.messages
@@ -111,27 +111,27 @@ def test_keys_change_without_a_restart(file, clock, caplog):
     """
     path = file(entry(max_streams=1), entry("old", "old"))
     ring = KeyRing(path)
-    ring.account_of(f"Bearer {KEY}", PEER).begin(1, 900, is_stream=True)
+    ring.find_account(f"Bearer {KEY}", PEER).begin(1, 900, is_stream=True)
     file(entry(max_streams=1, tokens_per_minute=600))
-    ring.account_of("Bearer old", PEER)
+    ring.find_account("Bearer old", PEER)
     clock[0] += keys.LOOK_S
 
-    assert refused(lambda: ring.account_of("Bearer old", PEER)).status == 401
-    assert refused(lambda: ring.account_of(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=True)).status == 429
-    ring.account_of(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=False)
+    assert refused(lambda: ring.find_account("Bearer old", PEER)).status == 401
+    assert refused(lambda: ring.find_account(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=True)).status == 429
+    ring.find_account(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=False)
     path.write_text("{")
     clock[0] += keys.LOOK_S
-    assert ring.account_of(f"Bearer {KEY}", PEER).name == "team"
+    assert ring.find_account(f"Bearer {KEY}", PEER).name == "team"
     assert "the keys stay as they are" in caplog.text
 
 
 def test_each_of_several_gateways_holds_its_share_of_a_keys_limits(file, clock):
     """One at least; what has no limit has none. It is so for a file that is read again, too."""
     ring = KeyRing(file(entry(tokens_per_minute=600, max_requests=9, max_streams=1)), num_gateways=2)
-    first = ring.account_of(f"Bearer {KEY}", PEER).limits
+    first = ring.find_account(f"Bearer {KEY}", PEER).limits
     file(entry(max_streams=5))
     clock[0] += keys.LOOK_S
-    second = ring.account_of(f"Bearer {KEY}", PEER).limits
+    second = ring.find_account(f"Bearer {KEY}", PEER).limits
 
     assert (first.tokens_per_minute, first.max_requests, first.max_streams) == (300, 4, 1)
     assert (second.tokens_per_minute, second.max_requests, second.max_streams) == (None, None, 2)
@@ -165,7 +165,7 @@ def test_what_is_computed_again_counts_again(clock):
     """One call under one Idempotency-Key does not lift the key's limit; the log counts it once."""
     account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=100))
     logged, idempotent = [], IdempotentCall()
-    log = SimpleNamespace(ended=lambda begun, units, *counted, **_: logged.append(counted))
+    log = SimpleNamespace(log_call=lambda begun, units, *counted, **_: logged.append(counted))
     gateway = SimpleNamespace(log=log, traces=None)
     request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(gateway=gateway)))
     counts = {"num_prompt_tokens": 20, "num_generated_tokens": 30, "num_hit_tokens": 9}
@@ -173,7 +173,7 @@ def test_what_is_computed_again_counts_again(clock):
 
     for _ in range(2):
         spending = account.begin(1, 60, is_stream=False)
-        app._close(generation, spending, idempotent, Begun(request, "cmpl-1", 0.0))
+        app._close_call(generation, spending, idempotent, CallRecord(request, "cmpl-1", 0.0))
         spending.end()
 
     assert refused(account.check_tokens).code == "rate_limit_exceeded"
@@ -186,7 +186,7 @@ NAMES = st.none() | st.text('ab"],[', max_size=4)
 @given(*[st.tuples(NAMES, NAMES)] * 2)
 def test_tenants_and_salts_have_salts_of_their_own(one, other):
     """Whatever a caller asks for, he gets nobody else's salt. It is short, and tells nothing that it was made of."""
-    salts = salt_of(*one), salt_of(*other)
+    salts = make_salt(*one), make_salt(*other)
 
     assert (salts[0] == salts[1]) == (one == other)
     assert all(len(salt) == 32 and int(salt, 16) >= 0 for salt in salts)
@@ -195,10 +195,10 @@ def test_tenants_and_salts_have_salts_of_their_own(one, other):
 def test_a_host_header_opens_no_door(file, monkeypatch):
     """Whether a key is needed follows from the path asked for, not from the URL, which is made of the header."""
     monkeypatch.setattr(Request, "url", URL("http://x/health?/v1/completions"))  # old Starlettes make this one of it
-    door = Door(None, SimpleNamespace(keys=KeyRing(file(entry()))))
+    door = Authentication(None, SimpleNamespace(keys=KeyRing(file(entry()))))
 
     def ask(path):
-        return door._account(Request({"type": "http", "path": path, "headers": [(b"host", b"x/health?")]}))
+        return door._find_account(Request({"type": "http", "path": path, "headers": [(b"host", b"x/health?")]}))
 
     assert refused(lambda: ask("/v1/completions")).status == 401
     assert ask("/health").name is None
@@ -230,6 +230,6 @@ def test_a_gateway_with_keys_lets_nobody_else_in(start_gateway, join, tokenizer,
         list(client.completions.create(**asked | {"extra_body": {"cache_salt": "a"}}))
     heard = [pair.prefill.hear() for _ in range(2)]
 
-    assert [prefill.cache_salt for prefill in heard] == [salt_of("team", None), salt_of("team", "a")]
+    assert [prefill.cache_salt for prefill in heard] == [make_salt("team", None), make_salt("team", "a")]
     assert gateway.call("POST", "/v1/nothing", 9 * 2**20 * "x")[0] == 401
     assert "tm-" not in gateway.log()
