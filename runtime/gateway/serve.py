@@ -1,8 +1,8 @@
 """The gateway's process: read the checkpoint's tokenizer, bind three ports on one address, serve until told to stop.
 
-All ports are bound before anything is served, so a taken one is a sentence and not half a gateway. SIGTERM or SIGINT
-stops accepting, gives running answers the time of the drain, then closes the ranks' connections. A second signal ends
-the drain.
+All ports are bound before anything is served, so a port in use ends the start with a sentence. On SIGTERM or SIGINT the
+gateway accepts no more connections, lets running answers go on for the drain's time, and then closes the ranks'
+connections. A second signal ends the drain.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import listen
 from runtime.protocol.tls import Credentials
 
-__all__ = ["Ranks", "accept_ranks", "run"]
+__all__ = ["RankPort", "accept_ranks", "run"]
 
-UNREAD_S = 2  # after the drain, for clients that do not read their answer
-GARBAGE_THRESHOLD = 50_000  # assumed: new objects, of which the largest part is alive; some 10 MB
+UNREAD_S = 2  # extra time after the drain for clients that are slow to read
+GARBAGE_THRESHOLD = 50_000  # new objects; assumed: most of them are alive, some 10 MB
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The port that ranks call, and the certificate that they are shown, if any."""
+class RankPort:
+    """The port for ranks, and the certificate that the gateway shows there, if any."""
 
     listener: socket.socket
     credentials: Credentials | None
@@ -77,13 +77,11 @@ def run(
     weights_file: Path | None = None,
     tokenizer_file: Path | None = None,
 ) -> None:
-    """Serve on `address` until SIGTERM or SIGINT, whoever has one of `keys`, or anybody. `policy` chooses ranks.
+    """Serve on `address` until SIGTERM or SIGINT, then drain for `drain_s`. Raise RuntimeFailure.
 
-    Answers that run then get `drain_s`. With the certificate in the folder `tls`, ranks must have one as well. What
-    keys have, and the places to wait, are divided among `num_gateways`, which remember in `weights_file` and
-    `tokenizer_file` with which weights and with which tokenizer they serve.
-
-    Raise RuntimeFailure, one sentence, when that is impossible.
+    With a file of `keys`, only their holders may call. With a certificate in the folder `tls`, ranks need one as well.
+    `policy` chooses ranks. The limits of keys and the places to wait are divided among `num_gateways`, which remember
+    in `weights_file` and `tokenizer_file` which weights and which tokenizer they serve with.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
@@ -109,11 +107,11 @@ def run(
         gateway = Gateway(model, schemas, admission, metrics, int(time.time()), ring, traces)
         _tune_garbage_collection()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
-        asyncio.run(_serve(gateway, http, Ranks(ranks, credentials), drain_s))
+        asyncio.run(_serve(gateway, http, RankPort(ranks, credentials), drain_s))
 
 
-async def accept_ranks(ranks: Ranks, registry: Registry) -> None:
-    """Take ranks' connections until cancelled. Close their port."""
+async def accept_ranks(ranks: RankPort, registry: Registry) -> None:
+    """Accept ranks' connections until cancelled. Then close the port."""
 
     def rank() -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), registry.serve)
@@ -124,10 +122,10 @@ async def accept_ranks(ranks: Ranks, registry: Registry) -> None:
 
 
 def _tune_garbage_collection() -> None:
-    """Look for garbage in cycles after more than a few tokens, and never among what was there before the first.
+    """Make Python collect cycles less often, and never look at the objects that exist now.
 
-    Each token makes some objects. With Python's own threshold a collection through all connections came so often that
-    2,000 streams spent a fifth of the time on it.
+    Each token makes some objects. With Python's own threshold, collections came so often that 2,000 streams spent a
+    fifth of their time on them.
     """
     gc.collect()
     gc.freeze()
@@ -146,7 +144,7 @@ def _rank_limits(launch: GatewayLaunch) -> RankLimits:
 
 
 def _line_limits(launch: GatewayLaunch, num_gateways: int) -> LineLimits:
-    """Let those wait in the gateways that ranks are not given ahead."""
+    """Return the limits of the lines. The gateways share the places of requests that are not sent ahead."""
     prompt_tokens_ahead = BATCHES_AHEAD * launch.limits.max_batch_tokens
     num_queued = (launch.max_queued_requests - _num_ahead(launch)) // num_gateways
     return LineLimits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)
@@ -161,16 +159,16 @@ def _start_schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
     return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
-async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: float) -> None:
+async def _serve(gateway: Gateway, http: socket.socket, ranks: RankPort, drain_s: float) -> None:
     config = uvicorn.Config(
         check_heads(create_app(gateway)),
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # of warnings there may be a flood; connections complain themselves
+        log_level="error",  # a client can cause floods of warnings; our connections log their own at a bounded rate
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # whoever connects may write anything in X-Forwarded-For
+        proxy_headers=False,  # any client can write anything into X-Forwarded-For
         timeout_graceful_shutdown=ceil(drain_s) + UNREAD_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
@@ -186,7 +184,7 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
             measuring = group.create_task(gateway.metrics.phases.follow(gateway.registry.units))
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, _stop, server, taking, gateway.admission, drain_s)
-            await server.serve(sockets=[])  # it serves the connections that we take
+            await server.serve(sockets=[])  # it serves the connections that we accept
             joining.cancel()
             watching.cancel()
             measuring.cancel()
@@ -196,10 +194,10 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: Ranks, drain_s: f
 
 
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], admission: Admission, drain_s: float) -> None:
-    """Take no more connections. Give running answers `drain_s`, then an error, so that uvicorn finds nothing to cancel.
+    """Accept no more connections. After `drain_s` fail running answers, so that uvicorn finds nothing to cancel.
 
-    uvicorn itself stops at these signals, but raises them again when it is done; without a handler that would kill us.
-    It has seen this one already, so it cannot tell whether it is the second.
+    uvicorn itself stops at these signals, but raises them again when it is done. Without our handler that would kill
+    us. uvicorn has handled this signal already, so its state does not show whether it is the second one.
     """
     is_second = taking.done() or taking.cancelling() > 0
     taking.cancel()

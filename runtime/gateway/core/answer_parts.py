@@ -1,4 +1,4 @@
-"""Read an answer's text in its parts: what the model thinks, what it says, and the tools that it calls.
+"""Split an answer's text into its parts: thoughts, words and tool calls.
 
     thinking</think>words<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>CALL<｜tool▁call▁end｜>...<｜tool▁calls▁end｜>
 
@@ -6,10 +6,10 @@ A CALL has one of two forms, by the model's template:
     plain     NAME<｜tool▁sep｜>ARGUMENTS                               (DeepSeek-V3.1)
     fenced    function<｜tool▁sep｜>NAME, a line ```json, ARGUMENTS, a line ```    (DeepSeek-V3 and R1)
 
-The text comes in pieces, which may end anywhere: whatever may begin a mark waits for its rest.
-The invariants, however the text is cut: the parts joined are the same; no character is lost but marks and the white
-space around thinking. A call that is broken off before its name is whole is told as words.
-It does not check that arguments are JSON: the model wrote them, and the caller reads them.
+The text comes in pieces that may end anywhere. A piece's end that may begin a mark waits for the next piece.
+The invariants: the joined parts do not depend on how the text was cut, and no character is lost except marks and the
+white space around thoughts. A call that ends before its name is complete becomes words.
+It does not check that arguments are JSON. The model wrote them, and the caller reads them.
 
 Sources: the chat templates of DeepSeek-V3, R1 and V3.1; DeepSeek API reference for `reasoning_content`.
 """
@@ -32,14 +32,14 @@ Opening = Literal["thinking", "content", "undecided"]
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """How an answer is to be read. `tool_calls` is None where there are no tools to call."""
+    """The form in which to read an answer. `tool_calls` is None if there are no tools."""
 
     opening: Opening = "content"
     tool_calls: ToolCallForm | None = None
 
     @property
     def is_plain(self) -> bool:
-        """True if all of it is words."""
+        """True if the whole answer is words."""
         return self.opening == "content" and self.tool_calls is None
 
     @property
@@ -57,14 +57,14 @@ class Thought:
 
 @dataclass(frozen=True)
 class Words:
-    """A piece of what the model says."""
+    """A piece of the answer proper."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallPart:
-    """A piece of the `index`-th call of a tool: first its id and name, then the text of its arguments."""
+    """A piece of tool call `index`. The first piece has its id and name, the others the text of its arguments."""
 
     index: int
     arguments: str
@@ -76,7 +76,10 @@ AnswerPart = Thought | Words | CallPart
 
 
 def read_opening(prompt: str) -> Opening:
-    """Return how the answer begins, by what the template wrote before it. Some models write <think> themselves."""
+    """Return how the answer begins, judged by the end of the prompt.
+
+    It is undecided where the prompt ends with neither mark: some models write <think> themselves.
+    """
     before = prompt.rstrip()
     if before.endswith(THINK_BEGIN):
         return "thinking"
@@ -88,7 +91,7 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._text = ""  # not told yet
+        self._text = ""  # not returned yet
         self._is_last = False
         self._skips_space = form.opening != "content"
         self.num_calls = 0
@@ -101,7 +104,7 @@ class AnswerReader:
         return self._state == self._read_thought
 
     def push(self, text: str, *, is_last: bool = False) -> Sequence[AnswerPart]:
-        """Return the parts that this piece makes certain; `is_last` where nothing follows it."""
+        """Return the parts that are certain after this piece. `is_last` says that nothing follows it."""
         self._text += text
         self._is_last = is_last
         parts: list[AnswerPart] = []
@@ -121,7 +124,7 @@ class AnswerReader:
         return ()
 
     def _read_thought(self) -> Sequence[AnswerPart]:
-        """Tell thoughts without the white space before and after them."""
+        """Return thoughts without the white space around them."""
         self._skip_space()
         text, is_over = self._read_until(THINK_END)
         if is_over:
@@ -153,7 +156,7 @@ class AnswerReader:
         return ()
 
     def _read_call_name(self) -> Sequence[AnswerPart]:
-        """Wait for the whole name."""
+        """Return the call's first piece once its name is complete."""
         kind, separator, rest = self._text.partition(SEPARATOR)
         name, arguments = kind, rest
         if self._form.tool_calls == "fenced":
@@ -178,7 +181,10 @@ class AnswerReader:
             self._skips_space = not self._text
 
     def _read_until(self, mark: str) -> tuple[str, bool]:
-        """Take the text before `mark`, and the mark; without one, what cannot begin it. Return it, and if it came."""
+        """Take the text before `mark`, and the mark itself. Return the text, and whether the mark has come.
+
+        Without a mark, keep the end of the text that may begin one.
+        """
         text, found, rest = self._text.partition(mark)
         if found:
             self._text = rest
@@ -189,6 +195,6 @@ class AnswerReader:
 
 
 def _partial_mark_length(text: str, mark: str) -> int:
-    """Return how many characters at the end of `text` may begin the mark."""
+    """Return how many characters at the end of `text` are a beginning of the mark."""
     lengths = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)

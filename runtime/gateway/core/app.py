@@ -1,8 +1,9 @@
 """The HTTP routes: OpenAI's, vLLM's for token ids, `/openapi.json`, `/health` and `/readyz`.
 
-Every error, a wrong path included, is OpenAI's JSON. Nothing is redirected. A stream starts with the first token, so a
-request that fails before that still gets its status; one that fails later gets an error event and no ending.
-It does not read bodies' meaning (`calls.py`) or follow requests (`generation.py`).
+Every error is OpenAI's JSON, even for a wrong path. Nothing is redirected. The response to a streaming call starts with
+the first token, so a request that fails earlier gets an error status. One that fails later gets an error event, and no
+`[DONE]`.
+It does not interpret bodies (`calls.py` does) or follow requests (`generation.py` does).
 """
 
 import asyncio
@@ -47,9 +48,11 @@ __all__ = ["Gateway", "create_app"]
 
 OPEN_PATHS = ("/health", "/readyz", "/openapi.json")  # probes have none
 REQUEST_ID = "X-Request-Id"
-SMALL_BODY_BYTES = 2**10  # read at once: 1 to 2 ms, measured for digits, the demo tokenizer's slowest text
+SMALL_BODY_BYTES = (
+    2**10
+)  # tokenized on the event loop: 1 to 2 ms, measured with digits, the demo tokenizer's slowest text
 LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
-LARGE_BODIES_AT_ONCE = 2  # assumed: as few as let the event loop and small bodies run beside them
+LARGE_BODIES_AT_ONCE = 2  # assumed: few enough that the event loop and small bodies keep running
 STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
 
 T = TypeVar("T")
@@ -57,9 +60,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gateway:
-    """The objects that all routes share. `started` is in seconds since 1970. Without `keys` anybody may ask.
+    """The objects that all routes share. `started` is in seconds since 1970. Without `keys`, anybody may call.
 
-    Large bodies have threads of their own, so that small ones do not wait behind them.
+    Large bodies are read on threads of their own, so that small ones do not wait behind them.
     """
 
     model: ServedModel
@@ -84,7 +87,7 @@ class Gateway:
 
 def create_app(gateway: Gateway) -> Starlette:
     """Return the ASGI application."""
-    handlers: dict[Any, Any] = {  # to starlette's types, each would have to take any exception
+    handlers: dict[Any, Any] = {  # starlette's types want handlers that take any exception
         ApiError: _answer_api_error,
         HTTPException: _answer_http_error,
         ClientDisconnect: _answer_client_left,
@@ -106,14 +109,16 @@ def create_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers=handlers,
     )
-    app.router.redirect_slashes = False  # to http:// behind a proxy that ends TLS: the prompt would be sent in clear
+    app.router.redirect_slashes = (
+        False  # behind a proxy that ends TLS a redirect leads to http://, and the prompt would travel in clear
+    )
     app.add_middleware(Authentication, gateway=gateway)
     app.state.gateway = gateway
     return app
 
 
 class Authentication:
-    """Lets requests in whose key is known, before their body is read. The account goes with the request."""
+    """Refuses requests without a known key before their body is read. The account travels in the request's state."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -130,7 +135,9 @@ class Authentication:
             await self._app(scope, receive, send)
 
     def _find_account(self, request: Request) -> Account:
-        if self._keys is None or request.scope["path"] in OPEN_PATHS:  # its URL begins with whatever Host says
+        if (
+            self._keys is None or request.scope["path"] in OPEN_PATHS
+        ):  # not its URL, which begins with whatever the Host header says
             return Account()
         return self._keys.find_account(request.headers.get("authorization"), peer_address(request))
 
@@ -240,7 +247,7 @@ async def _answer(
             stack.callback(gateway.idempotency.end_request, idempotent)
             asked = await _process_body(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
             _refuse_early(asked.num_choices, gateway.admission.answers, request)
-            call = await _process_body(request, len(raw), asked.prepare)  # a long prompt takes the tokenizer a while
+            call = await _process_body(request, len(raw), asked.prepare)  # tokenizing a long prompt takes a while
             call = call.assign_tenant(account.name)
         request_id = f"{prefix}{uuid4().hex}"
         dialect = dialect_type(request_id, int(time.time()), gateway.model.name, call)
@@ -261,7 +268,7 @@ async def _answer(
 
 
 async def _check_schema(request: Request, call: Call) -> None:
-    """Raise ApiError if the answer cannot be held to its JSON schema. All choices have the same."""
+    """Raise ApiError if no answer can follow the call's JSON schema. All choices share one schema."""
     schema = call.requests[0].sampling.json_schema
     if schema is None:
         return
@@ -272,7 +279,7 @@ async def _check_schema(request: Request, call: Call) -> None:
 
 
 def _find_idempotent_call(request: Request, raw: bytes) -> IdempotentCall:
-    """Return what is known of the call by its key. Raise ApiError."""
+    """Return the call that this idempotency key names, a new one if it is unknown. Raise ApiError."""
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
     return gateway.idempotency.find_call(key, request.state.account.name, request.scope["path"], raw)
@@ -293,9 +300,9 @@ def _close_call(generation: Generation, spending: Spending, idempotent: Idempote
 
 
 async def _process_body(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a body of `num_bytes`. If the client leaves before it is begun, it never is.
+    """Return the result of `work` on a body of `num_bytes`. If the client leaves first, it never begins.
 
-    A small body is worth no thread: beside a busy event loop, changing threads takes longer than the work.
+    A small body gets no thread: while the event loop is busy, switching threads takes longer than the work.
     """
     if num_bytes <= SMALL_BODY_BYTES:
         return work()
@@ -308,9 +315,9 @@ async def _process_body(request: Request, num_bytes: int, work: Callable[[], T])
 
 
 def _refuse_early(num_choices: int, line: Line, request: Request) -> None:
-    """Raise ApiError for more than there is room for: whoever is refused anyway costs no tokenizer and no memory.
+    """Raise ApiError for more choices than there is room for, before they cost the tokenizer time or memory.
 
-    While nobody is ready, a call of usual size is still told what is wrong with it.
+    While no unit is ready, a call of usual size goes on, so that its client still learns what is wrong with it.
     """
     caller = caller_name(request)
     if num_choices > MAX_CHOICES or line.room(caller) is not None:
@@ -338,9 +345,9 @@ def _join_deltas(deltas: list[Delta]) -> Delta:
 
 
 async def _stream_events(dialect: Dialect, generation: Generation, first: Delta | None) -> AsyncIterator[bytes]:
-    """Yield the stream's events, the last one being its end or an error.
+    """Yield the stream's events. The last one is its end or an error.
 
-    Events whose tokens came together are yielded together: one write for all of them, when there is much to do.
+    Tokens that have arrived together are yielded together, so that a busy gateway writes once for all of them.
     """
     used, delta = partial(_report_usage, generation), first
     try:
@@ -367,13 +374,13 @@ def _model_card(gateway: Gateway) -> dict[str, Any]:
 
 
 def _answer_api_error(request: Request, error: ApiError) -> Response:
-    if error.code != "invalid_api_key":  # the keys have said so
+    if error.code != "invalid_api_key":  # the key ring has logged it
         request.app.state.gateway.log.log_refusal(request, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 
 def _answer_http_error(request: Request, error: HTTPException) -> Response:
-    """Answer Starlette's own errors: a path that does not exist, with those that do, or a method that does not."""
+    """Answer an unknown path, naming the known ones, or a method that the path does not have."""
     message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     if error.status_code == 404:
         message += f"; there are {', '.join(ROUTES)}"
@@ -388,6 +395,6 @@ def _answer_client_left(request: Request, error: ClientDisconnect) -> Response:
 
 
 def _answer_our_bug(request: Request, error: Exception) -> Response:
-    """Answer in the shape that the client expects; the traceback goes to the log."""
+    """Answer with an error in OpenAI's shape. The traceback goes to the log."""
     body = ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error").body()
     return JSONResponse(body, status_code=500)

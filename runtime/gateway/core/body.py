@@ -1,19 +1,19 @@
-"""The bodies of the POST routes: what they may say, and what is refused.
+"""The bodies of the POST routes: which fields they may have, and which are refused.
 
-A parameter has one of four fates, so that nothing that would change an answer is dropped in silence:
-    a field below       taken and obeyed
-    UNREAD              changes no token, whatever it holds: `user`, `metadata`, `chat_id`, ...
+A parameter has one of four fates, so that nothing that would change an answer is silently dropped:
+    a field below       obeyed
+    UNREAD              ignored, because no value of it changes a token: `user`, `metadata`, `chat_id`, ...
     neutral             not done here; accepted only at the values that ask for nothing (`store: false`)
     anything else       refused by name, unless it is empty: `{}`, `[]` and "" ask for nothing
 
-`null` always means absent, and so does a `max_tokens` of -1, or the same by its other names. The ranges of sampling are
-the ranks' own (`protocol/bounds.py`). It does not know limits or tokens (`calls.py` does), and `conversation.py` has
-the messages and tools of a chat.
+`null` always means absent. So does -1 for `max_tokens` and its other names. The ranges of sampling parameters are those
+of the ranks (`protocol/bounds.py`). It does not know the model's limits or tokens (`calls.py` does). The messages and
+tools of a chat are in `conversation.py`.
 Source: OpenAI API reference, "Create completion" and "Create chat completion"; DeepSeek API reference for 16 `stop`
 strings and `thinking`; vLLM's "OpenAI-compatible server" for `ignore_eos`, `min_tokens`, `stop_token_ids`, `top_k` (0
 or -1 for all tokens), `repetition_penalty`, `chat_template_kwargs`, `continuous_usage_stats` and `cache_salt`.
-Completions' `logprobs` may be 20, as a chat's `top_logprobs` may; OpenAI's own limit is 5 there. The names in UNREAD
-are what the clients and servers beside them send or take.
+Completions' `logprobs` may be 20, like a chat's `top_logprobs`; OpenAI allows 5 there. The names in UNREAD are what the
+clients and servers beside them send or accept.
 """
 
 import re
@@ -47,12 +47,12 @@ __all__ = [
     "read_object",
 ]
 
-# Both are counted as the characters that begin or part them, in texts too: a text of a million commas is no prompt.
+# Both are bounded by counting `[`, `{` and `,` in the raw body, texts included: nobody prompts with a million commas.
 MAX_VALUES = 2**20  # assumed: eight times the ids of the longest prompt
 MAX_CONTAINERS = 2**17  # assumed: a token of a long chat each
 SLICE_BYTES = 2**18
 
-# Whatever they hold, no token changes: who asks, in which chat, what is to be reported or kept beside the answer.
+# No value of these changes a token: they say who calls, in which chat, and what to report or keep beside the answer.
 UNREAD = frozenset(
     {
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),  # OpenAI
@@ -101,7 +101,7 @@ NEUTRAL: Neutral = {
     "use_beam_search": (False,),
     "xtc_probability": (0,),
 }
-# Fields of other servers and routes -> those that do the same, of which a route has one or none
+# field of another server or route -> our fields that do the same; a route has at most one of them
 _LENGTH, _REPETITION = ("max_tokens", "max_output_tokens"), ("repetition_penalty",)
 OUR_NAMES = {
     "max_completion_tokens": _LENGTH,
@@ -123,10 +123,10 @@ MAX_BIASES = 1024  # vLLM's on GPUs: MAX_NUM_LOGIT_BIAS_TOKENS
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
-TopP = Annotated[float, msgspec.Meta(ge=0, le=1)]  # ranks take none of 0, which `calls.py` says in other words
+TopP = Annotated[float, msgspec.Meta(ge=0, le=1)]  # ranks refuse 0, so `calls.py` sends it as temperature 0
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=INT32_MAX)]
-TokenId = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]  # which there are, `calls.py` knows
-StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # every character takes a step in each
+TokenId = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]  # `calls.py` checks that the model knows it
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # a generated character costs a step for each
 CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # vLLM advises 43 characters of base64
 StopTokenIds = Annotated[list[Count], msgspec.Meta(max_length=128)]  # vLLM's: MAX_NUM_STOP_TOKEN_IDS
 
@@ -134,8 +134,8 @@ StopTokenIds = Annotated[list[Count], msgspec.Meta(max_length=128)]  # vLLM's: M
 class StreamOptions(Part):
     """The options of a stream.
 
-    With `include_usage`, one more chunk before the end carries the usage; with `continuous_usage_stats` as well, every
-    chunk has what was used so far. Obfuscation is not done, so it can only be declined.
+    With `include_usage`, one more chunk at the end has the usage. With `continuous_usage_stats` too, every chunk has
+    the usage so far. We do not obfuscate streams, so `include_obfuscation` may only be false.
     """
 
     include_usage: bool | None = None
@@ -144,21 +144,21 @@ class StreamOptions(Part):
 
 
 class Thinking(Part):
-    """Whether the model thinks first, in DeepSeek's words."""
+    """The switch for thinking, as in DeepSeek's API."""
 
     type: Literal["enabled", "disabled"]
 
 
 class TextFormat(Part, tag_field="type", tag="text"):
-    """The answer is whatever the model says."""
+    """The answer may be any text."""
 
 
 class ObjectFormat(Part, tag_field="type", tag="json_object"):
-    """The answer is an object in JSON."""
+    """The answer is a JSON object."""
 
 
 class NamedSchema(Part, frozen=True):
-    """A JSON Schema. It is always obeyed, `strict` or not."""
+    """A JSON Schema. The answer always follows it, `strict` or not."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     schema: dict[str, Any] | None = None
@@ -167,13 +167,13 @@ class NamedSchema(Part, frozen=True):
 
 
 class SchemaFormat(Part, tag_field="type", tag="json_schema"):
-    """The answer is JSON that a schema allows."""
+    """The answer is JSON that follows a schema."""
 
     json_schema: NamedSchema
 
 
 class Reasoning(Part):
-    """`reasoning_effort` in the words of /v1/responses. Thoughts are told as they are, so no summary is made."""
+    """`reasoning_effort` as /v1/responses writes it. Thoughts are returned in full, so there are no summaries."""
 
     effort: str | None = None
     summary: str | None = None
@@ -181,15 +181,15 @@ class Reasoning(Part):
 
 
 class Body(Part, frozen=True):
-    """What a route takes. `neutral` has what it does not obey, with the values that ask for nothing."""
+    """The fields of a route. `neutral` holds those that it does not obey, with the values that ask for nothing."""
 
     neutral: ClassVar[Neutral] = {}
 
 
 class GenerationBody(Body):
-    """The fields that both routes share which generate text.
+    """The fields that completions and chats share.
 
-    A prompt finds cached KV only of prompts with the same `cache_salt`, and of the same caller where there are keys.
+    A prompt reuses cached KV only of prompts with the same `cache_salt` and, where there are keys, of the same key.
     """
 
     model: str | None = None
@@ -212,15 +212,15 @@ class GenerationBody(Body):
     cache_salt: CacheSalt | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
-        """Return `stop` as a list, even if it was written as one text."""
+        """Return the stop strings, whether `stop` is one text or a list."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class CompletionBody(GenerationBody, kw_only=True):
     """`prompt` is a text, texts, token ids, or lists of token ids; several prompts give several choices.
 
-    `logprobs` is how many of the likeliest tokens each token comes with, besides its own logprob. `best_of` may only
-    repeat `n`.
+    `logprobs` is how many of the likeliest tokens to report for each token, besides its own logprob. `best_of` must be
+    equal to `n`.
     """
 
     neutral: ClassVar[Neutral] = NEUTRAL | {
@@ -268,14 +268,14 @@ class ChatBody(GenerationBody, kw_only=True):
     verbosity: str | None = None
 
     def json_schema(self) -> str | None:
-        """Return the schema that the answer is held to, as a text that may be as long as the body."""
+        """Return the schema that the answer must follow, or None. It may be as long as the body."""
         if isinstance(self.response_format, SchemaFormat):
             return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
         return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """The variables that are for the template; `chat_template_kwargs` overrule the others."""
+        """The variables for the chat template. Those in `chat_template_kwargs` win over the named fields."""
         effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
         named = {"reasoning_effort": effort, "verbosity": self.verbosity}
         return {name: value for name, value in named.items() if value} | (self.chat_template_kwargs or {})
@@ -287,9 +287,9 @@ class ChatBody(GenerationBody, kw_only=True):
 
 
 class EmbeddingsBody(Body, kw_only=True):
-    """`input` has the forms of a completion's `prompt`; each gives one embedding, as numbers or as base64 of them.
+    """`input` has the forms of a completion's `prompt`. Each prompt gives one embedding, as numbers or as base64.
 
-    No prompt finds another's KV here, so each `cache_salt` is obeyed.
+    Prompts share no KV here, so any `cache_salt` is accepted.
     """
 
     model: str | None = None
@@ -299,7 +299,7 @@ class EmbeddingsBody(Body, kw_only=True):
 
 
 class TokenizeBody(Body):
-    """Either `prompt` or `messages`. BOS comes before a prompt as in /v1/completions, unless it is declined."""
+    """Either `prompt` or `messages`. A prompt gets a BOS as in /v1/completions unless `add_special_tokens` is false."""
 
     neutral: ClassVar[Neutral] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
 
@@ -313,7 +313,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """Token ids, which may be none."""
+    """The token ids to decode; the list may be empty."""
 
     tokens: list[TokenId]
     model: str | None = None
@@ -323,14 +323,14 @@ BodyKind = TypeVar("BodyKind", bound=Body)
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
-    """Return the body as `kind`. Raise ApiError, naming the parameter."""
+    """Return the raw body as `kind`. Raise ApiError, naming the parameter."""
     return convert_body(read_object(raw), kind)
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Return what is written in the body. Raise ApiError.
+    """Return the JSON object in the raw body. Raise ApiError.
 
-    A body of too many parts is refused unread: reading keeps every other thread waiting.
+    A body of too many values is refused before it is parsed, because parsing blocks every other thread.
     """
     if _count_characters(raw, b"[", b"{") > MAX_CONTAINERS or _count_characters(raw, b",") > MAX_VALUES:
         raise too_many_values(MAX_VALUES, MAX_CONTAINERS)
@@ -344,7 +344,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def convert_body(document: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
-    """Return what is written as `kind`. Raise ApiError, naming the parameter."""
+    """Return the JSON object as `kind`. Raise ApiError, naming the parameter."""
     present = {name: value for name, value in document.items() if not _is_absent(name, value, kind)}
     _refuse_unsupported(present, kind)
     try:
@@ -358,7 +358,7 @@ def convert_body(document: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
 
 
 def _count_characters(raw: bytes, *characters: bytes) -> int:
-    """Count characters by slices, between which other threads go on: of 8 MB at once it would be 4 ms each."""
+    """Count characters slice by slice, so that other threads run in between: 8 MB at once would take 4 ms."""
     slices = (raw[begin : begin + SLICE_BYTES] for begin in range(0, len(raw), SLICE_BYTES))
     return sum(each.count(character) for each in slices for character in characters)
 
@@ -373,20 +373,20 @@ def _refuse_unsupported(present: dict[str, Any], kind: type[Body]) -> None:
 
 
 def _suggest_field(name: str, kind: type[Body]) -> str:
-    """Say which field of the route does what a field of another server or route does."""
+    """Name the route's field that does the same as this field of another server or route."""
     ours = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
     return f"write {ours}" if ours else "leave it out"
 
 
 def _is_absent(name: str, value: Any, kind: type[Body]) -> bool:
-    """Return whether a field is not read here, or says no more than if it were left out."""
+    """Return whether leaving the field out would mean the same."""
     if name in kind.__struct_fields__:
         return value is None or (name in LIMITS and value == NO_LIMIT)
     return name in UNREAD or value in EMPTY
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Return whether the value asks for nothing. `true` is no number: `min_p: false` is not `min_p: 0`."""
+    """Return whether the value asks for nothing. A boolean is no number: `min_p: false` is not `min_p: 0`."""
     return any(isinstance(value, bool) == isinstance(nothing, bool) and value == nothing for nothing in neutral)
 
 
@@ -401,7 +401,7 @@ def _check_stream_options(body: GenerationBody) -> None:
 
 
 def _explain_misfit(complaint: str) -> ApiError:
-    """Return msgspec's sentence, with the parameter that it points at."""
+    """Return the error for msgspec's complaint, with the parameter that it names."""
     where = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
     param = where and where[1]
     return invalid(f"{param}: {complaint}" if param else complaint, param)

@@ -1,8 +1,8 @@
-"""The ranks' work that an HTTP body asks for: prompts as token ids, sampling, stop strings, all within the limits.
+"""Turn an HTTP body into requests for ranks: prompts as token ids, sampling and stop strings, all within the limits.
 
-Here the defaults are: temperature and top_p 1, all tokens (top_k), no penalties, no logprobs, a random seed unless the
-call has one that follows from its Idempotency-Key, 16 tokens for a completion (OpenAI's) and for a chat all that is
-left.
+This file has the defaults: temperature and top_p of 1, all tokens (top_k), no penalties, no logprobs. The seed follows
+from the Idempotency-Key, or is random without one. A completion gets 16 tokens (OpenAI's default), a chat all the room
+that its prompt leaves.
 The invariant: len(prompt_ids) + sampling.max_tokens <= max_request_tokens.
 It does not know HTTP, and it does not choose ranks.
 """
@@ -52,9 +52,9 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt, ready for a prefill rank. `answer` says how its text is to be read; None means as it is.
+    """One prompt, ready for a prefill rank. `answer` is the form in which to read its text; None means plain text.
 
-    The prompt finds KV of requests with its `cache_salt` alone, which is a hash (`keys.py`).
+    The prompt reuses cached KV only of requests with the same `cache_salt`, which is a hash (`keys.py`).
     """
 
     prompt_ids: list[int]
@@ -66,7 +66,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request: choice `i` of its answer is what `requests[i]` generates.
+    """One HTTP call. Choice `i` of its answer is what `requests[i]` generates.
 
     `num_prompt_tokens` counts a prompt once, however many choices it has.
     """
@@ -76,25 +76,25 @@ class Call:
     stream: bool
     include_usage: bool = False
     usage_in_every_chunk: bool = False
-    echo: Json = field(default_factory=dict)  # what the answer repeats of the body
-    body_salt: str | None = None  # the body's own
+    echo: Json = field(default_factory=dict)  # fields of the body that the answer repeats
+    body_salt: str | None = None  # `cache_salt` as the body has it
 
     def assign_tenant(self, name: str | None) -> "Call":
-        """Return the call as one of this tenant, None where there are no keys: its prompts share KV as that may."""
+        """Return the call with its tenant's cache salts, so that only a tenant's own prompts share KV."""
         salt = make_salt(name, self.body_salt)
         return replace(self, requests=tuple(replace(request, cache_salt=salt) for request in self.requests))
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that its usage may tell."""
+        """The most tokens that its usage may report."""
         return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
 
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A body that fits its route, before its prompts are encoded: whoever has no room for it is spared that.
+    """A checked body whose prompts are not encoded yet, so that a call without room costs no encoding.
 
-    `prepare` returns the call, which takes time and memory for each choice. It raises ApiError.
+    `prepare` encodes them and returns the call. It takes time and memory for each choice, and may raise ApiError.
     """
 
     num_choices: int
@@ -102,7 +102,7 @@ class PendingCall:
 
 
 def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/completions, which draws by `seed` unless it says its own. Raise ApiError."""
+    """Read the body of /v1/completions. A seed in the body wins over `seed`. Raise ApiError."""
     body = parse_body(raw, CompletionBody)
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -111,12 +111,12 @@ def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> 
 
 
 def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/chat/completions, which draws by `seed` unless it says its own. Raise ApiError."""
+    """Read the body of /v1/chat/completions. A seed in the body wins over `seed`. Raise ApiError."""
     return read_chat_document(read_object(raw), model, seed)
 
 
 def read_chat_document(document: Json, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Return what is asked for by what is written in the body of /v1/chat/completions. Raise ApiError."""
+    """Read the JSON object that is the body of /v1/chat/completions. Raise ApiError."""
     body = convert_body(document, ChatBody)
     check_model(body.model, model)
     requested_tokens = body.max_completion_tokens or body.max_tokens
@@ -134,7 +134,7 @@ def check_model(name: str | None, model: ServedModel) -> None:
 
 
 def encode_prompts(prompt: str | list[Any], model: ServedModel, param: str = "prompt") -> list[list[int]]:
-    """Return every form of `prompt` as lists of ids. Raise ApiError, naming `param`."""
+    """Return the token ids of each prompt, for all forms that `prompt` may have. Raise ApiError, naming `param`."""
     if isinstance(prompt, str):
         return [_encode_text(prompt, model, param)]
     if prompt and all(isinstance(item, int) for item in prompt):
@@ -148,7 +148,7 @@ def encode_prompts(prompt: str | list[Any], model: ServedModel, param: str = "pr
 
 
 def num_prompts(prompt: str | list[Any]) -> int:
-    """Return how many prompts `prompt` is, well-formed or not. A list that begins with a number is one of token ids."""
+    """Return how many prompts `prompt` holds, even if malformed. A list that begins with a number is one prompt."""
     is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
     return 1 if is_one else len(prompt)
 
@@ -179,7 +179,7 @@ def _encode_text(text: str, model: ServedModel, param: str) -> list[int]:
 
 
 def check_length(text: str, model: ServedModel) -> None:
-    """Raise ApiError if the text is far too long, before it is encoded."""
+    """Raise ApiError if the text is surely too long, without encoding all of it."""
     limit = model.max_request_tokens
     if model.tokenizer.is_too_long(text, limit):
         said = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
@@ -187,7 +187,7 @@ def check_length(text: str, model: ServedModel) -> None:
 
 
 def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
-    """Raise ApiError for more messages than the model takes tokens, before they are put into words."""
+    """Raise ApiError for more messages than the model takes tokens, before the template renders them."""
     limit = model.max_request_tokens
     if len(messages) > limit:
         said = f"this model takes {limit:,} tokens, prompt and answer together; {len(messages):,} messages have more"
@@ -195,7 +195,7 @@ def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
 
 
 def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
-    """Return the ids, all of which the model knows, as a list of at least one. Raise ApiError, naming `param`."""
+    """Return the ids as a list. Raise ApiError, naming `param`, for no ids or one that the model does not know."""
     if not ids:
         raise invalid(f"{param} is an empty list of token ids", param)
     unknown = [token_id for token_id in ids if not 0 <= token_id < tokenizer.num_token_ids]
@@ -214,16 +214,16 @@ def _render_prompt(body: ChatBody, document: Json, tokenizer: Tokenizer) -> Chat
 
 
 def _may_call_tools(body: ChatBody) -> bool:
-    """Return whether the model may call tools. Raise ApiError if it is to be made to call one."""
+    """Return whether the model may call tools. Raise ApiError if the body demands a call."""
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
     return bool(body.tools) and body.tool_choice != "none"
 
 
 def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
-    """Return the schema that the answer is held to, as text, which is made once for all choices.
+    """Return the schema that the answer must follow, or None. All choices share the one text.
 
-    Raise ApiError if the answer cannot be JSON, or the schema is too large. What it says, `schemas.py` checks.
+    Raise ApiError if the answer cannot be JSON or the schema is too large. `schemas.py` checks its content.
     """
     schema = body.json_schema()
     if schema is None:
@@ -244,7 +244,7 @@ def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
 
 
 def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
-    """Return the template's own word for whether the model thinks; none where the model does so anyway."""
+    """Return the template's variable that turns thinking on or off; none if the model does as wanted anyway."""
     template = tokenizer.chat_template
     if template is not None and "thinking" in template.options:
         return {"thinking": wanted}
@@ -287,7 +287,7 @@ def _build_call(
 
 
 def _stop_strings(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[str, ...]:
-    """Return the texts that end an answer. One that may hold a single call ends with it."""
+    """Return the texts that end an answer. Without parallel tool calls, the end of the first call is one of them."""
     is_single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     if is_single and answer is not None and answer.tool_calls is not None:
         return (*body.stop_strings(), answer.call_end)
@@ -301,7 +301,7 @@ def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer
 
 
 def _choose_max_tokens(num_prompt_tokens: int, requested_tokens: int | None, default: int, model: ServedModel) -> int:
-    """Return how many tokens to generate: as asked, else the default as far as there is room for it."""
+    """Return how many tokens to generate: as requested, or else the default, cut to the room that is left."""
     room = model.max_request_tokens - num_prompt_tokens
     wanted = requested_tokens if requested_tokens is not None else min(default, max(room, 1))
     if wanted > room:
@@ -325,7 +325,7 @@ def _build_sampling(
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
     end_of_text = () if body.ignore_eos else tokenizer.stop_ids
-    is_greedy = body.top_p == 0  # the nucleus is the likeliest token alone
+    is_greedy = body.top_p == 0  # then the nucleus is only the likeliest token
     return Sampling(
         max_tokens=max_tokens,
         temperature=0.0 if is_greedy else 1.0 if body.temperature is None else body.temperature,
@@ -344,8 +344,5 @@ def _build_sampling(
 
 
 def _choice_seed(seed: int | None, choice: int) -> int:
-    """Return the seed of a prompt's `choice`-th answer, which draws otherwise than the others.
-
-    After the last seed comes the first; without any it is random.
-    """
+    """Return the seed of a prompt's `choice`-th answer: consecutive from `seed` and wrapping around, or else random."""
     return secrets.randbits(63) if seed is None else (seed + choice + 2**63) % 2**64 - 2**63

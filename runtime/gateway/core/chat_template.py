@@ -1,12 +1,12 @@
-"""A checkpoint's chat template: a conversation as the text that the model was trained on.
+"""A checkpoint's chat template: it turns a conversation into text of the form that the model was trained on.
 
-It is foreign code, so it runs in a sandbox that changes nothing, works nothing out before a conversation comes, and
-writes only so much, whatever numbers a caller sends; how long it takes is not bounded. The environment is
-transformers': the same block settings, `break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that
-escapes no HTML and sorts no keys, because a model reads the text as it is.
+A template is foreign code, so it runs in a sandbox. There it can change nothing, computes nothing while it is loaded,
+and writes a bounded text, whatever numbers a caller sends. Its time is not bounded. The environment is that of
+transformers: the same block settings, `break` and `continue`, `raise_exception`, `strftime_now`, and a `tojson` that
+escapes no HTML and sorts no keys, because the model reads the text as it is.
 
 Read from the checkpoint's folder: `chat_template.jinja`, else the `chat_template` of tokenizer_config.json, which may
-be a list of named ones (`tool_use` is for conversations with tools; `default` otherwise).
+be a list of named templates: `tool_use` for conversations with tools, `default` for others.
 Source: huggingface/transformers `utils/chat_template_utils.py` and `tokenization_utils_base.py`.
 """
 
@@ -32,7 +32,7 @@ from runtime.gateway.core.answer_parts import CALLS_BEGIN, FENCE, THINK_END, Too
 __all__ = ["ChatTemplate", "NamedTemplate", "load_chat_template"]
 
 MAX_CHARACTERS = 2**25  # assumed: four times the largest body
-MAX_REPEATED = 2**20  # assumed: items that a multiplication makes, or a function or filter is asked for
+MAX_REPEATED = 2**20  # assumed: items that a product has, or numbers given to a function or filter
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 EXTENSIONS = ("jinja2.ext.loopcontrols",)
 TOOL_ROLE = re.compile(r"""['"]tool['"]""")
@@ -43,27 +43,27 @@ NamedTemplate = dict[str, str]  # name, template
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template, or two: `with_tools` is the same one where the checkpoint has no other."""
+    """A template, or two. `with_tools` is `plain` unless the checkpoint has one of its own for tools."""
 
     plain: jinja2.Template
     with_tools: jinja2.Template
-    variables: frozenset[str]  # that the template reads
-    source: str  # of both
+    variables: frozenset[str]  # those that the template reads
+    source: str  # of both templates
     special_texts: dict[str, str]  # bos_token and eos_token
 
     @property
     def renders_tools(self) -> bool:
-        """True if it says the tools that there are."""
+        """True if the text lists the tools."""
         return "tools" in self.variables
 
     @property
     def renders_tool_results(self) -> bool:
-        """True if it says what tools answered."""
+        """True if the text shows what tools returned."""
         return TOOL_ROLE.search(self.source) is not None
 
     @property
     def tool_calls(self) -> ToolCallForm | None:
-        """The form in which the model calls tools; None where it is not DeepSeek's."""
+        """The form in which the model calls tools; None if it is none of DeepSeek's."""
         if CALLS_BEGIN not in self.source:
             return None
         return "fenced" if FENCE in self.source else "plain"
@@ -75,22 +75,22 @@ class ChatTemplate:
 
     @property
     def dumps_arguments(self) -> bool:
-        """True if it wants a call's arguments as an object, which it writes as JSON itself."""
+        """True if the template takes a call's arguments as an object and writes the JSON itself."""
         return DUMPED_ARGUMENTS.search(self.source) is not None
 
     @property
     def options(self) -> frozenset[str]:
-        """The variables that a caller may set. It reads no others: Jinja looks up only names that are in the source."""
+        """The variables that a caller may set. Jinja looks up no name that is not in the source."""
         return self.variables - RESERVED_VARIABLES
 
     def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> str:
-        """Return the conversation's text, up to where the assistant speaks. It may raise whatever a template can."""
+        """Return the conversation's text, up to where the assistant speaks. It raises whatever the template raises."""
         template = self.with_tools if tools else self.plain
         variables = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
         text = _join_pieces(template.generate(**options, **self.special_texts, **variables))
-        text.encode()  # a template can write half a character, which no tokenizer takes
+        text.encode()  # raises here for half a surrogate pair, which a template can write and no tokenizer takes
         return text
 
 
@@ -144,32 +144,32 @@ def _join_pieces(pieces: Iterable[str]) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """One without powers, large products and large arguments, which are widths and counts.
+    """A sandbox that refuses `**`, large products, and large arguments such as widths and counts.
 
-    Jinja works out no operator that is intercepted as it reads a template.
+    Jinja does not evaluate an intercepted operator while it compiles a template.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Work out an operator, or refuse it."""
+        """Evaluate an operator, or refuse it. Raise SecurityError."""
         if operator == "**":
             raise SecurityError(f"a chat template may not use {operator}")
         if operator == "*" and _product_size(left, right) > MAX_REPEATED:
             raise SecurityError("a chat template may not multiply to so much")
-        if operator == "%" and "*" in str(left):  # a width that is among the values
+        if operator == "%" and "*" in str(left):  # the width is one of the values
             _check_numbers(right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, or refuse it. Macros and types may have any number: they repeat nothing themselves."""
+        """Call a function, or refuse it. Macros and types may get any number: they repeat nothing themselves."""
         if not isinstance(function, Macro | type):
             _check_numbers((*args, *kwargs.values()))
         return super().call(context, function, *args, **kwargs)
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Return how many items the product of a text or list has, or about how many bits that of numbers."""
+    """Return the items of a text or list times a number, or about the bits of a product of numbers."""
     for one, times in ((left, right), (right, left)):
         if isinstance(one, Sized) and isinstance(times, int):
             return len(one) * times
@@ -191,7 +191,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _delay_filter(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
-    """Return the filter as one that wants the context: all others are worked out as Jinja reads a template."""
+    """Return the filter with a context parameter: Jinja evaluates other filters while it compiles a template."""
 
     @jinja2.pass_context
     def apply_filter(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ def _delay_filter(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
 
 
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
-    if abs(precision) > sys.float_info.max_10_exp:  # it is a power of 10
+    if abs(precision) > sys.float_info.max_10_exp:  # Python raises 10 to this power
         raise SecurityError(f"a chat template may not round to {precision} digits")
     rounded: float = FILTERS["round"](value, precision, method)
     return rounded

@@ -1,13 +1,13 @@
-"""A chat's messages and tools, and how they are told to the model: through the checkpoint's own template.
+"""A chat's messages and tools, and the prompt that the checkpoint's own template makes of them.
 
     messages, tools -> checked against what the template can say -> rendered -> a prompt's text
                                                                            `-> the form that the answer will have
 
-What the template cannot say is refused: a role or a list of tools that it would drop in silence changes the answer.
-A key that we do not know is the template's business: it is handed over as it is written, and a template that does not
-read it writes the same text without it. So clients may say what they like beside a message (`id`, `name`, `reasoning`,
-...), and our own answers may be sent back as they are. A hint beside a text or a function (`cache_control`) reaches no
-template: of a content's parts the texts are joined, of a tool the function is told.
+A role or a list of tools that the template would silently drop is refused, because it changes the answer. Unknown keys
+go to the template unchanged; a template that does not read them writes the same text without them. So clients may send
+what they like beside a message (`id`, `name`, `reasoning`, ...), and may send our own answers back as they are. A hint
+inside a message's parts or beside a tool's function (`cache_control`) does not reach the template, which gets the
+joined texts and the functions.
 It does not know token ids (`calls.py` does) and does not read answers (`answer_parts.py` does).
 
 Sources: OpenAI API reference, "Create chat completion"; DeepSeek API reference, "Chat prefix completion" for `prefix`
@@ -41,7 +41,7 @@ __all__ = [
 
 Json = dict[str, Any]
 
-TEMPLATE_ERRORS = (  # all that foreign code can end with, but a kind of its own
+TEMPLATE_ERRORS = (  # all that foreign code can raise, except classes of its own
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError),
     *(AssertionError, MemoryError, OSError, RuntimeError),  # RecursionError is one
 )
@@ -56,7 +56,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenPart(Part, frozen=True, forbid_unknown_fields=False):
-    """A part that may have keys which nobody here reads."""
+    """A part that may have unknown keys."""
 
 
 class TextPart(OpenPart):
@@ -66,7 +66,7 @@ class TextPart(OpenPart):
     text: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse other kinds, and a text without one. Raise ValueError."""
+        """Refuse other types, and a part of type text without text. Raise ValueError."""
         if self.type != "text":
             raise ValueError(f"a part of type {self.type} is not supported: this server reads text only")
         if self.text is None:
@@ -74,7 +74,7 @@ class TextPart(OpenPart):
 
 
 class CalledFunction(OpenPart):
-    """The function that an assistant called; `arguments` is JSON as text. The SDK's `parsed_arguments` say it again."""
+    """The function that an assistant called. `arguments` is JSON as text; the SDK's `parsed_arguments` repeats it."""
 
     name: FunctionName
     arguments: str
@@ -82,7 +82,7 @@ class CalledFunction(OpenPart):
 
 
 class ToolCall(OpenPart):
-    """A call in an assistant's earlier message. `index` is what clients leave there that join streams."""
+    """A call in an assistant's earlier message. Clients that join a stream leave its `index` in."""
 
     function: CalledFunction
     id: str | None = None
@@ -91,7 +91,7 @@ class ToolCall(OpenPart):
 
 
 class Message(OpenPart):
-    """One turn of a conversation. The SDK's `parsed` says the content again."""
+    """One turn of a conversation. The SDK's `parsed` repeats the content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -101,7 +101,7 @@ class Message(OpenPart):
     reasoning_content: str | None = None
     prefix: bool | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None  # links of a search: no template says them
+    annotations: list[Any] | None = None  # links of a search, which no template shows
     parsed: Any = None
     audio: Any = None
     function_call: Any = None
@@ -137,7 +137,7 @@ class ToolName(Part):
 
 
 class NamedTool(Part):
-    """The wish that one tool be called."""
+    """A demand that this tool be called."""
 
     type: Literal["function"]
     function: ToolName
@@ -145,7 +145,7 @@ class NamedTool(Part):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said, and the tools that may be called. Each is here twice: as it was read, and as it was written."""
+    """The messages, and the tools that may be called. Each is here twice: checked, and as the body has it."""
 
     messages: Sequence[Message]
     raw_messages: Sequence[Json]
@@ -155,7 +155,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as the model reads it, and how the answer that follows is to be read."""
+    """A conversation's text for the model, and the form in which to read the answer."""
 
     text: str
     answer: AnswerForm
@@ -164,9 +164,9 @@ class ChatPrompt:
 def render_chat_prompt(
     conversation: Conversation, options: dict[str, Any], template: ChatTemplate | None
 ) -> ChatPrompt:
-    """Return the conversation up to where the assistant speaks, or goes on speaking.
+    """Return the conversation's text up to where the assistant speaks, or goes on speaking.
 
-    `options` are for the template, which may not read them. Raise ApiError.
+    `options` are variables for the template, which may ignore them. Raise ApiError.
     """
     messages, tools = conversation.messages, conversation.tools
     if template is None:
@@ -200,7 +200,7 @@ def _check_tools(tools: Sequence[Tool], template: ChatTemplate) -> None:
 
 
 def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """Return the options that the template reads. Raise ApiError for one of the variables that are not a caller's."""
+    """Return the options that the template reads. Raise ApiError for a variable that callers may not set."""
     read = {name: value for name, value in options.items() if name in template.variables}
     ours = sorted(read.keys() - template.options)
     if ours:
@@ -209,13 +209,13 @@ def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, 
 
 
 def _describe_error(error: Exception) -> str:
-    """Return what a template says, which may be anything, or nothing."""
+    """Return the error's text, shortened, or its type if it has none."""
     said = str(error)[:MAX_COMPLAINT].encode(errors="backslashreplace").decode()
     return said or type(error).__name__
 
 
 def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:
-    """Raise ApiError if the template would drop a part of the message, or fail at it."""
+    """Raise ApiError if the template would drop a part of the message or fail on it."""
     said = message.role == "assistant" or message.content is not None
     wrong = {
         "content: null is only for the assistant": not said,
@@ -234,7 +234,7 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
 
 
 def _adapt_message(message: Message, document: Json, template: ChatTemplate) -> Json:
-    """Return the message as templates expect it: keys that are not said are absent."""
+    """Return the message as templates expect it, without the keys that have no value."""
     calls = list(map(_adapt_call, message.tool_calls or (), document.get("tool_calls") or (), repeat(template)))
     optional = {
         "name": message.name,
@@ -242,20 +242,20 @@ def _adapt_message(message: Message, document: Json, template: ChatTemplate) -> 
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning_content,
     }
-    role = "system" if message.role == "developer" else message.role  # its newer name
+    role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of the same role
     content = message.text if calls else message.text or ""
     said = {name: value for name, value in optional.items() if value is not None}
     return {"role": role, "content": content} | said | _unknown_keys(document, Message)
 
 
 def _unknown_keys(document: Json, kind: type[Part]) -> Json:
-    """Return what was written beside the keys of `kind`."""
+    """Return the keys that `kind` does not know, with their values."""
     known = kind.__struct_fields__
     return {name: value for name, value in document.items() if name not in known and value is not None}
 
 
 def _adapt_tool(tool: Tool, document: Json) -> Json:
-    """Return the tool as templates expect it. Without parameters it takes none, as in OpenAI's API."""
+    """Return the tool as templates expect it. As in OpenAI's API, absent parameters mean that it takes none."""
     function: Json = msgspec.to_builtins(tool.function)
     function["parameters"] = function.get("parameters", NO_PARAMETERS)
     function |= _unknown_keys(document["function"], Function)
@@ -278,9 +278,9 @@ def _adapt_call(call: ToolCall, document: Json, template: ChatTemplate) -> Json:
 
 
 def _begin_answer(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
-    """Return the prompt with the beginning of the answer that the caller wrote, and how the answer goes on.
+    """Return the prompt with the answer's beginning, which the caller wrote, and how the answer goes on.
 
-    Words in an answer that begins with thoughts end the thoughts.
+    If answers begin with thoughts, any words of the caller end them.
     """
     said = last.text or ""
     if opening != "thinking":

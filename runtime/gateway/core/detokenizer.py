@@ -1,11 +1,11 @@
-"""Turn tokens into text while they arrive: no half characters, and nothing of a stop string.
+"""Turn tokens into text while they arrive, without half characters and without stop strings.
 
     token ids -> bytes -> characters (a partial one waits for its rest) -> text (what may begin a stop string waits)
 
-The invariants, whatever way a text is split into tokens:
-    without a match, the pieces joined are the decoded whole
-    with one, they are the whole up to the stop string that is complete first (the longest, if several end together)
-It does not know stop tokens: those are ids, and the ranks' business.
+The invariants, however a text is split into tokens:
+    without a stop string, the joined pieces are the decoded text
+    with one, they are the text up to the stop string that is complete first (the longest, if several end together)
+It does not know stop tokens: those are ids, and ranks handle them.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from functools import lru_cache
 
 __all__ = ["StopMatcher", "TextStream", "borders"]
 
-MAX_KNOWN = 1024  # stop strings whose borders are kept: all choices of a request have the same ones
+MAX_KNOWN = 1024  # stop strings whose borders are cached: all choices of a call share them
 
 
 class TextStream:
@@ -22,17 +22,17 @@ class TextStream:
 
     def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]) -> None:
         self._token_bytes = token_bytes
-        self.num_characters = 0  # of all tokens so far, whether they are told or held back
+        self.num_characters = 0  # of all tokens so far, returned or held back
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matcher = StopMatcher(stops)
 
     @property
     def is_stopped(self) -> bool:
-        """True if a stop string has come; there is no more text then."""
+        """True if a stop string has come. No text follows it."""
         return self._matcher.has_matched
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Return the text that this token makes certain, often none. Unless it `may_stop`, no stop string is sought."""
+        """Return the text that is certain after this token, often none. Look for stop strings only if it `may_stop`."""
         known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
         text = self._utf8.decode(self._token_bytes[token_id] if known else b"")
         self.num_characters += len(text)
@@ -46,20 +46,18 @@ class TextStream:
 class StopMatcher:
     """Passes text on until one of `stops` is in it.
 
-    A character costs a few steps for each stop string, however long and however nearly fulfilled they are: callers
-    choose both the strings and, by biases, the text (D. E. Knuth, J. H. Morris, V. R. Pratt 1977).
+    A character costs a few steps for each stop string, however long it is and however much of it has matched. That
+    matters because callers choose the strings and, by biases, the text (D. E. Knuth, J. H. Morris, V. R. Pratt 1977).
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [(stop, borders(stop)) for stop in stops]
-        self._num_matched = [0] * len(
-            stops
-        )  # how many of its characters the text ends with, the most that there can be
+        self._num_matched = [0] * len(stops)  # for each stop, how much of its beginning the text ends with
         self._pending = ""
         self.has_matched = False
 
     def push(self, text: str) -> str:
-        """Return the part of the text so far that no stop string can still claim."""
+        """Return the text that can no longer be part of a stop string."""
         if not self._stops:
             return text
         if self.has_matched:
@@ -75,7 +73,7 @@ class StopMatcher:
         return text[:certain]
 
     def release(self) -> str:
-        """Return the held text, once nothing can follow it."""
+        """Return the text held back, once nothing can follow it."""
         pending, self._pending = self._pending, ""
         return pending
 
@@ -95,7 +93,7 @@ class StopMatcher:
 
 @lru_cache(maxsize=MAX_KNOWN)
 def borders(stop: str) -> tuple[int, ...]:
-    """Return for each beginning of `stop` how long its longest end is that is a shorter beginning, too."""
+    """Return for each prefix of `stop` the length of its longest proper suffix that is also a prefix of `stop`."""
     found = [0] * len(stop)
     for place in range(1, len(stop)):
         length = found[place - 1]

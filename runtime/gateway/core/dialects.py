@@ -1,8 +1,8 @@
 """OpenAI's answers as JSON documents: whole, or as the events of a stream.
 
-A route has its `Dialect`, which writes one answer. Completions and chats differ in names and in where the text sits,
-and their streams are chunks; /v1/responses has its own events (`response_items.py`).
-It does not decide what is answered, only how it looks.
+Each route has a `Dialect`, which writes one answer. Completions and chats differ in their names and in where the text
+is, and they stream chunks. /v1/responses has events of its own (`response_items.py`).
+It decides only what an answer looks like, not what is in it.
 Source: OpenAI API reference, the completion and chat.completion objects; DeepSeek API reference for the cache fields.
 """
 
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Dialect(ABC):
-    """The way in which one route writes the answer of one call. `created` is in seconds since 1970."""
+    """Writes the answer of one call as its route wants it. `created` is in seconds since 1970."""
 
     id: str
     created: int
@@ -36,29 +36,30 @@ class Dialect(ABC):
 
     @abstractmethod
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
-        """Return the answer of a call that does not stream; each choice is one delta."""
+        """Return the answer of a call that does not stream. Each choice is one delta."""
 
     @abstractmethod
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return what a stream says of this delta: some events, or nothing."""
+        """Return the events of a stream for this delta; there may be none."""
 
     @abstractmethod
     def write_end(self, usage: Json) -> bytes:
-        """Return how a stream ends when all is said."""
+        """Return the end of a complete stream."""
 
     @abstractmethod
     def write_failure(self, error: ApiError) -> bytes:
-        """Return how a stream ends that cannot go on."""
+        """Return the end of a stream that failed."""
 
 
 @dataclass
 class ChunkDialect(Dialect):
-    """Streams chunks, which look like answers of a few words.
+    """Streams chunks, each of which looks like an answer of a few words.
 
-    With `include_usage` every chunk has the key; its value is null but in the last, unless every chunk is to have one.
+    With `include_usage` every chunk has the key `usage`. It is null in all but the last chunk, unless the call asks for
+    the usage in every chunk.
     """
 
-    _started: set[int] = field(default_factory=set)  # the choices that have a chunk
+    _started: set[int] = field(default_factory=set)  # the choices that have had a chunk
 
     @property
     @abstractmethod
@@ -67,14 +68,14 @@ class ChunkDialect(Dialect):
 
     @abstractmethod
     def write_choice(self, delta: Delta) -> Json:
-        """Return a finished choice, given as one delta."""
+        """Return a complete choice, given as one delta."""
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the growth of a choice."""
+        """Return what a chunk says of its choice."""
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
-        """Return the choices, and what was used."""
+        """Return the choices and the usage."""
         return self._document(self.objects[0], list(map(self.write_choice, choices))) | {"usage": usage}
 
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
@@ -89,12 +90,12 @@ class ChunkDialect(Dialect):
         return _encode_event(chunk)
 
     def write_end(self, usage: Json) -> bytes:
-        """Return [DONE], after a chunk without choices if the usage was asked for."""
+        """Return [DONE], after a chunk with the usage if the call wants it."""
         last = _encode_event(self._document(self.objects[1], []) | {"usage": usage}) if self.call.include_usage else b""
         return last + b"data: [DONE]\n\n"
 
     def write_failure(self, error: ApiError) -> bytes:
-        """Return the error. There is no [DONE]."""
+        """Return the error, without [DONE]."""
         return _encode_event(error.body())
 
     def _document(self, name: str, choices: list[Json]) -> Json:
@@ -102,7 +103,7 @@ class ChunkDialect(Dialect):
 
 
 class CompletionDialect(ChunkDialect):
-    """/v1/completions: a chunk looks like a whole answer."""
+    """/v1/completions: a chunk has the form of a whole answer."""
 
     objects = ("text_completion", "text_completion")
 
@@ -121,12 +122,12 @@ class CompletionDialect(ChunkDialect):
 
 
 class ChatDialect(ChunkDialect):
-    """/v1/chat/completions: a message, whose role comes with its first chunk."""
+    """/v1/chat/completions: a choice is a message. Its first chunk has the role."""
 
     objects = ("chat.completion", "chat.completion.chunk")
 
     def write_choice(self, delta: Delta) -> Json:
-        """Return the assistant's message. `reasoning_content` and `tool_calls` are there where there are some."""
+        """Return the assistant's message, with `reasoning_content` and `tool_calls` if there are any."""
         parts = delta_parts(delta)
         calls = [_join_call(group) for group in _group_calls(parts)]
         said = {"content": _join_text(parts, Words) or (None if calls else "")}
@@ -137,7 +138,7 @@ class ChatDialect(ChunkDialect):
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the message's growth; nothing but the finish_reason when it ends without text."""
+        """Return what the delta adds to the message. At an end without text that is only the finish_reason."""
         parts = delta_parts(delta)
         growth: Json = {"role": "assistant"} if is_first else {}
         if any(isinstance(part, Thought) for part in parts):
@@ -153,7 +154,7 @@ class ChatDialect(ChunkDialect):
 def usage(
     num_prompt_tokens: int, num_generated_tokens: int, num_hit_tokens: int, num_thinking_tokens: int | None
 ) -> Json:
-    """Return OpenAI's counts and DeepSeek's cache counts."""
+    """Return the token counts as OpenAI reports them, and the cache counts as DeepSeek does."""
     counts: Json = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated_tokens,
@@ -168,7 +169,7 @@ def usage(
 
 
 def delta_parts(delta: Delta) -> Sequence[AnswerPart]:
-    """Return the text as thoughts, words and calls."""
+    """Return the delta's thoughts, words and tool calls."""
     if delta.parts is not None:
         return delta.parts
     return (Words(delta.text),) if delta.text else ()
@@ -184,7 +185,7 @@ def _encode_event(document: Json) -> bytes:
 
 
 def _logprob_columns(tokens: Sequence[TokenLogprobs]) -> Json:
-    """Return logprobs as completions have them: a list for each property, `text_offset` counted in the whole answer."""
+    """Return logprobs in the form of completions: a list for each property. Offsets count from the answer's start."""
     return {
         "tokens": [_token_key(token.token) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
@@ -197,9 +198,9 @@ def _logprob_columns(tokens: Sequence[TokenLogprobs]) -> Json:
 
 
 def _token_key(token: Spelling) -> str:
-    """Return a token as a key of an object.
+    """Return the token as a key of a JSON object.
 
-    Bytes that are no text get OpenAI's form for them, because they would all be alike as U+FFFD.
+    Bytes that are no text are written in OpenAI's form for them. As text they would all be U+FFFD.
     """
     if token.content is None or token.content == token.name.encode():
         return token.name
@@ -211,7 +212,7 @@ def _join_text(parts: Sequence[AnswerPart], kind: type[Words] | type[Thought]) -
 
 
 def _group_calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
-    """Return the pieces of each call, together."""
+    """Return a list of pieces for each tool call."""
     by_index: dict[int, list[CallPart]] = {}
     for part in parts:
         if isinstance(part, CallPart):
@@ -220,7 +221,7 @@ def _group_calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
 
 
 def _join_call(pieces: list[CallPart]) -> Json:
-    """Return the pieces of one call as one; its id and name are in the first of all."""
+    """Join the pieces of one tool call. The id and name are in its very first piece."""
     first = pieces[0]
     arguments = "".join(piece.arguments for piece in pieces)
     if first.id is None:
@@ -229,13 +230,13 @@ def _join_call(pieces: list[CallPart]) -> Json:
 
 
 def _chat_ending(delta: Delta) -> Json:
-    """Return the keys that end a chat's choice, whole or not."""
+    """Return the keys that a chat's choice and chunk share."""
     logprobs = None if delta.logprobs is None else {"content": list(map(_logprob_row, delta.logprobs)), "refusal": None}
     return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 
 
 def _logprob_row(token: TokenLogprobs) -> Json:
-    """Return logprobs as chats have them: an object for each token."""
+    """Return a token's logprobs in the form of chats: one object."""
     return _logprob_entry(token.token, token.logprob) | {
         "top_logprobs": [_logprob_entry(*other) for other in token.best]
     }

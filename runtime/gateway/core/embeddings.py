@@ -1,11 +1,11 @@
-"""Embeddings: what a prompt's last token has become before the head, one vector a prompt, of length 1.
+"""Embeddings: one vector of length 1 for each prompt, the hidden state of its last token before the head.
 
     body -> prompts of token ids -> Embed to prefill (or mixed) ranks -> Embedding from each -> OpenAI's JSON
 
-Why the last token: a causal model has read the whole prompt only there. vLLM and SGLang pool generating models so by
-default, and normalise.
-A prompt whose rank is lost goes to another, as a request for tokens does (`resumption.py`).
-The invariant: all of a call's prompts are answered, or it fails and no rank works on one.
+Why the last token: only there has a causal model read the whole prompt. vLLM and SGLang by default do the same with
+generating models, and normalise.
+A prompt whose rank is lost goes to another rank, like a request for tokens (`resumption.py`).
+The invariant: all of a call's prompts are answered, or the call fails and no rank works on any of them.
 
 Sources: OpenAI API reference, "Create embeddings"; vLLM docs, "Pooling models": embed, LAST, normalised.
 """
@@ -39,7 +39,7 @@ TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
 
 @dataclass(frozen=True)
 class EmbeddingsRequest:
-    """The prompts of a body, and whether their embeddings are wanted as base64 of FP32."""
+    """The prompts of a body. `is_base64` asks for embeddings as base64 of FP32 instead of numbers."""
 
     prompts: list[list[int]]
     is_base64: bool
@@ -57,7 +57,7 @@ def read_embeddings(raw: bytes, model: ServedModel) -> EmbeddingsRequest:
     if num_prompts(body.input) > MAX_INPUTS:
         raise invalid(f"input has over {MAX_INPUTS:,} prompts", "input")
     prompts = encode_prompts(body.input, model, "input")
-    longest = model.max_request_tokens - 1  # ranks count one more, which a prompt's answer would begin with
+    longest = model.max_request_tokens - 1  # ranks count one token of an answer, too
     for prompt_ids in prompts:
         if len(prompt_ids) > longest:
             rule = f"this model takes prompts of at most {longest:,} tokens"
@@ -66,7 +66,7 @@ def read_embeddings(raw: bytes, model: ServedModel) -> EmbeddingsRequest:
 
 
 def embeddings_json(asked: EmbeddingsRequest, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
-    """Return the answer, its vectors in the order of the prompts."""
+    """Return the answer, with the vectors in the order of the prompts."""
     vectors = [_encode_base64(values) if asked.is_base64 else _unpack(values) for values in embeddings]
     return {
         "object": "list",
@@ -77,12 +77,12 @@ def embeddings_json(asked: EmbeddingsRequest, embeddings: list[bytes], model_nam
 
 
 class EmbeddingCall:
-    """The prompts of one call at their ranks. Whoever makes one closes it."""
+    """The prompts of one call at their ranks. Its creator must close it."""
 
     def __init__(
         self, prompts: list[list[int]], size: int, caller: str, admission: Admission, metrics: GatewayMetrics
     ) -> None:
-        """Let every prompt wait for its turn. Raise ApiError when there is no room for them."""
+        """Put every prompt in line. Raise ApiError if there is no room for them."""
         self._line = admission.embeddings
         self._line.check(caller, len(prompts))
         self._metrics = metrics
@@ -99,11 +99,11 @@ class EmbeddingCall:
         return {unit: digest for prompt in self._prompts for unit, digest in prompt.units.items()}
 
     async def gather(self) -> list[bytes]:
-        """Return each prompt's embedding. Raise ApiError when a rank gave one up."""
+        """Return each prompt's embedding. Raise ApiError if one failed."""
         return list(await asyncio.gather(*(prompt.answer for prompt in self._prompts)))
 
     def close(self) -> None:
-        """Abort what is not answered: nobody waits for it."""
+        """Abort the prompts that are not answered yet."""
         for prompt, turn in zip(self._prompts, self._turns, strict=True):
             prompt.close()
             self._line.end(turn, turn.cost)
@@ -111,7 +111,7 @@ class EmbeddingCall:
 
 
 class _Prompt:
-    """One prompt at its rank, and at the next one when that is lost."""
+    """One prompt at its rank, or at the next rank when that one is lost."""
 
     def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionLine) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -135,12 +135,12 @@ class _Prompt:
         return True
 
     def give_up(self, reason: str) -> None:
-        """Say that the prompt has failed."""
+        """Fail the prompt."""
         if not self.answer.done():
             self.answer.set_exception(rank_failed(reason))
 
     def close(self) -> None:
-        """Abort it if it is not answered."""
+        """Abort the prompt if it is not answered yet."""
         self.answer.cancel()
         self._leave_line()
         if self._rank is not None and self._rank.unsubscribe(self._request_id):
@@ -154,7 +154,7 @@ class _Prompt:
             self.answer.set_result(message.values)
         elif isinstance(message, Failed) and message.may_retry and self._num_resumptions < MAX_RESUMPTIONS:
             self._num_resumptions += 1
-            self._leave_line = self._resumptions.wait(
+            self._leave_line = self._resumptions.join(
                 self.try_to_start, lambda why: self.give_up(f"{message.reason}, and {why}"), self._num_resumptions - 1
             )
         else:
@@ -162,7 +162,7 @@ class _Prompt:
 
 
 def _is_embedding(values: bytes, size: int) -> bool:
-    """Return whether it is a vector of `size` values and of length 1, as ranks make them."""
+    """Return whether the bytes are a vector of `size` values and of length 1."""
     return len(values) == size * VALUE_BYTES and math.isclose(math.hypot(*_unpack(values)), 1.0, rel_tol=TOLERANCE)
 
 

@@ -1,10 +1,10 @@
-"""One HTTP call's prompts at the ranks, read here as deltas of text.
+"""Follow one HTTP call's prompts at the ranks, and turn their tokens into deltas of text.
 
-    Generation    all prompts of one HTTP call; turns tokens into deltas
-    Answer        one choice so far
+    Generation    all prompts of the call
+    Choice        one choice of the answer so far
 
-The invariant: however a call ends, no rank works on its prompts any more.
-A prompt's way between ranks is `in_flight.py`'s; going on when one is lost is `resumption.py`'s.
+The invariant: once a call has ended, in whatever way, no rank works on its prompts.
+It does not know how a prompt moves between ranks (`in_flight.py` does) or goes on after a loss (`resumption.py` does).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from runtime.gateway.core.logprobs import LogprobStream, TokenLogprobs
 from runtime.gateway.core.resumption import ResumableRequest
 from runtime.gateway.core.tokenizer import Tokenizer
 from runtime.gateway.edge.http_errors import rank_failed
-from runtime.gateway.ranks.rank_load import RequestSize, largest
+from runtime.gateway.ranks.rank_load import RequestSize, largest_size
 from runtime.gateway.telemetry.metrics import GatewayMetrics, RequestClock
 from runtime.gateway.telemetry.tracing import Phase
 from runtime.gateway.tenants.admission import Admission
@@ -37,10 +37,10 @@ MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, 
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """The growth of choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
+    """What a token adds to choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
 
-    `parts` is the text as thoughts, words and calls of tools; None where all of it is words. `logprobs` is None where
-    nobody asked for them.
+    `parts` is the text split into thoughts, words and tool calls, or None for a plain answer. `logprobs` is None unless
+    the call asks for them.
     """
 
     index: int
@@ -51,14 +51,14 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Generation:
-    """The prompts of one call, answered side by side: all of them, or none is begun. Whoever makes one closes it."""
+    """The prompts of one call, answered side by side. Its creator must close it."""
 
     def __init__(
         self, call: Call, caller: str, admission: Admission, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
-        """Let all prompts of the call wait for their turn. Raise ApiError when there is no room for them."""
+        """Put all prompts of the call in line, or none. Raise ApiError if there is no room for them."""
         sizes = [_expected_size(request, metrics) for request in call.requests]
-        admission.answers.check(caller, len(sizes), largest(sizes))
+        admission.answers.check(caller, len(sizes), largest_size(sizes))
         self._line = admission.answers
         self._choices = [Choice(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._num_unfinished = len(self._choices)
@@ -83,18 +83,18 @@ class Generation:
 
     @property
     def num_generated_tokens(self) -> int:
-        """The tokens that the model made so far. A stop token counts: it was computed like any other."""
+        """The number of tokens generated so far. A stop token counts, because it was computed like any other."""
         return sum(choice.num_tokens for choice in self._choices)
 
     @property
     def num_hit_tokens(self) -> int:
-        """The prompts' tokens that no rank computed: of a prompt with several choices, for none of them."""
+        """The number of prompt tokens that came from the cache for every choice of their prompt."""
         of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
         return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)
 
     @property
     def is_answered(self) -> bool:
-        """True if every prompt has its whole answer."""
+        """True if every choice is complete."""
         return self._num_unfinished == 0
 
     @property
@@ -104,17 +104,17 @@ class Generation:
 
     @property
     def phases(self) -> list[Phase]:
-        """The phases that the prompts have been through."""
+        """The phases that the prompts have gone through."""
         return [phase for request in self._requests for phase in request.phases]
 
     @property
     def num_thinking_tokens(self) -> int | None:
-        """The generated tokens that are thoughts; None for a model that does not think."""
+        """The number of generated tokens that are thoughts; None for a model that does not think."""
         counts = [choice.num_thinking_tokens for choice in self._choices]
         return None if None in counts else sum(count or 0 for count in counts)
 
     async def next_delta(self) -> Delta | None:
-        """Return the next delta of any choice, or None when all are complete. Raise ApiError when a rank gave up."""
+        """Return the next delta of any choice, or None when all are complete. Raise ApiError if a prompt failed."""
         while not self.is_answered:
             if (delta := self.poll_delta()) is not None:
                 return delta
@@ -127,14 +127,14 @@ class Generation:
         return None
 
     def poll_delta(self) -> Delta | None:
-        """Return the next delta if its token has come, without waiting; else None, and before a failure."""
+        """Return the next delta without waiting. It is None if no token has come, or if a failure comes first."""
         while self._inbox:
             index, message = self._inbox[0]
             if isinstance(message, Failed):
                 return None
             self._inbox.popleft()
             choice = self._choices[index]
-            if choice.finish_reason is None:  # else on its way when a stop string ended the answer
+            if choice.finish_reason is None:  # otherwise it was on its way when a stop string ended the choice
                 delta = choice.push(message)
                 if choice.finish_reason is not None:
                     self._num_unfinished -= 1
@@ -143,7 +143,7 @@ class Generation:
         return None
 
     def close(self) -> None:
-        """Abort everything that still runs, and forget what has come: nobody reads on."""
+        """Abort everything that still runs and drop the tokens that nobody has read."""
         self._end_all()
         self._inbox.clear()
 
@@ -161,11 +161,11 @@ class Generation:
         self._line.end(self._turns[index], cost(self._sizes[index].prompt_tokens, request.num_generated))
 
     def _receive(self, index: int, message: Token | Failed) -> None:
-        """Keep a token until it is read. No rank waits for a reader, so one that stalls is given up."""
+        """Keep a token until it is read. Ranks do not wait for readers, so a call whose reader stalls fails."""
         if len(self._inbox) == self._max_unread:
             self._end_all()
             message = Failed("", "its client does not read the answer")
-        if len(self._inbox) <= self._max_unread:  # of those that were on their way then, none is kept
+        if len(self._inbox) <= self._max_unread:  # tokens that were still on their way are dropped
             self._inbox.append((index, message))
             self._inbox_filled.set()
 
@@ -175,7 +175,7 @@ def _expected_size(request: GenerationRequest, metrics: GatewayMetrics) -> Reque
 
 
 class Choice:
-    """One choice so far."""
+    """One choice of the answer so far."""
 
     def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._index = index
@@ -189,7 +189,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
 
     def push(self, token: Token) -> Delta:
-        """Return the delta that one more token makes certain."""
+        """Return the delta that is certain after one more token."""
         self.num_tokens += 1
         if self.num_thinking_tokens is not None and self._reader is not None:
             self.num_thinking_tokens += self._reader.is_thinking
@@ -204,7 +204,7 @@ class Choice:
         return Delta(self._index, text, self.finish_reason, logprobs, parts)
 
     def _read_parts(self, text: str) -> Sequence[AnswerPart] | None:
-        """Return what the text says. An answer that ends by itself, and called tools, ends for their sake."""
+        """Return the parts of the text. A choice with tool calls that stops by itself finishes with "tool_calls"."""
         if self._reader is None:
             return None
         parts = self._reader.push(text, is_last=self.finish_reason is not None)

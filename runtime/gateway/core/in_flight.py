@@ -1,10 +1,11 @@
-"""One prompt between its two ranks, which are one in a mixed unit: sent to a prefill rank, continued by a decode rank.
+"""One prompt at its two ranks: a prefill rank computes the first token, a decode rank the others.
 
-Why tokens need ordering: the next one comes on the prefill rank's connection and the others on the decode rank's, and
-two connections promise no order between them. Tokens are numbered, and one that comes early waits.
+In a mixed unit, both are the same rank.
+Why tokens need ordering: the first token comes on the prefill rank's connection and the others on the decode rank's,
+and two connections promise no order between them. Tokens are numbered, and one that comes early waits.
 
-The invariant: however it ends, its ranks forget it; whoever still works on it gets an Abort.
-It does not go on at other ranks: `resumption.py` does.
+The invariant: however the request ends, its ranks forget it, and a rank that still works on it gets an Abort.
+It does not move a request to other ranks (`resumption.py` does).
 """
 
 import math
@@ -20,7 +21,7 @@ from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill,
 __all__ = ["InFlightRequest", "new_request_id"]
 
 TICKET_BYTES = 16  # nobody guesses 128 bits
-GATEWAY = secrets.token_hex(8)  # this process: ranks tell by it whose a request is
+GATEWAY = secrets.token_hex(8)  # this process; ranks see by it which gateway a request came from
 
 
 def new_request_id() -> str:
@@ -31,8 +32,8 @@ def new_request_id() -> str:
 class InFlightRequest:
     """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
 
-    A rank that says a token id outside the vocabulary of `num_token_ids`, a token twice, or more tokens or other
-    logprobs than were asked for, or that it found more tokens than the prompt has, fails the request.
+    The request fails if a rank sends a token id outside the vocabulary of `num_token_ids`, a token twice, more tokens
+    or other logprobs than requested, or a prefix hit that is longer than the prompt.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class InFlightRequest:
 
     @property
     def ranks(self) -> tuple[Rank, Rank]:
-        """The rank for its prompt, and the one for its tokens."""
+        """The rank that computes the prompt, and the one that computes the tokens."""
         return self._prefill, self._decode
 
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> None:
-        """Send the prompt off, with the tokens that other ranks have generated, which `size` counts as prompt."""
+        """Send the prompt off, with the tokens that earlier ranks generated. `size` counts those as prompt."""
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
         self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
         self._prefill.subscribe(self.request_id, size, self._receive)
@@ -62,13 +63,13 @@ class InFlightRequest:
         self._prefill.send(Prefill(*prompt, *self._arrange_kv_transfer(), generated=list(generated), cache_salt=salt))
 
     def end(self) -> None:
-        """End the request, wanted or not, and tell ranks that still work on it. Ending twice is ending once."""
+        """End the request, and abort it at ranks that still work on it. A second call does nothing."""
         for rank in (self._prefill, self._decode):
             if rank.unsubscribe(self.request_id):
                 rank.send(Abort(self.request_id))
 
     def _arrange_kv_transfer(self) -> tuple[str | None, int | None, str | None]:
-        """Return where KV goes and for which ticket, which the decode rank is told; None at a mixed rank."""
+        """Announce the KV to the decode rank. Return its host, port and ticket; all None at a mixed rank."""
         hello = self._decode.hello
         if hello.kv_host is None:
             return None, None, None
@@ -109,7 +110,7 @@ class InFlightRequest:
         self._deliver(Failed(self.request_id, reason, may_retry))
 
     def _name_both_ranks(self, rank: Rank) -> str:
-        """Return both ranks' names after a failure that a prefill rank tells: the other one may be at fault."""
+        """Return both ranks' names for a failure that the prefill rank reports: the decode rank may be at fault."""
         if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
             return ""
         return f" ({self._prefill}, which hands over to {self._decode})"
@@ -117,14 +118,14 @@ class InFlightRequest:
     def _pass_on(self, rank: Rank, token: Token) -> None:
         self._next_index += 1
         if rank is self._decode and self._prefill is not self._decode:
-            self._prefill.unsubscribe(self.request_id)  # a decode token: the handover is through
+            self._prefill.unsubscribe(self.request_id)  # a token from the decode rank: the handover is complete
         if token.finish_reason is not None:
             self._prefill.unsubscribe(self.request_id)
             self._decode.unsubscribe(self.request_id)
         self._deliver(token)
 
     def _has_requested_logprobs(self, token: Token) -> bool:
-        """Return whether it comes with as many logprobs as were asked for, of different tokens and best first."""
+        """Return whether the token has the requested number of logprobs, of different tokens and the best first."""
         if token.logprobs is None or self._num_logprobs is None:
             return token.logprobs is None and self._num_logprobs is None
         best = [logprob for _, logprob in token.logprobs.best]
@@ -135,7 +136,7 @@ class InFlightRequest:
         )
 
     def _is_in_vocabulary(self, token: Token) -> bool:
-        """Return whether every id is one: the token's own, and those that its logprobs are of."""
+        """Return whether the token's id and those of its logprobs are in the vocabulary."""
         if not 0 <= token.token_id < self._num_token_ids:
             return False
         if token.logprobs is None:

@@ -2,9 +2,9 @@
 
     token -> held, with the number of characters before it -> sent once that many characters and one more are sent
 
-The invariant: the logprobs sent when an answer ends are those of the tokens that its text is made of, in their order.
-Tokens that lie wholly in a stop string, and a stop token, are not among them.
-Which logits they are of is the ranks' business (`runtime/serving/sampling.py`).
+The invariant: when an answer has ended, the logprobs sent are those of the tokens that make up its text, in order.
+A stop token and tokens that lie wholly in a stop string are not among them.
+It does not decide which logits they are taken from (`runtime/serving/sampling.py` does).
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ __all__ = ["LogprobStream", "TokenLogprobs"]
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One token of an answer: `offset` characters are before it; `best` are the likeliest in its place, best first."""
+    """One token of an answer, after `offset` characters. `best` are the likeliest tokens in its place, best first."""
 
     offset: int
     token: Spelling
@@ -36,12 +36,12 @@ class LogprobStream:
         self._num_sent = 0
 
     def push(self, token_id: int, logprobs: Logprobs, offset: int) -> None:
-        """Hold a token's logprobs; `offset` is how many characters the tokens before it made."""
+        """Hold a token's logprobs. `offset` is the number of characters before the token."""
         best = tuple((self._tokenizer.spell(other), logprob) for other, logprob in logprobs.best)
         self._pending.append(TokenLogprobs(offset, self._tokenizer.spell(token_id), logprobs.chosen, best))
 
     def release(self, num_characters: int, *, is_last: bool) -> Sequence[TokenLogprobs]:
-        """Return what goes with `num_characters` more of text; or all, where an answer ends with its last token."""
+        """Return the logprobs that go with `num_characters` more of text; all of them if the answer has ended."""
         self._num_sent += num_characters
         released = []
         while self._pending and (is_last or self._pending[0].offset < self._num_sent):

@@ -1,7 +1,7 @@
-"""The description of the HTTP routes that `/openapi.json` gives to programs.
+"""The OpenAPI description of the HTTP routes, which `/openapi.json` returns.
 
-It is made from the types that check the bodies (`body.py`), so the two cannot differ. What a type cannot say, such as
-that a request fits the model, is a 400 with its reason.
+It is made from the types that check the bodies (`body.py`), so the two cannot differ. A rule that a type cannot state,
+such as that a request fits the model, is not described; breaking it is a 400 with the reason.
 Source: OpenAPI Specification 3.1.0.
 """
 
@@ -64,7 +64,7 @@ EVENTS = "text/event-stream"
 
 @cache
 def encoded_description() -> bytes:
-    """Return the OpenAPI document as JSON. It is made once: anybody may ask for it, and it takes milliseconds."""
+    """Return the OpenAPI document as JSON. It is made once: it takes milliseconds, and anybody may ask for it."""
     return msgspec.json.encode(describe())
 
 
@@ -85,7 +85,9 @@ def _describe_schemas() -> Json:
     kinds = [kind for kind, *_ in POSTS.values()]
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for kind in kinds:
-        schemas[kind.__name__]["additionalProperties"] = {"enum": [*EMPTY]}  # which is absent, whatever the name
+        schemas[kind.__name__]["additionalProperties"] = {
+            "enum": [*EMPTY]
+        }  # an empty value counts as absent, whatever the field's name
         properties = schemas[kind.__name__]["properties"]
         properties |= {name: {"description": "Not read."} for name in sorted(UNREAD)}
         for name, values in kind.neutral.items():

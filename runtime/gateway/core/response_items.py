@@ -1,12 +1,12 @@
-"""The answers of /v1/responses: a list of items, whole or as the events in which they grow.
+"""The answers of /v1/responses: a list of items, whole or as a stream of events.
 
     words       a message          output_item.added, content_part.added, output_text.delta, ...
     thoughts    a reasoning        output_item.added, content_part.added, reasoning_text.delta, ...
     a call      a function_call    output_item.added, function_call_arguments.delta, ...
 
-An item ends where another kind of part, or another call, begins. A stream's last event is response.completed,
-response.incomplete or response.failed, and has all items again: those of the same answer without a stream.
-What is asked for is `responses.py`'s.
+An item ends where another kind of part or another call begins. A stream's last event is response.completed,
+response.incomplete or response.failed. It repeats all items, as the same answer has them without a stream.
+It does not read requests (`responses.py` does).
 Source: OpenAI API reference, "The Response object" and "Streaming events".
 """
 
@@ -26,7 +26,7 @@ from runtime.gateway.edge.http_errors import ApiError
 __all__ = ["ResponsesDialect"]
 
 Json = dict[str, Any]
-NOT_DONE: Json = {  # here, whatever the call
+NOT_DONE: Json = {  # features that no call can have here
     "background": False,
     "previous_response_id": None,
     "service_tier": "default",
@@ -37,20 +37,20 @@ NOT_DONE: Json = {  # here, whatever the call
 
 @dataclass
 class ResponsesDialect(Dialect):
-    """/v1/responses: one choice, as items."""
+    """/v1/responses: one choice, as a list of items."""
 
-    _items: list["Item"] = field(default_factory=list)  # the last one grows
+    _items: list["Item"] = field(default_factory=list)  # only the last one grows
     _num_events: int = 0
-    _is_cut: bool = False  # by the limit of tokens
+    _is_cut: bool = False  # at the token limit
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
-        """Return the answer's items, and what was used."""
+        """Return the answer's items and the usage."""
         (choice,) = choices
-        _ = [*self._grow(choice), *self._end_last_item()]  # the events are for streams
+        _ = [*self._grow(choice), *self._end_last_item()]  # run the generators; only a stream sends their events
         return self._response_json(self._status, usage)
 
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return how the items grow."""
+        """Return the events of this delta."""
         events = list(self._grow(delta))
         if self._num_events == 0:
             begun = self._response_json("in_progress") | {"output": []}
@@ -58,13 +58,13 @@ class ResponsesDialect(Dialect):
         return b"".join(map(self._encode_event, events))
 
     def write_end(self, usage: Json) -> bytes:
-        """Return how the last item ends, and the whole answer."""
+        """Return the events that end the last item, and the whole answer."""
         events = list(self._end_last_item())
         last = {"type": f"response.{self._status}", "response": self._response_json(self._status, usage)}
         return b"".join(map(self._encode_event, (*events, last)))
 
     def write_failure(self, error: ApiError) -> bytes:
-        """Return the answer as far as it came, with the error."""
+        """Return the answer so far, with the error."""
         failed = {"error": {"code": "server_error", "message": error.body()["error"]["message"]}}
         return self._encode_event({"type": "response.failed", "response": self._response_json("failed") | failed})
 
@@ -73,7 +73,7 @@ class ResponsesDialect(Dialect):
         return "incomplete" if self._is_cut else "completed"
 
     def _grow(self, delta: Delta) -> Iterator[Json]:
-        """Take the parts of a delta into items; yield the events."""
+        """Add the parts of a delta to items, and yield the events."""
         for part in delta_parts(delta):
             if not self._items or not self._items[-1].takes(part):
                 yield from self._begin_item(part)
@@ -81,14 +81,14 @@ class ResponsesDialect(Dialect):
         self._is_cut = delta.finish_reason == "length"
 
     def _begin_item(self, part: AnswerPart) -> Iterator[Json]:
-        """End the item that grew, and begin the one that the part belongs to."""
+        """End the last item, and begin the one that the part belongs to."""
         if self._items:
             yield from self._items[-1].end("completed")
         self._items.append(_make_item(part, len(self._items)))
         yield from self._items[-1].begin()
 
     def _end_last_item(self) -> Iterator[Json]:
-        """End the last item. An answer of nothing is a message without words."""
+        """End the last item. An empty answer is a message without words."""
         if not self._items:
             yield from self._begin_item(Words(""))
         yield from self._items[-1].end(self._status)
@@ -115,7 +115,7 @@ class ResponsesDialect(Dialect):
 
 
 class Item(ABC):
-    """One item of an answer, at `index` among all. `document` is it as JSON, as far as it came."""
+    """Item `index` of an answer. `document` is its JSON so far."""
 
     def __init__(self, index: int, prefix: str, document: Json) -> None:
         self.document: Json = {"id": f"{prefix}_{uuid4().hex}", "status": "in_progress"} | document
@@ -129,7 +129,7 @@ class Item(ABC):
 
     @abstractmethod
     def read_text(self, part: AnswerPart) -> str:
-        """Return what the part adds."""
+        """Return the text that the part adds."""
 
     @abstractmethod
     def begin_text(self) -> Iterator[Json]:
@@ -137,34 +137,34 @@ class Item(ABC):
 
     @abstractmethod
     def grow_text(self, text: str) -> Json:
-        """Return the event of more text."""
+        """Return the event for more text."""
 
     @abstractmethod
     def end_text(self, text: str) -> Iterator[Json]:
-        """Take the whole text into the document; yield the events after the last text."""
+        """Put the whole text into the document, and yield the events after the last text."""
 
     def begin(self) -> Iterator[Json]:
-        """Yield the events of an item that begins."""
+        """Yield the events that begin the item."""
         added = {"type": "response.output_item.added", "output_index": self._index}
         yield added | {"item": dict(self.document)}
         yield from self.begin_text()
 
     def grow(self, part: AnswerPart) -> Iterator[Json]:
-        """Take a part; yield its event, unless it has no text."""
+        """Add a part, and yield its event unless it has no text."""
         text = self.read_text(part)
         if text:
             self._texts.append(text)
             yield self.grow_text(text)
 
     def end(self, status: str) -> Iterator[Json]:
-        """Yield the events of an item that ends so."""
+        """End the item with this status, and yield the events."""
         yield from self.end_text("".join(self._texts))
         self.document["status"] = status
         yield {"type": "response.output_item.done", "output_index": self._index, "item": self.document}
 
 
 class TextItem(Item):
-    """Words, or thoughts: an item with one part that has the text."""
+    """Words or thoughts: an item with one part, which holds the text."""
 
     def __init__(self, index: int, prefix: str, document: Json, kind: type[AnswerPart], part: Json) -> None:
         super().__init__(index, prefix, document | {"content": []})
@@ -182,11 +182,11 @@ class TextItem(Item):
         return part.text
 
     def begin_text(self) -> Iterator[Json]:
-        """Yield that the part is there."""
+        """Yield the event that adds the part."""
         yield self._place | {"type": "response.content_part.added", "part": self._part | {"text": ""}}
 
     def grow_text(self, text: str) -> Json:
-        """Return the event of more words or thoughts."""
+        """Return the event for more words or thoughts."""
         return self._place | {"type": f"response.{self._part['type']}.delta", "delta": text} | self._more
 
     def end_text(self, text: str) -> Iterator[Json]:
@@ -198,7 +198,7 @@ class TextItem(Item):
 
 
 class CallItem(Item):
-    """A call of a function, whose text are its arguments."""
+    """A call of a function. Its text is the arguments."""
 
     def __init__(self, index: int, first: CallPart) -> None:
         document = {"type": "function_call", "call_id": first.id, "name": first.name, "arguments": ""}
@@ -215,11 +215,11 @@ class CallItem(Item):
         return part.arguments
 
     def begin_text(self) -> Iterator[Json]:
-        """Yield nothing: the item itself has the arguments."""
+        """Yield nothing: the item has no parts."""
         yield from ()
 
     def grow_text(self, text: str) -> Json:
-        """Return the event of more arguments."""
+        """Return the event for more arguments."""
         return self._place | {"type": "response.function_call_arguments.delta", "delta": text}
 
     def end_text(self, text: str) -> Iterator[Json]:
@@ -240,7 +240,7 @@ def _make_item(part: AnswerPart, index: int) -> Item:
 
 
 def _rename_usage(usage: Json) -> Json:
-    """Return the counts of a chat by their names here."""
+    """Return a chat's token counts under the names of /v1/responses."""
     thoughts = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
     return {
         "input_tokens": usage["prompt_tokens"],

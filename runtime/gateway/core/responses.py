@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: a chat in the words of OpenAI's Responses API, for clients that speak no others.
+"""`POST /v1/responses`: a chat in the form of OpenAI's Responses API, for clients that know no other.
 
     input, instructions, text.format, ... -> the body of /v1/chat/completions -> the same checks and the same call
 
@@ -8,9 +8,10 @@
     function_call items          `tool_calls` of one assistant's message
     a function_call_output       a tool's message
 
-Nothing is kept, so `store: true`, `previous_response_id` and `conversation` are refused by name. `store` left out means
-true at OpenAI; clients that leave it out and name no earlier response lose nothing, and the answer says `store: false`.
-What an answer looks like is in `response_items.py`.
+The gateway keeps nothing, so it refuses `store: true`, `previous_response_id` and `conversation` by name. At OpenAI an
+absent `store` means true. A client that leaves it out and names no earlier response loses nothing here, and the answer
+says `store: false`.
+It does not write answers (`response_items.py` does).
 Source: OpenAI API reference, "Create a model response".
 """
 
@@ -42,10 +43,10 @@ from runtime.protocol.bounds import Temperature
 
 __all__ = ["ResponsesBody", "read_response", "rename_params"]
 
-OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # by a chat's
+OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # parameter of a chat -> parameter of this route
 CHAT_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text")
-Include = Literal[  # what else an answer may hold, of things that are not here; logprobs would be, so they are refused
+Include = Literal[  # extras of features that do not exist here; logprobs do exist, so asking for them is refused
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -55,7 +56,7 @@ Include = Literal[  # what else an answer may hold, of things that are not here;
     "web_search_call.results",
 ]
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-REQUIRED_KEYS = {  # of items, that they must have
+REQUIRED_KEYS = {  # type of an item -> keys that it must have
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
@@ -64,7 +65,7 @@ REQUIRED_KEYS = {  # of items, that they must have
 
 
 class InputPart(OpenPart, frozen=True):
-    """A part of a content. Those that are no text are refused."""
+    """A part of a content. Only text is accepted."""
 
     type: str
     text: str | None = None
@@ -74,7 +75,7 @@ Content = str | list[InputPart]
 
 
 class InputItem(OpenPart, frozen=True):
-    """A message, a call of a function or its output, or thoughts; the API leaves a message's type out at will."""
+    """A message, a function's call or output, or thoughts. A message may come without its type."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -97,7 +98,7 @@ class TextOptions(Part, frozen=True):
 
 
 class ResponsesBody(Body, frozen=True, kw_only=True):
-    """`input` is a text, which a user says, or items. Tools are functions; others would have to run here."""
+    """`input` is a user's text, or items. Tools must be functions, since any other tool would have to run here."""
 
     neutral: ClassVar[Neutral] = {
         "background": (False,),
@@ -127,7 +128,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
 
 
 def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/responses. Raise ApiError, which may name a chat's parameters."""
+    """Read the body of /v1/responses. Raise ApiError, which may name parameters of a chat."""
     document = read_object(raw)
     body = convert_body(document, ResponsesBody)
     pending = read_chat_document(_convert_to_chat(body, document), model, seed)
@@ -135,8 +136,8 @@ def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> Pe
 
 
 def rename_params(error: ApiError) -> ApiError:
-    """Return the error with this route's names of parameters, where it has those of a chat."""
-    if error.code == "unknown_parameter":  # it was a chat's name that the caller wrote
+    """Return the error with this route's parameters in place of a chat's."""
+    if error.code == "unknown_parameter":  # the name is the caller's own
         return error
     begin = CHAT_NAME.match(error.message)
     message = OWN_NAMES[begin[1]] + error.message[begin.end() :] if begin else error.message
@@ -149,7 +150,7 @@ def _prepare(pending: PendingCall, echo: Json) -> Call:
 
 
 def _convert_to_chat(body: ResponsesBody, document: Json) -> Json:
-    """Return the call as the body of a chat; null is absent there."""
+    """Return the call as the body of a chat. Null means absent there."""
     text = body.text or TextOptions()
     return {
         "model": body.model,
@@ -170,7 +171,7 @@ def _convert_to_chat(body: ResponsesBody, document: Json) -> Json:
 
 
 def _build_echo(body: ResponsesBody, document: Json) -> Json:
-    """Return what the answer repeats of its call, with the values that count where none is written."""
+    """Return the fields of the call that the answer repeats, with defaults for absent ones."""
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -206,7 +207,7 @@ def _check_tool_choice(body: ResponsesBody) -> str | None:
 
 
 def _convert_items(body: ResponsesBody) -> list[Json]:
-    """Return the items as the messages of a chat. Thoughts that nothing follows are no message."""
+    """Return the items as the messages of a chat. Thoughts that nothing follows are dropped."""
     messages: list[Json] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
@@ -217,7 +218,7 @@ def _convert_items(body: ResponsesBody) -> list[Json]:
 
 
 def _add_item(messages: list[Json], item: InputItem, place: str) -> None:
-    """Add an item to the messages: as one more, or to the assistant's that is the last."""
+    """Add an item to the messages: as a new message, or as part of the assistant's last one."""
     if item.type not in REQUIRED_KEYS:
         raise unsupported(f"{place}: {item.type} is not supported by this server; leave it out", "input")
     if any(getattr(item, key) is None for key in REQUIRED_KEYS[item.type]):
@@ -240,12 +241,12 @@ def _add_item(messages: list[Json], item: InputItem, place: str) -> None:
 
 
 def _has_spoken(message: Json) -> bool:
-    """Return whether a message of the assistant has more than thoughts."""
+    """Return whether an assistant's message has more than thoughts."""
     return "content" in message or "tool_calls" in message
 
 
 def _join_text(content: Content | None, place: str) -> str | None:
-    """Return the text of a content, which may be none."""
+    """Return the text of a content, or None. Raise ApiError for parts that are not text."""
     if content is None or isinstance(content, str):
         return content
     for part in content:

@@ -1,13 +1,13 @@
-"""Requests that outlive their ranks: when one is lost, its requests go on at others, no token lost or repeated.
+"""Requests that outlive their ranks: they go on at other ranks, and no token is lost or repeated.
 
-    a rank is lost -> its requests stand in line -> ranks are ready and have room -> the prompt and the tokens so far
+    a rank is lost -> its requests join the line -> ranks are ready and have room -> they get the prompt and the tokens
 
-The gateway has the prompt and every token that it passed on. Whoever goes on computes them again: see `Prefill`. Seed,
+The gateway has the prompt and every token that it passed on. The next ranks compute these again (see `Prefill`). Seed,
 penalties and grammar are functions of the tokens, so the answer goes on as it would have.
 
-Bounds: a request resumes `MAX_RESUMPTIONS` times, and waits each time as long as the launch file lets it, at most.
-A fault that is the request's own, and not a rank's, is not tried again. An answer is of one model: it does not go on
-with other weights than it began with.
+Bounds: a request resumes at most `MAX_RESUMPTIONS` times. Each time it waits at most as long as the launch file allows.
+A failure that is the request's own fault is not retried. One answer comes from one model: a request does not go on with
+other weights than it began with.
 """
 
 import time
@@ -31,7 +31,7 @@ MAX_RESUMPTIONS = 5  # assumed: more than restarts in an answer's time; a reques
 class ResumableRequest:
     """One prompt until its last token, at one pair of ranks after another.
 
-    `deliver` gets its tokens in the order the model made them, or why it ended without the last one.
+    `deliver` gets its tokens in the order the model made them, or its failure.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class ResumableRequest:
         num_token_ids: int,
         deliver: Callable[[Token | Failed], None],
     ) -> None:
-        self.units: dict[str, str] = {}  # that had it, with their digests
-        self.num_hit_tokens = 0  # of its prompt, that the ranks of its first token did not compute
+        self.units: dict[str, str] = {}  # those that worked on it, with their digests
+        self.num_hit_tokens = 0  # prompt tokens from the cache, at the ranks that made its first token
         self._request, self._size, self._resumptions, self._clock = request, size, resumptions, clock
         self._num_token_ids, self._deliver = num_token_ids, deliver
         self._generated: list[int] = []
-        self._weights: str | None = None  # that these tokens were made with, where ranks say so
+        self._weights: str | None = None  # the digest of those that made the tokens, if ranks report one
         self._num_resumptions = 0
         self._has_ended = False
         self._in_flight: InFlightRequest | None = None
@@ -56,7 +56,7 @@ class ResumableRequest:
 
     @property
     def phases(self) -> list[Phase]:
-        """The phases that have begun and, of the last one, as much as there is; at the last ranks that had it."""
+        """The phases that have begun, at the last pair of ranks. The last phase ends now or with the latest token."""
         if self._in_flight is None:
             return []
         first, last = self._clock.first_token, self._clock.last_token
@@ -70,16 +70,16 @@ class ResumableRequest:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Its prompt, one list for all choices."""
+        """The prompt: one list that all choices share."""
         return self._request.prompt_ids
 
     @property
     def num_generated(self) -> int:
-        """The tokens that there are."""
+        """The number of tokens generated so far."""
         return len(self._generated)
 
     def try_to_start(self) -> bool:
-        """Begin, or go on, at ranks that take it; return whether there are any."""
+        """Start or resume at ranks that have room. Return whether there are any."""
         ranks = self._resumptions.registry.choose_ranks(self._current_size())
         if ranks is None:
             return False
@@ -90,14 +90,14 @@ class ResumableRequest:
         return True
 
     def give_up(self, reason: str) -> None:
-        """Say that the request has failed."""
+        """Fail the request."""
         self.end()
         self._deliver(Failed("", reason))
 
     def end(self, *, answered: bool = False) -> None:
-        """End the request wherever it is. Ending twice is ending once.
+        """End the request wherever it is. A second call does nothing.
 
-        An answer that ends at a stop string is `answered`, though its ranks know nothing of its end.
+        An answer that ended at a stop string is `answered`, although its ranks do not know that it has ended.
         """
         self._has_ended = True
         self._clock.end(answered=answered)
@@ -130,13 +130,13 @@ class ResumableRequest:
             self.give_up(message.reason)
 
     def _resume(self, reason: str) -> None:
-        """Stand in line for other ranks."""
+        """Join the line for other ranks."""
         self._num_resumptions += 1
-        self._leave_line = self._resumptions.wait(
+        self._leave_line = self._resumptions.join(
             self.try_to_start, lambda why: self.give_up(f"{reason}, and {why}"), self._num_resumptions - 1
         )
 
     def _current_size(self) -> RequestSize:
-        """Return its size: tokens that are there are prompt to its next ranks, and at least one is to come."""
+        """Return the size for the next ranks: to them, generated tokens are prompt. At least one token is to come."""
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))

@@ -1,15 +1,17 @@
-"""The process in which JSON schemas are tried.
+"""Try JSON schemas, in a process of its own.
 
     python -m runtime.gateway.core.schema_trial TOKENIZER VOCAB_SIZE [END]
 
-    a line in     a schema, as a JSON string; the first line out is null, when the vocabulary is read
-    a line out    why no answer can be held to it, as a JSON string; or null
+    a line in     a schema, as a JSON string
+    a line out    why no answer can follow it, as a JSON string, or null
 
-What a schema costs cannot be told from its text, and nothing stops a grammar that is being made but the end of its
-process. So each schema gets a fork of this process, which has read the vocabulary, and the fork has little CPU time and
-memory. It does what a rank would do: make the grammar, and masks for the beginning of an answer, whose tokens are drawn
-blindly. A schema that breaks there would break on the rank, whose whole unit waits meanwhile.
-It ends when nobody can write to it any more.
+The first line out is a null that says that the vocabulary is read.
+
+The text of a schema does not show what it costs, and only the end of its process stops a grammar that is being built.
+So each schema gets a fork of this process, which has read the vocabulary. The fork has little CPU time and memory. It
+does what a rank would do: it builds the grammar, and masks for the first tokens of an answer, which it draws at random.
+A schema that fails here would fail on the rank, while the whole unit waits.
+The process ends when its stdin is closed.
 """
 
 import os
@@ -29,16 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_CPU_S", "TOO_DEAR", "main", "try_schema"]
 
-MAX_CPU_S = 0.2  # assumed: what a unit's ranks may wait for one request; 60 fields take 0.02 s
-MAX_MEMORY_BYTES = 256 * 2**20  # assumed: over what the process has before; 60 fields take 15 MiB
-NUM_MASKS = 8  # assumed: most schemas that break break with the first lexemes
-MAX_REASON_BYTES = 500  # assumed: what a caller is shown
+MAX_CPU_S = 0.2  # assumed: a unit's ranks may wait so long for one request; 60 fields take 0.02 s
+MAX_MEMORY_BYTES = 256 * 2**20  # assumed: beyond what the process has already; 60 fields take 15 MiB
+NUM_MASKS = 8  # assumed: most schemas that fail do so within the first lexemes
+MAX_REASON_BYTES = 500  # assumed: enough for a caller
 TOO_DEAR = f"its schema takes over {MAX_CPU_S:g} s or {MAX_MEMORY_BYTES // 2**20} MiB to be made a grammar of"
 
 
 def main(arguments: list[str]) -> None:
-    """Try the schemas that come on stdin, until it ends."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever asked is gone
+    """Try the schemas from stdin until it ends."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when the gateway is gone
     file, vocab_size, *end_of_text = arguments
     tokenizer = read_vocabulary(Path(file), int(vocab_size), int(end_of_text[0]) if end_of_text else None)
     _write_reason(None)
@@ -47,7 +49,7 @@ def main(arguments: list[str]) -> None:
 
 
 def try_schema(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
-    """Return why no answer can be held to the schema, or None, from a fork of this process."""
+    """Return why no answer can follow the schema, or None. A fork of this process tries it."""
     reader, writer = os.pipe()
     fork = os.fork()
     if fork == 0:
@@ -67,7 +69,7 @@ def _write_reason(reason: str | None) -> None:
 
 
 def _limit_process() -> None:
-    """Let the kernel end this process when it has used up its CPU time. Beyond its memory, allocations fail."""
+    """Limit this process: the kernel ends it after its CPU time, and beyond its memory allocations fail."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -93,7 +95,7 @@ def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
 
 
 def _draw_token(mask: bytes, draws: random.Random) -> int:
-    """Return one of the tokens that the mask allows: the next from anywhere in the vocabulary."""
+    """Return a token that the mask allows: the first one after a random place in the vocabulary."""
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")
     bits = [bit for bit in range(8) if tail[0] >> bit & 1]

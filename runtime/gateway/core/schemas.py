@@ -1,11 +1,11 @@
-"""The JSON schemas of callers, checked before a rank sees them, in a process of their own (`schema_trial.py`).
+"""Check callers' JSON schemas before a rank sees them, in a process of its own (`schema_trial.py`).
 
     find_fault(caller, schema) -> remembered, or tried: one schema at a time, and callers take turns
 
-The process reads a schema too: one of 64 KiB takes tens of milliseconds, which the event loop does not have. It starts
-with the first schema: not everybody asks for JSON, and a vocabulary takes memory. What it said is remembered, since
-agents send the same schema again and again. One thread talks to it. Callers take turns (`fair_line.py`): whoever sends
-many schemas, each of which takes all the time it may, delays another's by one.
+The process also parses the schema: 64 KiB take tens of milliseconds, too long for the event loop. It starts with the
+first schema, because not everybody asks for JSON and a vocabulary takes memory. Its verdicts are remembered, since
+agents send the same schema again and again. One thread talks to it. Callers take turns (`fair_line.py`), so a caller
+who sends many slow schemas delays another caller's by one.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ __all__ = ["Schemas"]
 
 START_TIMEOUT_S = 60  # assumed: 129,280 tokens take seconds
 TRIAL_TIMEOUT_S = 10  # assumed: on a busy machine; the trial itself is bounded in CPU time
-MAX_WAITING = 32  # assumed: at 0.2 s each, the last of a caller that is alone waits for 6 s
-COST = 1.0  # of each schema, since what it costs is not known before
+MAX_WAITING = 32  # assumed: at 0.2 s each, the last one of a lone caller waits for 6 s
+COST = 1.0  # the same for each schema, since nobody knows before what it costs
 MAX_REMEMBERED = 1024
 
 
 class Schemas:
-    """Knows which schemas an answer can be held to, of the model whose tokenizer.json is `file`."""
+    """Knows which schemas an answer of this model can follow. `file` is its tokenizer.json."""
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
         self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
@@ -44,7 +44,7 @@ class Schemas:
         self._current: Turn | None = None
 
     async def find_fault(self, caller: str, schema: str) -> str | None:
-        """Return why no answer can be held to the schema, or None. Raise ApiError when that cannot be told now."""
+        """Return why no answer can follow the schema, or None. Raise ApiError if it cannot be checked now."""
         key = hashlib.sha256(schema.encode()).digest()
         if key not in self._remembered:
             self._remember(key, await self._try_in_turn(caller, schema))
@@ -52,7 +52,7 @@ class Schemas:
         return self._remembered[key]
 
     def close(self) -> None:
-        """End the process. What still waits for it cannot be checked."""
+        """End the process. Schemas that still wait are not checked."""
         self._trials.close()
 
     def _remember(self, key: bytes, reason: str | None) -> None:
@@ -75,7 +75,7 @@ class Schemas:
             self._end(turn)
 
     def _begin_next(self) -> None:
-        """Let the first in the line be tried, unless one is."""
+        """Try the first schema in the line, unless one is being tried."""
         turn = self._line.next_turn()
         if turn is not None and self._current is None:
             self._line.serve(turn)
@@ -83,7 +83,7 @@ class Schemas:
             self._start_events[turn].set()
 
     def _end(self, turn: Turn) -> None:
-        """Let the next one be tried if this one was. Its caller may have left before."""
+        """End this turn, whose caller may have left before it came. If it was the current one, begin the next."""
         self._line.end(turn, COST)
         del self._start_events[turn]
         if self._current is turn:
@@ -92,7 +92,7 @@ class Schemas:
 
 
 class _Trials:
-    """The process, for one thread. One that says nothing is replaced at the next schema, one that has ended at once."""
+    """The process, used by one thread. A silent process is replaced at the next schema, an ended one at once."""
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
         words = [file, vocab_size, *([] if end_of_text is None else [end_of_text])]
@@ -101,9 +101,10 @@ class _Trials:
         self._is_closed = False
 
     def find_fault(self, schema: str) -> str | None:
-        """Return what the process says of the schema. Raise EOFError, OSError, TimeoutError.
+        """Return the process's verdict on the schema. Raise EOFError, OSError, TimeoutError.
 
-        It may have ended since the last schema, as where memory is short: then another one is asked, once.
+        The process may have ended since the last schema, for instance where memory is short. Then a new one is asked,
+        once.
         """
         if self._process is not None:
             with suppress(EOFError, ConnectionError):
@@ -137,12 +138,12 @@ class _Trials:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for the gateway
+            start_new_session=True,  # a terminal's Ctrl-C is meant for the gateway
         )
 
     def _read_line(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
         assert process.stdout is not None
-        poll = select.poll()  # select() takes no descriptor from 1,024 on, and a gateway has as many connections
+        poll = select.poll()  # select() takes no descriptor over 1,023, and a gateway has more
         poll.register(process.stdout, select.POLLIN)
         if not poll.poll(1000 * timeout_s):
             raise TimeoutError(f"nothing was said of it for {timeout_s} s")

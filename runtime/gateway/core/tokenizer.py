@@ -1,13 +1,13 @@
 """A checkpoint's tokenizer: text to token ids, token ids to bytes.
 
-Why bytes: a token of byte-level BPE may end inside a UTF-8 character, so only bytes can be joined
-(`detokenizer.py` does).
+Why bytes: a token of byte-level BPE may end inside a UTF-8 character, so only bytes can be joined (`detokenizer.py`
+joins them).
 Read from the checkpoint's folder:
     tokenizer.json           the vocabulary; its decoder must be ByteLevel, as in all DeepSeek models
     tokenizer_config.json    bos_token, eos_token, add_bos_token, chat_template (see `chat_template.py`)
     config.json, generation_config.json    vocab_size; eos_token_id, a number or a list (the latter file wins)
 
-The invariant: a prompt starts with at most one BOS that we put there. A chat template writes its own.
+The invariant: we put at most one BOS before a prompt. A chat template writes its own.
 
 Sources: openai/gpt-2 `src/encoder.py` (bytes_to_unicode); huggingface/tokenizers `decoders/byte_level` (a token with a
 character outside that table is literal text).
@@ -28,7 +28,7 @@ from runtime.gateway.core.chat_template import ChatTemplate, NamedTemplate, load
 
 __all__ = ["TOKENIZER_FILES", "Spelling", "Tokenizer", "load_tokenizer"]
 
-TOKENIZER_FILES = (  # all that load_tokenizer reads; some may be missing
+TOKENIZER_FILES = (  # every file that load_tokenizer reads; some may be missing
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -36,16 +36,16 @@ TOKENIZER_FILES = (  # all that load_tokenizer reads; some may be missing
     "config.json",
 )
 
-CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so the first beginning of most long texts is enough
-GROWTH = 5  # assumed: with a power of two, tokens of 32 or 128 spaces would just fit and a longer beginning be needed
+CHARACTERS_A_TOKEN = 8  # assumed: about twice what prose has, so that for most long texts the first try is enough
+GROWTH = 5  # assumed: with a power of two, tokens of 32 or 128 spaces would just fit and need one more try
 MAX_TOKEN_IDS = 2**24  # assumed: the largest vocabularies have 2**18
 MAX_HIDDEN_SIZE = 2**16  # assumed: nine times that of DeepSeek-V3
-SLACK_TOKENS = 16  # assumed: of a word that is cut
+SLACK_TOKENS = 16  # assumed: a cut word has at most so many more
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """A token by itself: `content` is None where it has no text; `name` stands for it then."""
+    """A token by itself. `content` is None for a token without text, and `name` stands for it then."""
 
     name: str
     content: bytes | None
@@ -57,38 +57,38 @@ class Tokenizer:
 
     encoder: tokenizers.Tokenizer
     token_bytes: Sequence[bytes]  # by token id; special tokens have no text: b""
-    num_token_ids: int  # that the model knows: an id at or over it cannot be embedded
+    num_token_ids: int  # that the model knows; it cannot embed a larger id
     embedding_size: int  # values of an embedding: the model's hidden size
     stop_ids: tuple[int, ...]
     bos_id: int | None
     chat_template: ChatTemplate | None
 
     def encode(self, text: str) -> list[int]:
-        """Return a plain prompt's ids, with BOS exactly once where the checkpoint wants it."""
+        """Return a plain prompt's ids, beginning with one BOS if the checkpoint wants it."""
         ids = self.encode_whole(text)
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def spell(self, token_id: int) -> Spelling:
-        """Return the token by itself. A special token goes by its name, one that only the model knows by its number."""
+        """Return the token by itself. A special token has its name, a token that only the model knows its number."""
         content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
         if content:
             return Spelling(content.decode(errors="replace"), content)
         return Spelling(self.encoder.id_to_token(token_id) or f"token_id:{token_id}", None)
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return the ids of a text that has its BOS already, as a chat's has.
+        """Return the ids of a text that has its BOS already, as a chat's text has.
 
-        Other threads go on meanwhile: a batch leaves the interpreter's lock, a single text keeps it. The fast form
-        keeps no place in the text for each token, which takes most of the memory.
+        A batch lets other threads run, because it releases the interpreter's lock; a single text does not. The fast
+        form does not store each token's place in the text, which would take most of the memory.
         """
         with _convert_panics():
             return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def is_too_long(self, text: str, max_tokens: int) -> bool:
-        """Return whether the text is surely over `max_tokens`, by a beginning of it: True spares encoding it all.
+        """Return whether the text surely has over `max_tokens`, without encoding all of it.
 
-        A run of spaces may have a hundred characters a token, so ever longer beginnings are tried. The longest has at
-        most GROWTH times the characters that fit, however long the text is.
+        A run of spaces may have a hundred characters a token, so longer and longer beginnings are encoded. The longest
+        has at most GROWTH times the characters that fit, however long the text is.
         """
         length = max_tokens * CHARACTERS_A_TOKEN
         while length < len(text):
@@ -98,10 +98,10 @@ class Tokenizer:
         return False
 
     def _min_num_tokens(self, beginning: str) -> int:
-        """Return how many tokens any text has at least that starts so.
+        """Return a lower bound on the tokens of any text with this beginning.
 
-        The cut may raise the count: of a word by a few tokens, and of an added token by one for each of its bytes, as
-        it is spelt out. An added token may also take the spaces before it.
+        Cutting the text may raise the count: a cut word has a few more tokens, a cut added token one for each of its
+        bytes. An added token may also absorb the spaces before it.
         """
         added = self.encoder.get_added_tokens_decoder().values()
         if any(token.lstrip for token in added):
@@ -110,12 +110,12 @@ class Tokenizer:
         return len(self.encode_whole(beginning)) - max(SLACK_TOKENS, spelt_out)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of these ids, special tokens by their names."""
+        """Return the text of these ids, with the names of special tokens."""
         return self.encoder.decode(ids, skip_special_tokens=False)
 
 
 class _Token(msgspec.Struct):
-    """A special token as older files write it, with its stripping rules."""
+    """A special token as older files write it: with stripping rules, which are not read."""
 
     content: str
 
@@ -129,7 +129,7 @@ class _TokenizerConfig(msgspec.Struct):
     chat_template: str | list[NamedTemplate] | None = None
 
     def special_texts(self) -> dict[str, str]:
-        """Return bos_token and eos_token as text, where there are any."""
+        """Return bos_token and eos_token as text, if the file has them."""
         tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
         return {name: token.content if isinstance(token, _Token) else token for name, token in tokens.items() if token}
 
@@ -175,7 +175,7 @@ def _read_settings(path: Path, kind: type[_Settings]) -> _Settings:
 
 
 def _convert_settings(document: dict[str, Any], path: Path, kind: type[_Settings]) -> _Settings:
-    """Return what of `document`, the content of `path`, is read. Raise CheckpointError."""
+    """Return the fields of `document`, the content of `path`, that `kind` has. Raise CheckpointError."""
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
@@ -189,7 +189,7 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
     try:
         with _convert_panics():
             encoder = tokenizers.Tokenizer.from_file(str(path))
-            encoder.no_truncation()  # whoever saved the file may have had them on: no prompt is cut, and none filled up
+            encoder.no_truncation()  # the file may turn both on, but prompts are neither cut nor padded
             encoder.no_padding()
             encoder.encode("a b")
     except Exception as error:  # noqa: BLE001  # tokenizers raises nothing narrower
@@ -199,7 +199,7 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _convert_panics() -> Iterator[None]:
-    """Raise RuntimeError for a panic of the library's Rust, which is no Exception: no handler of ours would see it."""
+    """Raise RuntimeError for a panic in the library's Rust: a panic is no Exception, so no handler would catch it."""
     try:
         yield
     except BaseException as error:
@@ -209,7 +209,7 @@ def _convert_panics() -> Iterator[None]:
 
 
 def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
-    """Return `[num_tokens]`, what each token adds to the text."""
+    """Return `[num_tokens]`: the bytes that each token adds to the text."""
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     special = {token_id for token_id, token in encoder.get_added_tokens_decoder().items() if token.special}
     vocabulary = encoder.get_vocab(with_added_tokens=True)
@@ -227,7 +227,7 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
 
 
 def byte_characters() -> list[str]:
-    """Return `[256]`, the character that stands for each byte: itself if it prints, else the next from U+0100 on."""
+    """Return `[256]`: the character for each byte, itself if it prints, or else the next one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     substitutes = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
@@ -236,7 +236,7 @@ def byte_characters() -> list[str]:
 def _find_leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
     """Return the BOS that plain prompts get, or None.
 
-    add_bos_token decides. Where it is absent, the tokenizer decides by what it puts before an empty text.
+    add_bos_token decides. If it is absent, what counts is whether the tokenizer puts a BOS before an empty text.
     """
     bos_token = settings.special_texts().get("bos_token")
     bos_id = encoder.token_to_id(bos_token) if bos_token else None

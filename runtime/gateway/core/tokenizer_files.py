@@ -1,11 +1,11 @@
-"""Load the tokenizer from a checkpoint, and hold its files against those that the deployment began with.
+"""Load the tokenizer of a checkpoint, and check that its files are those that the deployment began with.
 
 A checkpoint may change while a deployment runs. A gateway that starts again would then answer the same prompt
-differently, and differently from the gateway beside it. So it ends with a sentence that names the files. Whoever
-watches it starts it again, and it serves once the files are back.
+differently, and differently from the gateway beside it. So it exits with a sentence that names the files. Its
+supervisor starts it again, and it serves once the files are back.
 
 The gateways of a deployment remember the digests of the first files in one file, as they do for the weights
-(`served_weights.py`). Ranks with another tokenizer are the business of `served_tokenizer.py`.
+(`served_weights.py`). `served_tokenizer.py` deals with ranks that have another tokenizer.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer, ServedTokenizer]:
-    """Read a checkpoint folder's tokenizer, whose files must be the first that `memory`, if given, has seen.
+    """Load the tokenizer from a checkpoint folder. Its files must be those that `memory`, if given, remembers.
 
     Raise RuntimeFailure.
     """
@@ -35,7 +35,7 @@ def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer,
     )
     _check_unchanged(folder, before, first)
     tokenizer = load_tokenizer(folder)
-    _check_unchanged(folder, _digests(folder), first)  # a file may have changed between its digest and its use
+    _check_unchanged(folder, _digests(folder), first)  # a file may have changed after its digest was taken
     return tokenizer, ServedTokenizer(before[RANKS_FILE])
 
 
@@ -49,7 +49,7 @@ def _check_unchanged(folder: Path, found: dict[str, str], first: list[str]) -> N
 
 
 def _recall_first(memory: Path, found: str) -> str:
-    """Return what `memory` says, which is `found` where it said nothing before. Raise RuntimeFailure."""
+    """Return what `memory` holds; an empty memory gets `found`. Raise RuntimeFailure."""
     first = read_first(memory)
     if first is not None:
         return first

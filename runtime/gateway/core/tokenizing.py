@@ -1,7 +1,7 @@
-"""Text to token ids and back, as the model has it: what `/tokenize` and `/detokenize` answer.
+"""`/tokenize` and `/detokenize`: text to the model's token ids and back.
 
-A chat's ids are those that /v1/chat/completions would send, tools and the template's options included. What is far too
-long for the model is refused here as there.
+A chat gets the ids that /v1/chat/completions would send, with tools and the template's options. A text that is surely
+too long for the model is refused, as it is there.
 Source: vLLM, "OpenAI-compatible server", for the two routes and their keys.
 """
 

@@ -1,8 +1,8 @@
-"""The client's side of an HTTP call: a body of bounded size and time, and noticing when the client has left.
+"""The client's side of an HTTP call: read its body within limits, stream to it, and notice when it leaves.
 
-Why it exists: an answer takes seconds to minutes, and a rank that works for nobody takes KV from somebody. Starlette
-notices a client that leaves while a response is being sent, not one that leaves while it is being computed. Nor does
-anything below it end a body that never does, or keep up a stream whose next token takes long.
+Why it exists: an answer takes seconds to minutes, and a rank that works for a client that left takes KV from others.
+Starlette notices when a client leaves while the response is being sent, but not while it is being computed. Nothing
+below Starlette ends an endless body, or keeps a stream alive whose next token takes long.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ __all__ = ["Bodies", "EventStream", "run_while_connected"]
 
 MAX_BODY_BYTES = 8 * 2**20  # a 128k-token prompt is about 1 MB, as text or as ids
 MAX_BODIES_BYTES = 32 * MAX_BODY_BYTES  # assumed: a quarter GiB of memory, some 256 of the longest prompts
-BODY_TIMEOUT_S = FRAME_TIMEOUT_S  # as a rank has for a frame
+BODY_TIMEOUT_S = FRAME_TIMEOUT_S  # as for a rank's frame
 # Proxies drop a response that is silent for a while. WHATWG HTML 9.2.7 advises a comment "every 15 seconds or so".
 # Readers of server-sent events skip it.
 SILENCE_S = 15.0
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """The bodies that are here, unfinished ones included, with a bound on all of them together."""
+    """The bodies in memory, unfinished ones included. Their total size is bounded."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Give the whole body, which counts until the end of the block.
+        """Yield the whole body, which counts until the end of the block.
 
-        Raise ApiError when it is compressed, too large, too slow, or one too many, and ClientDisconnect when the client
-        leaves.
+        Raise ApiError if it is compressed, too large or too slow, or if there is no memory for it, and ClientDisconnect
+        if the client leaves.
         """
         _check_encoding(request)
         body = bytearray()
@@ -68,14 +68,14 @@ class Bodies:
 
 
 def _check_encoding(request: Request) -> None:
-    """Raise ApiError for a compressed body: of a few bytes it may be gigabytes."""
+    """Raise ApiError for a compressed body: a few bytes may expand to gigabytes."""
     encoding = ", ".join(request.headers.getlist("content-encoding"))
     if encoding.strip().lower() not in ("", "identity"):
         raise compressed_body(encoding)
 
 
 async def run_while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
-    """Return the result of `work`, which is cancelled when the client leaves first. The body must have been read."""
+    """Return the result of `work`, which is cancelled if the client leaves first. The body must have been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +95,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 class EventStream(StreamingResponse):
     """Server-sent events. `close` is called however the response ends.
 
-    While no event comes, as where a unit starts again, a comment is sent every SILENCE_S.
+    While no event comes, for instance while a unit restarts, a comment is sent every SILENCE_S.
     """
 
     media_type = "text/event-stream"
@@ -104,7 +104,7 @@ class EventStream(StreamingResponse):
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | headers)
         self._close = close
         self._sending = asyncio.Lock()  # one message at a time, whole
-        self._sent_at: float | None = None  # None before the response began, and after its end
+        self._sent_at: float | None = None  # None before the response begins and after its end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
@@ -131,5 +131,5 @@ class EventStream(StreamingResponse):
                     self._sent_at = time.monotonic()
 
     def _seconds_left(self) -> float:
-        """Return how long the stream may still be silent."""
+        """Return how many seconds of silence are left."""
         return SILENCE_S if self._sent_at is None else max(0.0, self._sent_at + SILENCE_S - time.monotonic())

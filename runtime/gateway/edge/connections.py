@@ -1,21 +1,21 @@
 """The clients' connections: how many there may be, and how long each may wait for its client.
 
-Why it exists: uvicorn takes every connection and gives most waits no end. A few dozen clients that send nothing held
-every descriptor, and asyncio's own acceptor then logs an error for each place of its backlog.
+Why it exists: uvicorn accepts every connection and lets most waits last for ever. A few dozen clients that sent nothing
+used to hold every descriptor, and asyncio's own acceptor then logs an error for each place of its backlog.
 
-A connection is always in one wait:
+A connection is always in exactly one wait:
 
     for             until                                    at most
     a request       its head is complete                     head_s, from its first byte or the connection's
     the next one    the first byte of its head               next_s
     a body          it is complete                           body_s
-    us              the answer is made                       no limit here: a rank has its own
+    the gateway     the answer is computed                   no limit here: ranks have their own
     its reader      its client reads what was written        reader_s
     its end         a client that was refused hangs up       last_s
 
-Whoever waits for its client costs nobody else a place. When all places are taken, the connection that has waited
-longest is closed for the next client, unless it has an answer. Where all have one, it is the one whose client has taken
-nothing of it for the longest time, over STALLED_S. Only when there is none is a client refused.
+A connection that waits for its client takes nobody else's place. When all places are taken, the next client gets the
+place of the connection that has waited longest for its client's request. If all are being answered, it gets the place
+of the client that has read nothing for the longest time, if that is over STALLED_S. Otherwise it is refused.
 It does not know HTTP (`http1.py` does) or limit a body's size (`client.py` does).
 
 Sources: nginx, `ngx_http_core_module`, for next_s (`keepalive_timeout`), last_s and the kinds of waits; CPython issue
@@ -58,10 +58,10 @@ __all__ = [
     "serve_clients",
 ]
 
-MAX_CONNECTIONS = 8192  # assumed: at 64 KiB each that a slow reader may have, half a GiB
-BACKLOG = 2048  # uvicorn's; the kernel keeps as many that are not taken yet
+MAX_CONNECTIONS = 8192  # assumed: half a GiB, if each has a slow reader with 64 KiB unsent
+BACKLOG = 2048  # uvicorn's; the kernel queues as many that are not accepted yet
 ACCEPTED_AT_ONCE = 64  # assumed
-STALLED_S = 2.0  # assumed: a slow line brings 64 KiB on in that time, and a probe comes every few seconds
+STALLED_S = 2.0  # assumed: a slow line carries 64 KiB in that time, and probes come every few seconds
 SWEEP_S = 0.5
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class Wait(Enum):
-    """The thing that a connection waits for, as a client is told."""
+    """What a connection waits for. The value is the complaint in the log if the wait is too long."""
 
     REQUEST = "its request did not come"
     NEXT = "it was idle"
@@ -79,7 +79,7 @@ class Wait(Enum):
     END = "it was refused and did not hang up"
 
 
-UNLOGGED = (Wait.NEXT, Wait.END)  # of these the log says nothing
+UNLOGGED = (Wait.NEXT, Wait.END)  # waits that end without a line in the log
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Waits:
 
 
 class Connection(Protocol):
-    """A client's connection, as far as it is known here."""
+    """A client's connection, as this module sees it."""
 
     @property
     def peer(self) -> str:
@@ -119,45 +119,45 @@ class Connection(Protocol):
         ...
 
     def end(self, wait: Wait) -> None:
-        """End the connection, whose wait was too long."""
+        """End the connection, because this wait was too long."""
         ...
 
 
 class Guard(Protocol):
-    """Whoever bounds the connections of a port."""
+    """Bounds the number of connections at a port."""
 
     @property
     def num_free(self) -> int:
-        """The connections for which nobody need be ended."""
+        """The number of connections that can come without another one being ended."""
         ...
 
     def make_room(self) -> bool:
-        """Return whether there is room for one more, if need be after ending another."""
+        """Make room for one more, if need be by ending another. Return whether there is room."""
         ...
 
     def complain(self, sentence: str) -> None:
-        """Say something of a connection, at a bounded rate."""
+        """Log a complaint about a connection, at a bounded rate."""
         ...
 
 
 class Connections:
-    """All connections that are open, at most `most` of them."""
+    """The open connections, at most `most` of them."""
 
     def __init__(self, most: int, waits: Waits = Waits()) -> None:
         self.most = most
         self._complaints = Complaints(log.warning)
         self._waits = waits
-        self._began: dict[Connection, tuple[Wait, float]] = {}  # those that began to wait first come first
+        self._began: dict[Connection, tuple[Wait, float]] = {}  # the longest wait first
 
     def __len__(self) -> int:
         return len(self._began)
 
     def add(self, connection: Connection) -> None:
-        """Count a connection that has just begun."""
+        """Add a connection that has just been opened."""
         self._began[connection] = connection.wait(), time.monotonic()
 
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
-        """Note what the connection waits for now. The time counts from when that changed, or from now if `restarts`."""
+        """Note what the connection waits for now. Its time starts again if that has changed, or if `restarts`."""
         wait = connection.wait()
         known = self._began.get(connection)
         if known is not None and (restarts or known[0] is not wait):
@@ -169,16 +169,16 @@ class Connections:
         self._began.pop(connection, None)
 
     def complain(self, sentence: str) -> None:
-        """Say something of a connection, at a bounded rate."""
+        """Log a complaint about a connection, at a bounded rate."""
         self._complaints(sentence)
 
     @property
     def num_free(self) -> int:
-        """The connections for which nobody need be ended."""
+        """The number of connections that can come without another one being ended."""
         return max(self.most - len(self._began), 0)
 
     def make_room(self) -> bool:
-        """Return whether there is room for one more, if need be after ending the one that has waited longest."""
+        """Make room for one more, if need be by ending the longest wait. Return whether there is room."""
         if self.num_free:
             return True
         connection = next(chain(self._find_unanswered(), self._find_stalled()), None)
@@ -191,7 +191,7 @@ class Connections:
     def sweep(self) -> None:
         """End the connections that have waited too long."""
         for connection in list(self._began):
-            self.note(connection)  # a connection that is closing says so to nobody
+            self.note(connection)  # a connection does not report that it is closing
             wait, began = self._began[connection]
             longest_s = self._waits.of(wait)
             if longest_s is not None and time.monotonic() - began > longest_s:
@@ -212,9 +212,9 @@ class Connections:
 
 
 def raise_connection_limit() -> int:
-    """Return how many connections clients may have; the limit of open files is raised as far as it goes.
+    """Raise the limit of open files as far as it goes. Return how many connections clients may have.
 
-    Half of the descriptors that are left are for the ranks' connections.
+    Half of the free descriptors are reserved for the ranks' connections.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -226,7 +226,7 @@ def raise_connection_limit() -> int:
 async def serve_clients(
     listener: socket.socket, connections: Connections, make: Callable[[], asyncio.BaseProtocol]
 ) -> None:
-    """Take clients' connections and end those that wait too long, until cancelled. Close the listener."""
+    """Accept clients' connections and end those that wait too long, until cancelled. Close the listener."""
     sweeping = asyncio.get_running_loop().create_task(_sweep(connections))
     try:
         await accept_connections(listener, connections, partial(connect_client, make))
@@ -237,14 +237,14 @@ async def serve_clients(
 async def accept_connections(
     listener: socket.socket, guard: Guard, take: Callable[[socket.socket], Awaitable[None]]
 ) -> None:
-    """Give connections to `take` until cancelled, never more than there may be. Close the listener."""
+    """Accept connections within the guard's bound and give each to `take`, until cancelled. Close the listener."""
     listener.setblocking(False)
     listener.listen(BACKLOG)
     try:
         while True:
             clients = await _accept(listener, guard)
             if clients and not guard.make_room():
-                (refused,) = clients  # where nothing is free, one is taken at a time
+                (refused,) = clients  # without free places, clients are accepted one at a time
                 _refuse(refused, guard)
             else:
                 await asyncio.gather(*(take(client) for client in clients))
@@ -253,7 +253,7 @@ async def accept_connections(
 
 
 def encode_refusal(error: ApiError) -> bytes:
-    """Return the whole answer to a client whose connection ends with it."""
+    """Return the HTTP answer that ends a client's connection."""
     body = msgspec.json.encode(error.body())
     lines = [f"HTTP/1.1 {error.status} {error.code}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (error.headers() | {"Connection": "close"}).items()]
@@ -261,8 +261,8 @@ def encode_refusal(error: ApiError) -> bytes:
 
 
 async def connect_client(make: Callable[[], asyncio.BaseProtocol], client: socket.socket) -> None:
-    """Let `make()` speak with a caller, as it comes."""
-    with suppress(OSError):  # it has left already
+    """Let the protocol that `make()` returns serve a client."""
+    with suppress(OSError):  # the client has left already
         await asyncio.get_running_loop().connect_accepted_socket(make, client)
 
 
@@ -276,9 +276,10 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Return the sockets of callers: one, or as many as wait and places are free; none where that failed.
+    """Return the sockets of new clients: one, or as many as wait and have places. The list is empty after a failure.
 
-    Several at once, because a connection takes some turns of the event loop, and a busy loop's turns are long.
+    Several are accepted at once, because a connection takes some turns of the event loop, and a busy loop's turns are
+    long.
     """
     try:
         clients = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
@@ -287,19 +288,19 @@ async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
             guard.complain(f"cannot take connections: {str(error.strerror).lower()}")
             await asyncio.sleep(SWEEP_S)
         return []
-    with suppress(OSError):  # there is nobody else, or no descriptor, which the next call will say
+    with suppress(OSError):  # nobody else waits, or no descriptor is left; the next call will report that
         while len(clients) < min(guard.num_free, ACCEPTED_AT_ONCE):
             clients.append(listener.accept()[0])
     return clients
 
 
 def _refuse(client: socket.socket, guard: Guard) -> None:
-    """Answer a client that there is no place for it, as far as that can be said without waiting."""
+    """Refuse a client that there is no place for, with an answer if it can be sent without waiting."""
     guard.complain(f"refused {peer_name(client)}: every connection is being answered")
     with client, suppress(OSError):
         client.setblocking(False)
         with suppress(BlockingIOError):
-            client.recv(2**16)  # what is unread when a socket is closed makes the kernel drop our answer
+            client.recv(2**16)  # closing a socket with unread input makes the kernel drop our answer
         client.send(encode_refusal(too_many_connections()))
         client.shutdown(socket.SHUT_WR)
 

@@ -1,11 +1,11 @@
-"""HTTP/1.1 by uvicorn and h11, with what uvicorn leaves open: whom a connection waits for, and errors as OpenAI's JSON.
+"""HTTP/1.1 by uvicorn and h11, with what uvicorn lacks: what a connection waits for, and errors as OpenAI's JSON.
 
-A connection that says no HTTP never reaches the routes (`app.py`); it gets its 400 and is closed. So does a head that
-says its body's length in two ways: a proxy before us may believe the other, and take what follows for another client's
-request (RFC 9112, section 6.1). A head that names its target by a whole URL, as proxies do, means the URL's path: we
-are whatever host a client calls us. A head may have MAX_HEADERS fields and MAX_HEAD_BYTES.
-A client that closes its sending half has left: there is no other sign of that.
-Input comes in pieces of PIECE_BYTES, and each is taken in by slices, in turn with other clients' (`input_turns.py`).
+Input that is not HTTP never reaches the routes (`app.py`). It gets a 400, and the connection is closed. So does a head
+that gives the body's length in two ways: a proxy before us may believe the other one, and take the rest of the body for
+another client's request (RFC 9112, section 6.1). If a head has a whole URL as its target, as proxies send it, only
+the path counts, because we answer to any host name. A head may have MAX_HEADERS fields and MAX_HEAD_BYTES.
+A client that closes its sending half counts as gone, since there is no other sign that it has left.
+Input comes in pieces of PIECE_BYTES. Each is parsed in slices, in turn with other clients' (`input_turns.py`).
 """
 
 import asyncio
@@ -35,14 +35,14 @@ PIECE_BYTES = 16 * 2**10  # assumed
 class Http1(H11Protocol, asyncio.BufferedProtocol):
     """One client's connection."""
 
-    _piece = bytearray(PIECE_BYTES)  # of all: asyncio fills and hands it over in one go
+    _piece = bytearray(PIECE_BYTES)  # shared by all: asyncio fills it and hands it over at once
 
     def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections, turns: InputTurns) -> None:
         super().__init__(config, state, app_state={})
         self._connections = connections
         self._turns = turns
         self._unread = bytearray()
-        self._is_in_head = True  # to say a head; the first one is due from the connection's beginning
+        self._is_in_head = True  # a head is due: the first one as soon as the connection is open
         self._is_refused = False
 
     @property
@@ -63,7 +63,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return Wait.GATEWAY
 
     def end(self, wait: Wait) -> None:
-        """End the connection, with a word to a client that was sending."""
+        """End the connection. A client in the middle of a head gets an answer."""
         if wait is Wait.REQUEST and self._has_partial_head():
             self._refuse(head_too_slow())
         if wait is Wait.READER or self.transport.get_write_buffer_size():
@@ -72,22 +72,22 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Begin."""
+        """Register the new connection."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self.conn)
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Forget the connection."""
         self._connections.forget(self)
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return the place for the next piece of input."""
+        """Return the buffer for the next piece of input."""
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Keep the next piece of input until it is this connection's turn."""
+        """Keep a piece of input until it is this connection's turn."""
         if self._is_refused:
             return
         self._is_in_head = True
@@ -98,7 +98,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def take_slice(self) -> bool:
-        """Take in a slice of what has come; return whether there is more."""
+        """Parse a slice of the input. Return whether there is more."""
         if self._is_refused or self.transport.is_closing():
             self._unread.clear()
             return False
@@ -114,7 +114,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         """Wait for the next request."""
         self._is_in_head = False
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # uvicorn's own, which a single byte ends
+        self._unset_keepalive_if_required()  # uvicorn's own timeout, which a single byte would end
         self._is_in_head = self._has_partial_head()
         self._connections.note(self, restarts=True)
 
@@ -129,22 +129,24 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._connections.note(self)
 
     def handle_events(self) -> None:
-        """Take in what h11 has read, and let an answer's end wait for its client."""
+        """Handle what h11 has parsed, and let the end of an answer wait for its client."""
         super().handle_events()
         if self.cycle is not None and self.cycle.transport is self.transport:
             self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
 
     def send_400_response(self, msg: str) -> None:
-        """Answer that this is no HTTP, with h11's reason, and close."""
-        reason = sys.exception()  # uvicorn does not hand it on
+        """Answer that the input is not HTTP, with h11's reason, and close."""
+        reason = sys.exception()  # uvicorn does not pass it on
         assert isinstance(reason, h11.RemoteProtocolError)
-        reason.__traceback__ = None  # a frame of h11 in it holds the error: such rings are freed all at once, in 40 ms
+        reason.__traceback__ = (
+            None  # its frames refer to the error; many such cycles cost the garbage collector 40 ms at once
+        )
         is_too_large = reason.error_status_hint == 431
         self._connections.complain(f"closed the connection of {self.peer}: {reason}")
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Say the error where no answer has begun, and linger. A route that is answering now speaks to nobody."""
+        """Send the error unless an answer has begun, and linger. A route that still answers is cut off."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(encode_refusal(error))
         if self.cycle is not None:
@@ -153,26 +155,26 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._linger()
 
     def _hang_up(self) -> None:
-        """Close after an answer. Many clients say `Connection: close`, and read only when they have sent everything."""
+        """Close after an answer. A client that is still sending may read only later, so the connection lingers then."""
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        """Read to the end and drop it: closing while the client sends would take the answer back."""
+        """Read to the end and drop the input. If we closed while the client sends, it would lose the answer."""
         self._is_refused = True
         self._unread.clear()
         self.transport.write_eof()
         self.transport.resume_reading()
 
     def _has_partial_head(self) -> bool:
-        """Return whether a part of a head is here."""
+        """Return whether a part of a head has arrived."""
         return bool(self._unread or self.conn.trailing_data[0])
 
 
 class _AnswerTransport:
-    """The transport as one answer of uvicorn's uses it, with our way to close it."""
+    """The transport for one of uvicorn's answers, with our way to close it."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -181,10 +183,10 @@ class _AnswerTransport:
 
 
 class _Flow(FlowControl):
-    """Lets nothing more be read while h11 has requests for later.
+    """Stops reading while h11 holds enough input for later requests.
 
-    uvicorn reads on whenever a route listens for its client to leave. That is once a request, and brings a piece, of
-    which the next request takes a few bytes.
+    uvicorn resumes reading whenever a route listens for its client to leave, which is once a request. Each time a
+    whole piece could come in, while the next request takes only a few bytes of it.
     """
 
     def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
@@ -192,15 +194,15 @@ class _Flow(FlowControl):
         self._conn = conn
 
     def resume_reading(self) -> None:
-        """Read on, if there is room."""
+        """Resume reading if there is room."""
         if len(self._conn.trailing_data[0]) <= PIECE_BYTES:
             super().resume_reading()
 
 
 def check_heads(app: ASGIApp) -> ASGIApp:
-    """Return `app`, with an answer before it for heads that have too many fields, or say two lengths.
+    """Return `app` behind a check that refuses heads with too many fields or with two lengths.
 
-    It is told paths only.
+    The app gets the path of the target, never a whole URL.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,7 +216,7 @@ def check_heads(app: ASGIApp) -> ASGIApp:
 
 
 def _find_fault(fields: Collection[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return what is wrong with a head whose fields h11 has found right one by one."""
+    """Return the error in a head, or None. h11 has already checked each field."""
     if len(fields) > MAX_HEADERS:
         return head_too_large(MAX_HEADERS, "fields")
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in fields}:

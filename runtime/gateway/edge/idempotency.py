@@ -1,15 +1,17 @@
-"""`Idempotency-Key`: the same call again, by a caller who could not know whether the first was answered.
+"""`Idempotency-Key`: a caller repeats a call because it does not know whether the first one was answered.
 
-    key -> seed      the answer is computed again, and drawn as the first was: in deterministic mode it is the same
-    key -> counted   the tokens that the log has counted for it are not counted again
+    key -> seed      the answer is computed again and drawn with the same seed; in deterministic mode it is the same
+    key -> counted   tokens that the log has counted for the key are not counted again
 
-A key's limit counts what is computed, so the same tokens again: else one key would have ranks work without end.
+An API key's limit counts every computed token, also of a repeated call. Otherwise one idempotency key could make ranks
+work without end.
 
-The seed follows from the key alone, so it is the same at a gateway that has never seen the key: the one that starts
-after a crash, or another replica. What was counted is known to the gateway that counted it. One that died had not: a
-call is counted at its end. For whoever adds up the logs of several replicas, a call's line has the key's digest.
+The seed follows from the key alone. So it is the same at a gateway that has never seen the key: another replica, or one
+that starts after a crash. Only the gateway that counted a call's tokens knows that it did. A gateway that crashed
+had not counted them, because a call is counted at its end. A call's log line has the key's digest, for those who add up
+the logs of several replicas.
 
-It keeps no answers: they would be large, and whoever waits for one would wait at one replica.
+It stores no answers: they would be large, and would exist at one replica only.
 Source: IETF draft-ietf-httpapi-idempotency-key-header, section 2: another body under the same key is a 422; Stripe's
 API reference, "Idempotent requests": at most 255 characters, kept for 24 hours.
 """
@@ -32,9 +34,9 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """A call with its key: how it draws, and what the log counts of it. Without a key, `digest` and `seed` are None.
+    """A key's seed, and the tokens counted for it. `digest` and `seed` are None without a key.
 
-    Requests that are alike share one while they are under way together.
+    HTTP requests with the same key share one.
     """
 
     digest: str | None = None
@@ -42,12 +44,12 @@ class IdempotentCall:
     body: bytes = b""  # its digest
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    has_begun: bool = False  # ranks may have it, or had it
-    num_under_way: int = 0  # requests that have it now
+    has_begun: bool = False  # ranks may have worked on it
+    num_under_way: int = 0  # HTTP requests that are being answered
     _until: float = 0.0
 
     def count(self, num_prompt_tokens: int, num_generated_tokens: int) -> tuple[int, int]:
-        """Count a call's tokens for the log. Return how many are new: of prompts, and generated."""
+        """Count a call's tokens for the log. Return how many are new: prompt tokens and generated ones."""
         new = (
             max(0, num_prompt_tokens - self.num_prompt_tokens),
             max(0, num_generated_tokens - self.num_generated_tokens),
@@ -58,14 +60,14 @@ class IdempotentCall:
 
 
 class IdempotencyKeys:
-    """The keys of the last day, and of as many calls as there is room for."""
+    """The keys of the last day, up to MAX_KEPT."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._calls: dict[str, IdempotentCall] = {}  # by the digest of account and key, the oldest first
 
     def find_call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
-        """Return the call of this key, which may be known. Raise ApiError for another body, or no key that can be."""
+        """Return this key's call, a new one if it is unknown. Raise ApiError for another body or a malformed key."""
         if key is None:
             return IdempotentCall()
         if not (0 < len(key) <= MAX_CHARACTERS and key.isprintable()):
@@ -82,15 +84,15 @@ class IdempotencyKeys:
         return call
 
     def end_request(self, call: IdempotentCall) -> None:
-        """End a request of the call. If none of the call's ever began, nobody has computed it, and its key is free."""
+        """End one request of the call. Forget its key if none has begun, because then nothing was computed."""
         call.num_under_way -= 1
         if call.digest is None or call.has_begun or call.num_under_way:
             return
-        if self._calls.get(call.digest) is call:  # and not another that has its key since it was forgotten
+        if self._calls.get(call.digest) is call:  # and not a later call, if this one was forgotten meanwhile
             del self._calls[call.digest]
 
     def _drop_old(self) -> None:
-        """Forget what is too old, or too much."""
+        """Drop the oldest calls while they are too old or too many."""
         now = self._now()
         while self._calls:
             oldest = next(iter(self._calls))

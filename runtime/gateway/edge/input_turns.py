@@ -1,9 +1,9 @@
-"""What clients have sent, taken in a little at a time, so that those that are costly to read hold nobody up.
+"""Parse clients' input a little at a time, so that input that is slow to parse holds nobody up.
 
-Why it exists: h11 takes 20 us for a chunk, of one byte too. Two bodies in such chunks held every stream for 0.4 s,
-and more of them would for longer. In each turn of the event loop all connections together are read for TURN_S, one
-slice of each after another; what is left waits for the next turn, and its connection sends no more until then.
-It does not know what is said (`http1.py` does), or limit its size.
+Why it exists: h11 takes 20 us for a chunk, even of one byte. Two bodies in such chunks stopped every stream for 0.4 s.
+In each turn of the event loop, all connections together get TURN_S: one slice of each after another. What is left waits
+for the next turn, and its connection is not read until then.
+It does not parse (`http1.py` does), and it does not limit sizes.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ TURN_S = 0.005  # assumed: a fraction of a decode step
 
 
 class Reader(Protocol):
-    """A connection that has something to take in."""
+    """A connection with input to parse."""
 
     def take_slice(self) -> bool:
-        """Take in the next SLICE_BYTES; return whether there is more."""
+        """Parse the next SLICE_BYTES. Return whether there is more."""
         ...
 
 
 class InputTurns:
-    """Those that have something to take in, in the order of their turns."""
+    """The connections with input to parse, in the order of their turns."""
 
     def __init__(self) -> None:
         self._waiting: deque[Reader] = deque()
         self._is_called = False
 
     def add(self, reader: Reader) -> None:
-        """Let `reader`, which does not wait yet, take in what it has, soon."""
+        """Add a reader that is not waiting yet. Its turn comes soon."""
         self._waiting.append(reader)
         self._schedule_turn()
 
@@ -53,4 +53,4 @@ class InputTurns:
                 if time.monotonic() >= until:
                     break
         finally:
-            self._schedule_turn()  # one that raises costs the others nothing
+            self._schedule_turn()  # a reader that raises does not stop the others

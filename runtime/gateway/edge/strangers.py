@@ -1,9 +1,9 @@
-"""The connections at the ranks' port that have not said who they are: bounded in number, a crowd's oldest ended first.
+"""The connections at the ranks' port that have not said Hello yet. Their number is bounded.
 
-A crowd is the address that most of them come from. Whoever connects without end, from one machine, ends connections of
-its own, and a rank elsewhere says its Hello.
-Where ranks show certificates, a connection is a stranger from its first byte to its Hello, the handshake included. Each
-handshake is a task of its own, so one that goes slowly keeps nobody else waiting.
+When there are too many, the oldest connection of the host that has most is ended. So a machine that connects without
+end only ends its own connections, and a rank elsewhere can still say Hello.
+If ranks show certificates, a connection is a stranger from its first byte to its Hello, handshake included. Each
+handshake is a task of its own, so a slow one delays nobody else.
 """
 
 import asyncio
@@ -18,25 +18,27 @@ from runtime.protocol.tls import HANDSHAKE_S, SHUTDOWN_S, Credentials, why_refus
 
 __all__ = ["Handshakes", "Strangers"]
 
-MAX_STRANGERS = 16  # assumed: a rank says Hello with its first packet, and the gateway may have 64 descriptors
+MAX_STRANGERS = 16  # assumed: a rank says Hello in its first packet, and the gateway may have only 64 descriptors
 
 log = logging.getLogger(__name__)
 
 
 class Strangers:
-    """Those that are connected now, the oldest first."""
+    """The strangers that are connected now, the oldest first."""
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[str, Callable[[], object]]] = {}  # the host of each, and what ends it
+        self._known: dict[
+            object, tuple[str, Callable[[], object]]
+        ] = {}  # stranger -> its host, and a function that ends it
         self._complaints = Complaints(log.warning)
 
     @property
     def num_free(self) -> int:
-        """The strangers for whom no other need be ended."""
+        """The number of strangers that can come without another one being ended."""
         return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Return True, after ending one when there are many: the oldest of the host that has most."""
+        """Make room for one more, if need be by ending the oldest of the host that has most. Return True."""
         if not self.num_free:
             ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)
             oldest = next(stranger for stranger, (host, _) in self._known.items() if host == crowd)
@@ -45,20 +47,20 @@ class Strangers:
         return True
 
     def complain(self, sentence: str) -> None:
-        """Say something of a connection, at a bounded rate."""
+        """Log a complaint about a connection, at a bounded rate."""
         self._complaints(sentence)
 
     def add(self, stranger: object, host: str, end: Callable[[], object]) -> None:
-        """Count a stranger who calls from `host`, and whom `end()` ends."""
+        """Add a stranger who connects from `host`. Calling `end` ends the connection."""
         self._known[stranger] = host, end
 
     def forget(self, stranger: object) -> None:
-        """Count somebody no more, who is known now or gone."""
+        """Remove a connection that has said Hello or has ended."""
         self._known.pop(stranger, None)
 
 
 class Handshakes:
-    """Takes callers who must show a certificate, each in a task of its own."""
+    """Does the TLS handshakes of callers who must show a certificate, each in a task of its own."""
 
     def __init__(
         self, make: Callable[[], asyncio.BaseProtocol], credentials: Credentials, strangers: Strangers
@@ -67,7 +69,7 @@ class Handshakes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take(self, caller: socket.socket) -> None:
-        """Begin the handshake with a caller, and return at once."""
+        """Begin the handshake with a caller. Return at once."""
         task = asyncio.get_running_loop().create_task(self._shake_hands(caller))
         self._strangers.add(task, _peer_host(caller), task.cancel)
         self._tasks.add(task)
@@ -92,7 +94,7 @@ class Handshakes:
 
 
 def _peer_host(caller: socket.socket) -> str:
-    """Return the caller's address, or nothing if it has left."""
+    """Return the caller's address, or "" if it has left."""
     try:
         return str(caller.getpeername()[0])
     except OSError:

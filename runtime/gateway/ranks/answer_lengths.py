@@ -1,17 +1,17 @@
-"""How many tokens an answer will have, guessed from those that have ended, so that KV is kept free for it.
+"""Guess the length of an answer from earlier ones, to know how much KV to keep free for it.
 
-Most clients allow far more tokens than they get. If every request had room for all that it may get, caches would stand
-half empty. A request that gets more than was expected counts with what it has (`ledger.py`), and a rank whose cache is
-full after all lets its newest request wait. The guess is a moving average, so that it follows what clients ask for.
+Most clients allow far more tokens than they get. If every request had room for all that it may get, caches would stay
+half empty. A request that gets more than expected counts with what it has (`ledger.py`). A rank whose cache gets full
+after all lets its newest request wait. The guess is a moving average, so it follows what clients ask for.
 
-Model: SGLang's scheduler, which keeps room for a share of what running requests may still generate.
+Model: SGLang's scheduler, which keeps room for a share of the tokens that running requests may still generate.
 """
 
 import math
 
 __all__ = ["AnswerLengths"]
 
-WEIGHT = 0.02  # assumed, of the latest answer: some hundred of them count, so that one long answer moves little
+WEIGHT = 0.02  # of the latest answer; assumed: about a hundred answers count, so that one long answer changes little
 
 
 class AnswerLengths:
@@ -21,9 +21,9 @@ class AnswerLengths:
         self._mean: float | None = None
 
     def record(self, num_tokens: int) -> None:
-        """Note that an answer had so many tokens."""
+        """Note the length of an answer that has ended."""
         self._mean = num_tokens if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * num_tokens
 
     def expect(self, max_tokens: int) -> int:
-        """Return the tokens to expect of an answer that may have `max_tokens`: all, before any answer has ended."""
+        """Return the expected length of an answer of at most `max_tokens`: all of them before any answer has ended."""
         return max_tokens if self._mean is None else min(max_tokens, math.ceil(self._mean))

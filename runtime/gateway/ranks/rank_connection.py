@@ -1,7 +1,7 @@
-"""One rank as the gateway sees it: what it said in Hello, its state, what it has to do, and who waits for its tokens.
+"""One rank as the gateway sees it: its Hello, its state, its load, and the listeners for its tokens.
 
-It sends frames and passes tokens on. It does not decide which ranks are admitted (`registry.py`) or what a request does
-with its tokens (`generation.py`).
+It sends frames and passes tokens on. It does not decide which ranks are admitted (`registry.py` does) or what becomes
+of tokens (`generation.py` does).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Listener = Callable[["Rank", RankReply], None]
 
 
 class Rank:
-    """A rank from its Hello on. Once its connection is gone it stays as "lost", so that status can show it."""
+    """A rank from its Hello on. Once its connection is gone, its state is "lost", so that a status can show it."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class Rank:
         limits: RankLimits,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `on_room` after whatever may have freed a place here."""
+        """Call `on_room` after every event that may have freed a place at this rank."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
-        self.loaded = 0.0  # of its tensors, of 1
-        self.looks_since_message = self.looks_since_step = 0  # of `silence.py`
-        self.own_step_us = 0  # of `stragglers.py`; 0 before it has said any
-        self.loaded_digest: str | None = None  # of `served_weights.py`; None unless it has said one
-        self.tokenizer_digest: str | None = None  # of the file that it holds JSON to; None unless it has said one
-        self.refusal: str | None = None  # why it gets no requests, though it may be ready
+        self.loaded = 0.0  # the loaded share of its tensors, 0 to 1
+        self.looks_since_message = self.looks_since_step = 0  # counted by `silence.py`
+        self.own_step_us = 0  # for `stragglers.py`; 0 before the first report
+        self.loaded_digest: str | None = None  # for `served_weights.py`; None before the rank reports one
+        self.tokenizer_digest: str | None = None  # of its tokenizer.json; None before the rank reports one
+        self.refusal: str | None = None  # why it gets no requests even if it is ready
         self._has_loaded = False
         self._writer, self._on_room = writer, on_room
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
@@ -75,21 +75,21 @@ class Rank:
 
     @property
     def serves(self) -> bool:
-        """True if it is ready for requests, and may have some."""
+        """True if the rank is ready and may get requests."""
         return self.state == "ready" and self.refusal is None
 
     @property
     def load(self) -> RankLoad:
-        """What this rank has to do, requests included that are about to come to it."""
+        """What this rank has to do, including requests that are on their way to it."""
         return self._ledger.load
 
     def subscribe(self, request_id: str, size: RequestSize, listener: Listener) -> None:
-        """Count the request as this rank's, and give `listener` everything that the rank says of it from now on."""
+        """Count the request as this rank's. `listener` gets everything that the rank says about it."""
         self._listeners[request_id] = listener
         self._ledger.give(request_id, size)
 
     def unsubscribe(self, request_id: str) -> bool:
-        """Stop listening to the request; return whether somebody did."""
+        """Stop listening to the request. Return whether there was a listener."""
         did = self._listeners.pop(request_id, None) is not None
         self._ledger.end(request_id)
         self._dismiss_if_free()
@@ -102,12 +102,12 @@ class Rank:
             write_or_hang_up(self._writer, encode_frame(message))
 
     def refuse(self, reason: str) -> None:
-        """Give it no requests, for as long as its process lives."""
+        """Give the rank no requests as long as its process lives, and tell it why."""
         self.refusal = reason
         self.send(Wait(reason))
 
     def handle(self, message: FromRank) -> None:
-        """Act on what the rank says. Raise WireError."""
+        """Act on a message of the rank. Raise WireError."""
         self.looks_since_message = 0
         if not isinstance(message, Pong):
             self.looks_since_step = 0
@@ -131,20 +131,20 @@ class Rank:
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
-        """Fail every request that this rank had: nothing more comes from it. Others go on with them, if they may."""
+        """Mark the rank as lost, and fail its requests. They go on at other ranks if they `may_retry`."""
         self.state = "lost"
         for _, moved in self._moves.values():
             if not moved.done():
                 moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
-        self._on_room()  # or less than ever
+        self._on_room()  # or less: the line looks either way
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
-        """Return when the rank goes on at `writer`'s connection, with all that it has to do. Raise WireError.
+        """Move the rank, with all its requests, to `writer`'s connection. Return when it has moved. Raise WireError.
 
-        It says so on the connection that it has: nobody else can take its place, and all that was said there has been
-        read before anything is that is said here.
+        The rank announces the move on its old connection. So nobody else can take its place, and everything sent there
+        is read before anything that is sent on the new one.
         """
         ticket = secrets.token_hex(16)
         moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -159,12 +159,12 @@ class Rank:
             del self._moves[ticket]
 
     def shares_host(self, writer: asyncio.StreamWriter) -> bool:
-        """Return whether a connection comes from the address that this rank's came from."""
+        """Return whether a connection comes from this rank's address."""
         host, *_ = self._writer.get_extra_info("peername")
         return bool(host == writer.get_extra_info("peername")[0])
 
     def hang_up(self, reason: str) -> None:
-        """End the connection, which is of no more use, and fail every request that it had."""
+        """Abort the connection, and fail the rank's requests."""
         self.fail_all(reason)
         self._writer.transport.abort()
 
@@ -184,15 +184,17 @@ class Rank:
         moved.set_result(None)
 
     def _dismiss_if_free(self) -> None:
-        """Let a rank that wants to leave go once nobody here waits for it. New requests already go to other units."""
+        """Dismiss a draining rank once none of our requests is left there. New ones already go to other units."""
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 
     def _pass_on(self, message: RankReply) -> None:
         if isinstance(message, Token) and self._ledger.count_token(message.request_id):
-            self._on_room()  # for another prompt
+            self._on_room()  # for the next prompt
         listener = self._listeners.get(message.request_id)
         if listener is not None:
             listener(self, message)
         elif isinstance(message, Token) and message.finish_reason is None:
-            self.send(Abort(message.request_id))  # an Abort can overtake the handover that brings the request here
+            self.send(
+                Abort(message.request_id)
+            )  # our Abort may have overtaken the handover that brought the request here

@@ -1,15 +1,15 @@
-"""What a request costs a rank, and what a rank has: the quantities that the balancers in `router.py` compare.
+"""The load of a request and of a rank, in the quantities that the balancers in `router.py` compare.
 
-    num_requests      requests; in decode each is one token a step, so that they are what the rank dispatches
-    prompt_tokens     tokens of prompts that are not computed yet: what a prefill rank has to dispatch
-    attention_pairs   pairs of a query and a key that core attention forms for these tokens, in one head of one layer
-    kv_tokens         tokens of latent KV in whole pages, those included that a request is expected to add
+    num_requests      requests; in decode, the tokens that the rank dispatches in a step
+    prompt_tokens     prompt tokens not computed yet; in prefill, the tokens that the rank has to dispatch
+    attention_pairs   pairs of a query and a key in attention for these tokens, in one head of one layer
+    kv_tokens         tokens of latent KV in whole pages, including those that requests are expected to add
 
-A prompt of n tokens forms n (n + 1) / 2 pairs, because each token attends to itself and to all before it. A pair costs
-2 (N + P) + 2 U operations in each head of each layer (N + P: a query's values, U: a value's). All ranks of a phase
-compute the same model, so this factor is the same for all of them, and only pairs are compared.
+A prompt of n tokens forms n (n + 1) / 2 pairs, because each token attends to itself and to all tokens before it. A pair
+costs 2 (N + P) + 2 U operations in each head of each layer (N + P: dimensions of a query, U: of a value). All ranks of
+a phase compute the same model, so this factor is the same for all of them, and only pairs are compared.
 
-It holds no rank's requests (`ledger.py` does) and chooses nobody.
+It keeps no requests (`ledger.py` does) and chooses no rank (`router.py` does).
 
 Source: DeepSeek open-infra-index, day 6: prefill balances core attention and input tokens over GPUs, decode KV use and
 requests.
@@ -21,14 +21,14 @@ from typing import Literal
 
 from runtime.protocol.counting import attention_pairs, in_pages
 
-__all__ = ["NO_WORK", "Phase", "RankLimits", "RankLoad", "RequestSize", "Work", "largest", "total"]
+__all__ = ["NO_WORK", "Phase", "RankLimits", "RankLoad", "RequestSize", "Work", "largest_size", "sum_works"]
 
 Phase = Literal["prefill", "decode", "mixed"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one request at a rank, or of all requests of a rank."""
+    """The work of one request at a rank, or of all its requests."""
 
     num_requests: int
     prompt_tokens: int
@@ -55,8 +55,8 @@ class Work:
 NO_WORK = Work(0, 0, 0, 0)
 
 
-def total(works: Iterable[Work]) -> Work:
-    """Return the sum of works, which is made once and not after each."""
+def sum_works(works: Iterable[Work]) -> Work:
+    """Return the sum of all works. It makes one Work, where repeated `+` would make one for each."""
     all_of_them = list(works)
     return Work(
         sum([work.num_requests for work in all_of_them]),
@@ -68,7 +68,7 @@ def total(works: Iterable[Work]) -> Work:
 
 @dataclass(frozen=True)
 class RequestSize:
-    """The tokens of a request: of its prompt, and those that are expected to be generated."""
+    """The size of a request: the tokens of its prompt, and the tokens it is expected to generate."""
 
     prompt_tokens: int
     new_tokens: int
@@ -76,8 +76,7 @@ class RequestSize:
     def work_at(self, phase: Phase) -> Work:
         """Return the work of this request at a rank of `phase`.
 
-        A prefill rank gives a prompt's KV away with its first token and keeps none for requests that wait, so KV is no
-        load there.
+        On a prefill rank KV is no load: it leaves with the first token, and requests that wait have none.
         """
         held = in_pages(self.prompt_tokens + self.new_tokens)
         if phase == "decode":
@@ -87,22 +86,22 @@ class RequestSize:
 
 @dataclass(frozen=True)
 class RankLimits:
-    """The limits of one rank, as in the launch file: of its cache, and of the requests that may wait for it."""
+    """The limits of one rank, from the launch file: of its cache, and of the requests that may wait there."""
 
     max_requests: int
     kv_tokens: int
     max_queued_requests: int
 
     def fit(self, work: Work) -> bool:
-        """Return whether the cache takes all of this work."""
+        """Return whether the cache has room for all of this work."""
         return work.num_requests <= self.max_requests and work.kv_tokens <= self.kv_tokens
 
 
 @dataclass(frozen=True)
 class RankLoad:
-    """A rank of a ready unit, and what it has.
+    """A rank of a ready unit, with its work and limits.
 
-    `num_waiting` of its requests found no room in its cache when they were given to it, and still wait.
+    `num_waiting` of its requests have found no room in its cache yet.
     """
 
     unit: str
@@ -118,19 +117,22 @@ class RankLoad:
         return self.unit, self.rank
 
     def fits(self, work: Work) -> bool:
-        """Return whether a request of this work would be in the cache at once, along with all that the rank has."""
-        has, limits = self.work, self.limits  # not `limits.fit(has + work)`: every rank is asked, for every request
+        """Return whether the cache has room for a request of this work now."""
+        has, limits = (
+            self.work,
+            self.limits,
+        )  # faster than `limits.fit(has + work)`, and it runs at every rank for every request
         return (
             has.num_requests + work.num_requests <= limits.max_requests
             and has.kv_tokens + work.kv_tokens <= limits.kv_tokens
         )
 
     def takes(self, work: Work) -> bool:
-        """Return whether a request of this work may be given to the rank: it fits, or it may wait there."""
+        """Return whether the rank takes a request of this work: it fits, or it may wait there."""
         return self.fits(work) or self.num_waiting < self.limits.max_queued_requests
 
 
-def largest(sizes: Iterable[RequestSize]) -> RequestSize:
-    """Return a size that none of `sizes`, of which there is one, is larger than in any part."""
+def largest_size(sizes: Iterable[RequestSize]) -> RequestSize:
+    """Return the size with the largest of each part of `sizes`, which must not be empty."""
     together = list(sizes)
     return RequestSize(max(each.prompt_tokens for each in together), max(each.new_tokens for each in together))

@@ -1,18 +1,18 @@
-"""The ranks behind the gateway: it takes their connections, checks who they are, and knows which units are ready.
+"""The registry of ranks: it accepts their connections, checks who they are, and knows which units are ready.
 
     connection -> Hello (within a deadline) -> admitted as loading -> State ... -> ready -> connection gone -> lost
 
-The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready; the known ranks of a unit
-have one unit_digest and one `num_ranks`; every connected rank has the gateway's kv_digest; ready units have loaded the
-same weights (`served_weights.py`). So any ready prefill unit and any ready decode unit exchange KV.
-Whoever breaks the protocol loses the connection, with one line in the log, and nobody else is touched. A process that
-calls again, because its end of the connection broke first, takes its own place: it says the same Hello, digest and
-process id included, from the same address. Whoever has copied a Hello takes nothing from its rank. A rank whose
-certificate ends soon calls once more, and goes on there with what it has to do (Renewal); one whose certificate has
-expired loses its connection.
-A rank that serves and is silent is given up, though its connection may stand: a process that hangs or is stopped closes
-nothing (`silence.py`).
-It does not start, stop or reconnect ranks: they come by themselves.
+The invariants: a unit is ready when all its `num_ranks` ranks are connected and ready. The known ranks of a unit have
+the same unit_digest and `num_ranks`. Every connected rank has the gateway's kv_digest. Ready units have loaded the same
+weights (`served_weights.py`). So any ready prefill unit can send KV to any ready decode unit.
+
+A peer that breaks the protocol loses its connection, with one line in the log, and nobody else is affected. A process
+whose end of the connection broke first connects again and takes its own place. It is recognised by the same Hello,
+process id included, from the same address, so a copied Hello is worth nothing elsewhere. A rank whose certificate ends
+soon connects again and moves there with all its requests (Renewal). A rank whose certificate has expired loses its
+connection. A serving rank that falls silent is given up even if its connection stands, because a process that hangs
+closes nothing (`silence.py`).
+It does not start, stop or reconnect ranks: they connect by themselves.
 """
 
 import asyncio
@@ -53,16 +53,16 @@ __all__ = ["SMALLEST", "Registry", "Unit"]
 
 HELLO_TIMEOUT_S = 5.0
 SMALLEST = RequestSize(1, 1)
-MAX_SHOWN = 63  # characters of a unit that is refused
-MAX_RANKS = 2**16  # of a unit. assumed: more than any model has experts
-MAX_NAME = 253  # as Kubernetes' names of nodes; a unit's is shorter. Whoever is admitted is named in the log
+MAX_SHOWN = 63  # characters of a refused unit's name, so that the log line has room for the reason
+MAX_RANKS = 2**16  # of a unit; assumed: more than any model has experts
+MAX_NAME = 253  # as for Kubernetes' nodes; names of units are shorter. The log names every admitted rank
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The ranks of one unit that have presented themselves, in order."""
+    """One unit with its known ranks, in order."""
 
     name: str
     phase: Literal["prefill", "decode", "mixed"]
@@ -71,22 +71,22 @@ class Unit:
 
     @property
     def is_ready(self) -> bool:
-        """True if all ranks are here and ready, and none is refused."""
+        """True if all ranks are connected and ready, and none is refused."""
         return len(self.ranks) == self.num_ranks and all(rank.serves for rank in self.ranks)
 
     @property
     def refusal(self) -> str | None:
-        """Why a unit whose ranks are here gets no requests; None if it may have some."""
+        """The reason why a connected unit gets no requests; None if it may get them."""
         return next((rank.refusal for rank in self.ranks if rank.refusal and rank.state != "lost"), None)
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The place of a rank that holds up the others of a ready unit, and how many times longer it takes; or None."""
+        """The number of a rank that holds up a ready unit, and how many times longer it takes; or None."""
         return find_straggler([rank.own_step_us for rank in self.ranks]) if self.is_ready else None
 
 
 class Registry:
-    """All ranks that are connected, or were lately."""
+    """The ranks that are connected, or were lately."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Registry:
         weights_file: Path | None = None,
         tokenizer: ServedTokenizer | None = None,
     ) -> None:
-        """Take the ranks of units whose certificates name `units_identity` and the unit; None asks for no certificate.
+        """Accept ranks whose certificates name `units_identity` and their unit. With None they need no certificate.
 
-        A rank whose steps stand still for `stall_timeout_s` is given up. `weights_file` outlives this process. Ranks
-        that say which tokenizer they read must have read `tokenizer`. Raise RuntimeFailure.
+        A rank whose steps stand still for `stall_timeout_s` is given up. `weights_file` outlives this process. A rank
+        that reports its tokenizer must have read `tokenizer`. Raise RuntimeFailure.
         """
         self.strangers = Strangers()
         self._kv_digest, self._units_identity = kv_digest, units_identity
@@ -109,7 +109,7 @@ class Registry:
         self._stall_timeout_s = stall_timeout_s
         self._weights, self._tokenizer = ServedWeights(weights_file), tokenizer
         self._roster = Roster()
-        self._units: list[Unit] | None = None  # of its ranks, until one comes or is forgotten
+        self._units: list[Unit] | None = None  # cached until a rank comes or is forgotten
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closing = False
@@ -120,13 +120,13 @@ class Registry:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
-        host, *_ = writer.get_extra_info("peername") or ("",)  # nothing of one that has left
+        host, *_ = writer.get_extra_info("peername") or ("",)  # "" if the peer has left
         self.strangers.add(writer, host, writer.transport.abort)
         notice_a_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
         except (WireError, OSError) as error:
-            if isinstance(error, WireVersionError):  # any frame will do: its prefix tells the rank our version
+            if isinstance(error, WireVersionError):  # any frame will do, because its prefix has our version
                 writer.write(encode_frame(Rejected(str(error))))
             if not self._is_closing:
                 self.strangers.complain(
@@ -138,11 +138,11 @@ class Registry:
             self.strangers.forget(writer)
 
     async def watch(self) -> None:
-        """Give up ranks that are silent, for ever."""
+        """Give up silent ranks, until cancelled."""
         await watch_ranks(lambda: self._roster, self._stall_timeout_s, log.warning)
 
     def units(self) -> list[Unit]:
-        """Return every known unit, by name."""
+        """Return the known units, sorted by name."""
         if self._units is None:
             self._units = self._group_ranks()
         return self._units
@@ -154,9 +154,9 @@ class Registry:
         ]
 
     def choose_ranks(self, size: RequestSize) -> tuple[Rank, Rank] | None:
-        """Return the rank for the next request's prompt and the rank for its tokens: the same rank in a mixed unit.
+        """Return the ranks for the next request's first token and for the rest, the same one in a mixed unit.
 
-        It is None while no unit of a phase is ready, or no rank takes a request of this size.
+        The result is None while no unit of a phase is ready or no rank has room for this size.
         """
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
@@ -166,16 +166,16 @@ class Registry:
         return room(self._loads(), size)
 
     def choose_embedding_rank(self, size: RequestSize) -> Rank | None:
-        """Return the rank for a prompt that only wants its embedding; None while no unit of a phase is ready."""
+        """Return the rank for a prompt to embed; None while no unit of a phase is ready."""
         chosen = choose_embedding_rank(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else self._roster[chosen.key]
 
     def embedding_room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more such prompts, of any size, may come; None while no unit of a phase is ready."""
+        """Return how many more prompts to embed may come, of any size; None while no unit of a phase is ready."""
         return embedding_room(self._loads())
 
     def num_requests(self) -> int:
-        """Return how many requests there are, each counted where it stays to its end."""
+        """Return the number of requests, each counted at the rank where it stays to its end."""
         return num_requests(self._loads())
 
     def num_prompt_ranks(self) -> int:
@@ -183,21 +183,21 @@ class Registry:
         return num_ranks(self._loads())[0]
 
     def num_answer_ranks(self) -> int:
-        """Return with how many ranks of ready units requests stay."""
+        """Return how many ranks of ready units keep requests to their end."""
         return num_ranks(self._loads())[1]
 
     def least_prompt_tokens(self) -> int | None:
-        """Return what the rank has left to compute that has least; None while no unit of a phase is ready."""
+        """Return the fewest prompt tokens that a rank has left to compute; None while no unit of a phase is ready."""
         return least_prompt_tokens(self._loads())
 
     def call_on_room(self, call: Callable[[], None]) -> None:
-        """Call `call` after whatever may have freed a place, or made units ready or not."""
+        """Call `call` after every event that may have freed a place or changed which units are ready."""
         self._on_room = call
 
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
 
-        Its `pid` tells whoever started a gateway here that this is the one that answers.
+        Its `pid` lets the process that started a gateway see that this gateway is the one that answers.
         """
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
@@ -205,7 +205,7 @@ class Registry:
         return {"ready": is_ready, "pid": os.getpid(), "units": [_report_unit(unit) for unit in units]}
 
     def give_up(self, reason: str) -> None:
-        """Fail every request that is still running, for good."""
+        """Fail every running request, without a retry."""
         for rank in self._roster:
             rank.fail_all(reason, may_retry=False)
 
@@ -242,7 +242,7 @@ class Registry:
                     self._tokenizer.lose(rank, list(self._roster))
 
     async def _identify(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
-        """Return the rank whose connection this is from now on: a new one, or one that goes on here."""
+        """Return the rank of this connection: a new rank, or one that moves here."""
         first = await frames.first("Hello", HELLO_TIMEOUT_S)
         if isinstance(first, Renewal):
             return await self._renew(first.hello, writer)
@@ -253,7 +253,7 @@ class Registry:
         return rank
 
     async def _renew(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
-        """Return the rank that said this Hello, once it has moved here."""
+        """Return the connected rank with this Hello, once it has moved here. Raise WireError."""
         self._require_own_certificate(hello, writer)
         rank = self._roster.get(hello.unit, hello.rank)
         if rank is None or rank.state == "lost" or rank.hello != hello:
@@ -268,7 +268,7 @@ class Registry:
         refusal = _find_refusal(hello, self._kv_digest, [rank.hello for rank in peers])
         if refusal is not None:
             writer.write(encode_frame(Rejected(refusal.message)))
-            unit = hello.unit[:MAX_SHOWN]  # so that a line that is cut has the reason
+            unit = hello.unit[:MAX_SHOWN]  # a long line is cut, and the reason comes last
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.log_message}")
         self._drop_predecessors(hello)
         rank = Rank(hello, writer, self._limits, lambda: self._on_room())
@@ -277,7 +277,7 @@ class Registry:
         return rank
 
     async def _read_messages(self, frames: FrameReader[FromRank], rank: Rank) -> bool:
-        """Let the rank take what it says, to the end. Return whether it goes on, on another connection."""
+        """Let the rank handle its messages to the end. Return whether it has moved to another connection."""
         while (message := frames.whole_here() or await _read_message(frames)) is not None:
             rank.handle(message)
             if isinstance(message, Hello) and self._tokenizer is not None:
@@ -290,7 +290,7 @@ class Registry:
         return False
 
     def _require_own_certificate(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Refuse whoever has proven to be somebody else than a rank of the unit that it names. Raise WireError."""
+        """Refuse a peer whose certificate is not that of the unit that it names. Raise WireError."""
         if self._units_identity is None:
             return
         proven = identity(writer)
@@ -300,14 +300,14 @@ class Registry:
             raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown}")
 
     def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Hang up an earlier connection of the same process, which calls again before its breaking was noticed here."""
+        """Hang up an earlier connection of the same process, whose breaking was not noticed here."""
         known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)
             known.hang_up(f"{known} lost its connection")
 
     def _drop_predecessors(self, hello: Hello) -> None:
-        """Drop the lost ranks of an earlier launch of this unit, which all are of one: they are nobody's peers now."""
+        """Drop the lost ranks of an earlier launch of this unit. All of them are of the same launch."""
         known = next(iter(self._roster.unit_ranks(hello.unit)), None)
         if known is not None and _launch_identity(known.hello) != _launch_identity(hello):
             self._roster.drop_unit(hello.unit)
@@ -320,7 +320,7 @@ async def _read_message(frames: FrameReader[FromRank]) -> FromRank | None:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """The reason why a rank cannot serve here. A caller is told less than the log: no digest or name but its own."""
+    """The reason why a rank cannot serve here. Only the log names digests and ranks other than its own."""
 
     message: str
     log_message: str
@@ -346,7 +346,7 @@ def _find_refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refu
 
 
 def _find_fault(hello: Hello) -> str | None:
-    """Return what no rank may say of itself, whoever else is there; or None."""
+    """Return what is wrong with a Hello by itself, or None."""
     for field, name in (("unit", hello.unit), ("node", hello.node), ("for_node", hello.for_node or "")):
         if len(name) > MAX_NAME or not name.isprintable():
             return f"its {field} is no name of at most {MAX_NAME} characters that can be shown"
@@ -361,7 +361,7 @@ def _find_fault(hello: Hello) -> str | None:
 
 
 def _launch_identity(hello: Hello) -> str:
-    """Return what the ranks of one unit have in common, in words."""
+    """Describe what the ranks of one unit have in common."""
     return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
 
 
@@ -374,7 +374,7 @@ def _describe_node(rank: Rank) -> str:
 def _report_unit(unit: Unit) -> dict[str, Any]:
     """Return the unit's part of the report.
 
-    `find_straggler` is there when one of its ranks holds up the others, `refused` when it gets no requests.
+    It has `straggler` if one of its ranks holds up the others, and `refused` if it gets no requests.
     """
     ranks = [_report_rank(rank) for rank in unit.ranks]
     found = unit.straggler
@@ -384,7 +384,7 @@ def _report_unit(unit: Unit) -> dict[str, Any]:
 
 
 def _report_rank(rank: Rank) -> dict[str, Any]:
-    """Return the rank's part of the report. `for_node` is there when `node` is a spare that stands in for it."""
+    """Return the rank's part of the report. It has `for_node` if `node` is a spare that stands in for that node."""
     hello = rank.hello
     where = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
     return {

@@ -1,8 +1,8 @@
-"""The ranks that the registry knows, by unit and number: all that are connected, and of lost ones the latest.
+"""The known ranks by unit and number: those that are connected, and the latest of the lost ones.
 
-Whoever reaches the registry may say the Hello of a rank that nobody is, and leave. So lost ranks, which are kept only
-to be shown, have a bound. Those that are connected have the one of the gateway's open files.
-It does not decide which rank may come.
+Anybody who reaches the registry can send a made-up Hello and leave. So the number of lost ranks is bounded; they are
+kept only for the status. Connected ranks are bounded by the gateway's open files.
+It does not decide which rank is admitted.
 """
 
 from collections.abc import Collection, Iterator
@@ -15,11 +15,11 @@ MAX_LOST = 1024  # assumed: three of DeepSeek-V3's decode units, which have 320 
 
 
 class Roster:
-    """Every rank that is known."""
+    """All known ranks."""
 
     def __init__(self) -> None:
         self._units: dict[str, dict[int, Rank]] = {}
-        self._lost: dict[Rank, None] = {}  # the one that was lost first comes first
+        self._lost: dict[Rank, None] = {}  # in the order in which they were lost
 
     def __iter__(self) -> Iterator[Rank]:
         return (rank for ranks in self._units.values() for rank in ranks.values())
@@ -33,22 +33,22 @@ class Roster:
         return self._units.get(unit, {}).get(number)
 
     def unit_ranks(self, unit: str) -> Collection[Rank]:
-        """Return the unit's ranks, in no order."""
+        """Return the unit's ranks, in no particular order."""
         return self._units.get(unit, {}).values()
 
     def group_by_unit(self) -> Iterator[tuple[str, list[Rank]]]:
-        """Yield each unit with its ranks, all in order."""
+        """Yield each unit with its ranks, both sorted."""
         for unit, ranks in sorted(self._units.items()):
             yield unit, [ranks[number] for number in sorted(ranks)]
 
     def add(self, rank: Rank) -> None:
-        """Know a rank, in place of the one that had its number before."""
+        """Add a rank, in place of an earlier one with its number."""
         unit, number = rank.hello.unit, rank.hello.rank
         self._forget(self.get(unit, number))
         self._units.setdefault(unit, {})[number] = rank
 
     def lose(self, rank: Rank) -> None:
-        """Note that a rank is lost, if it is known. Forget the one that was lost first if there are too many."""
+        """Note that a known rank is lost. If too many are, forget the one that was lost first."""
         if self.get(rank.hello.unit, rank.hello.rank) is rank:
             self._lost[rank] = None
             if len(self._lost) > MAX_LOST:

@@ -1,25 +1,25 @@
-"""Choose the ranks for a request: one computes its prompt, one its tokens. The balancers are here, as pure functions.
+"""Choose the ranks for a request: one computes its prompt, one its tokens. The balancers are pure functions.
 
     ranks of all ready units -> prefill or mixed: all of them       -> the balancer's choice -> first
                              -> decode or mixed: those with room    -> the balancer's choice -> rest
 
-Three balancers, which is the policy:
+The policy is one of three balancers:
     BALANCED         keeps ranks equal in every quantity at once, see below
-    LEAST_REQUESTS   the fewest requests; what there was before, and a baseline
-    ROUND_ROBIN      in turn, whatever ranks have; a baseline
+    LEAST_REQUESTS   takes the rank with the fewest requests; a baseline
+    ROUND_ROBIN      takes ranks in turn, whatever they have to do; a baseline
 
-BALANCED compares the quantities of `rank_load.py`: in prefill the attention and the tokens that are still to be
-computed, in decode KV and requests, in mixed units all four. With x[r, q] of quantity q at rank r and m[q] its mean
-over ranks, the squared spread of all quantities together is the mean over r of
+BALANCED compares the quantities of `rank_load.py`: in prefill, attention and tokens still to be computed; in decode, KV
+and requests; in mixed units, all four. Rank r has x[r, q] of quantity q, and m[q] is the mean over ranks. The squared
+spread of all quantities together is the mean over r of
 
     sum over q of (x[r, q] / m[q] - 1)^2
 
-A request that adds w[q] to rank r adds 2 w[q] x[r, q] / m[q]^2 to that, plus what does not depend on r, so the rank
-with the least sum over q of w[q] x[r, q] / m[q]^2 keeps the spread least. A long prompt thus goes by attention, a short
-one by tokens; a request with much KV goes by KV, a small one by the count. No weight is to be set.
+A request that adds w[q] to rank r adds 2 w[q] x[r, q] / m[q]^2 to the spread, plus terms that do not depend on r. So
+the spread grows least at the rank with the least sum over q of w[q] x[r, q] / m[q]^2. For a long prompt, attention
+decides; for a short one, tokens; for a request with much KV, KV; for a small one, the count. No weights need setting.
 
-Ranks that are equally good take turns. Nothing depends on the order of the list, and nobody gets a request that has no
-room for it. This module imports no torch and keeps no state: `stacks` may import it, and its simulator does.
+Equally good ranks take turns. The order of the list does not matter, and no rank gets a request that it has no room
+for. This module imports no torch and keeps no state: `stacks` may import it, and its simulator does.
 
 Sources: DeepSeek open-infra-index, day 6 (what to equalise). R. Panigrahy et al., "Heuristics for Vector Bin Packing",
 2011 (several quantities by the product of demand and load). vLLM's `DPLBAsyncMPClient` and SGLang's `DPBudget` choose
@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from runtime.gateway.ranks.rank_load import NO_WORK, Phase, RankLimits, RankLoad, RequestSize, Work, total
+from runtime.gateway.ranks.rank_load import NO_WORK, Phase, RankLimits, RankLoad, RequestSize, Work, sum_works
 
 __all__ = [
     "NO_WORK",
@@ -61,7 +61,7 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class RankPair:
-    """The ranks that one request's first token, and its other tokens, come from."""
+    """The rank of a request's first token, and the rank of the rest."""
 
     first: RankLoad
     rest: RankLoad
@@ -70,10 +70,10 @@ class RankPair:
 def choose_ranks(
     ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
 ) -> RankPair | None:
-    """Return the rank for the prompt and the rank for the other tokens: the same one in a mixed unit.
+    """Return the rank for the first token and the rank for the rest, which is the same one in a mixed unit.
 
-    `ranks` are those of all ready units; `turn` is how often this was asked before. None if a phase has no ready unit
-    or no rank takes the request.
+    `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. The result is None if
+    a phase has no ready unit or no rank has room.
     """
     first, rest = _split_by_role(ranks)
     to_stay = _ranks_with_room(rest, size)
@@ -86,7 +86,7 @@ def choose_ranks(
 def choose_embedding_rank(
     ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
 ) -> RankLoad | None:
-    """Return the rank for a prompt that only wants its embedding; None if no unit that computes prompts is ready."""
+    """Return the rank for a prompt to embed; None if no unit that computes prompts is ready."""
     first, _ = _split_by_role(ranks)
     return pick(first, size.work_at(_common_phase(first)), turn, policy) if first else None
 
@@ -94,7 +94,7 @@ def choose_embedding_rank(
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
     """Return how many more requests of at most this size the ranks take; None if no unit of a phase is ready.
 
-    The rank that a request stays with counts: it has its latents in memory while the request waits.
+    Only the room at the ranks for the rest counts, since they hold a request's latents to its end.
     """
     first, rest = _split_by_role(ranks)
     if not first or not rest:
@@ -104,7 +104,7 @@ def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
 
 
 def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
-    """Return how many more prompts may come that only want their embeddings; None if no unit of a phase is ready."""
+    """Return how many more prompts to embed the ranks take; None if no unit of a phase is ready."""
     first, rest = _split_by_role(ranks)
     if not first or not rest:
         return None
@@ -114,25 +114,25 @@ def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
 
 
 def num_requests(ranks: Sequence[RankLoad]) -> int:
-    """Return how many requests there are, each counted where it stays to its end."""
+    """Return the number of requests, each counted at the rank where it stays to its end."""
     _, rest = _split_by_role(ranks)
     return sum(load.work.num_requests for load in rest)
 
 
 def num_ranks(ranks: Sequence[RankLoad]) -> tuple[int, int]:
-    """Return how many ranks compute prompts, and with how many requests stay."""
+    """Return how many ranks compute prompts, and how many keep requests to their end."""
     first, rest = _split_by_role(ranks)
     return len(first), len(rest)
 
 
 def least_prompt_tokens(ranks: Sequence[RankLoad]) -> int | None:
-    """Return what the rank has left to compute that has least; None if no unit of a phase is ready."""
+    """Return the fewest prompt tokens that a rank has left to compute; None if no unit of a phase is ready."""
     first, rest = _split_by_role(ranks)
     return min(load.work.prompt_tokens for load in first) if first and rest else None
 
 
 def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Policy.BALANCED) -> RankLoad:
-    """Return the rank of `ranks` for a request of this work. `ranks` is not empty; its order does not matter."""
+    """Return the best of `ranks` for a request of this work. `ranks` must not be empty; its order does not matter."""
     cost = _make_cost(policy, ranks, work)
     costs = [cost(load.work) for load in ranks]
     least = min(costs)
@@ -141,7 +141,7 @@ def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Poli
 
 
 def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
-    """Return the ranks that can compute prompts, and those that can go on. A mixed rank is nobody's partner."""
+    """Return the ranks for first tokens and those for the rest. A mixed rank is never paired with another rank."""
     prefill, decode, mixed = (
         [load for load in ranks if load.phase == phase] for phase in ("prefill", "decode", "mixed")
     )
@@ -149,7 +149,7 @@ def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[Rank
 
 
 def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
-    """Return the ranks where the request need not wait or, if there are none, those where it may."""
+    """Return the ranks where the request need not wait or, if there are none, those where it may wait."""
     if not ranks:
         return []
     work = size.work_at(_common_phase(ranks))
@@ -157,12 +157,12 @@ def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankL
 
 
 def _common_phase(ranks: Sequence[RankLoad]) -> Phase:
-    """Return the phase of ranks that have one role: it is the same for all."""
+    """Return the phase of ranks with one role, which is the same for all."""
     return ranks[0].phase
 
 
 def _rank_room(load: RankLoad, work: Work) -> int:
-    """Return how many requests of this work the rank takes, one after another."""
+    """Return how many more requests of this work the rank takes."""
     seats = load.limits.max_requests - load.work.num_requests
     if work.kv_tokens:
         seats = min(seats, (load.limits.kv_tokens - load.work.kv_tokens) // work.kv_tokens)
@@ -172,26 +172,26 @@ def _rank_room(load: RankLoad, work: Work) -> int:
 def _make_cost(policy: Policy, ranks: Sequence[RankLoad], work: Work) -> Callable[[Work], float]:
     match policy:
         case Policy.BALANCED:
-            return _spread_growth(total(load.work for load in ranks), work)
+            return _spread_growth(sum_works(load.work for load in ranks), work)
         case Policy.LEAST_REQUESTS:
-            return lambda has: has.num_requests
+            return lambda load: load.num_requests
         case Policy.ROUND_ROBIN:
-            return lambda has: 0
+            return lambda load: 0
 
 
-def _spread_growth(all_work: Work, work: Work) -> Callable[[Work], float]:
-    """Return what a request of `work` adds to the spread at a rank that has so much already, times a constant.
+def _spread_growth(total: Work, work: Work) -> Callable[[Work], float]:
+    """Return a function from a rank's load to what a request of `work` adds to the spread there, times a constant.
 
-    The count of requests is no load of a prefill rank, which no KV tells from others.
+    On a prefill rank the number of requests is no load. Such a rank shows by a request's work, which has no KV.
     """
 
-    def weight(adds: int, there_is: int) -> float:
-        return adds / there_is**2 if there_is else 0.0
+    def weight(added: int, sum_over_ranks: int) -> float:
+        return added / sum_over_ranks**2 if sum_over_ranks else 0.0
 
-    requests = weight(work.num_requests, all_work.num_requests) if work.kv_tokens else 0.0
-    tokens = weight(work.prompt_tokens, all_work.prompt_tokens)
-    pairs = weight(work.attention_pairs, all_work.attention_pairs)
-    kv = weight(work.kv_tokens, all_work.kv_tokens)
-    return lambda has: (
-        requests * has.num_requests + tokens * has.prompt_tokens + pairs * has.attention_pairs + kv * has.kv_tokens
+    requests = weight(work.num_requests, total.num_requests) if work.kv_tokens else 0.0
+    tokens = weight(work.prompt_tokens, total.prompt_tokens)
+    pairs = weight(work.attention_pairs, total.attention_pairs)
+    kv = weight(work.kv_tokens, total.kv_tokens)
+    return lambda load: (
+        requests * load.num_requests + tokens * load.prompt_tokens + pairs * load.attention_pairs + kv * load.kv_tokens
     )

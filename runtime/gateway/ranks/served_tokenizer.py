@@ -15,27 +15,27 @@ from runtime.gateway.ranks.served_weights import DIGEST_CHARACTERS, restart_hint
 
 __all__ = ["RANKS_FILE", "ServedTokenizer"]
 
-RANKS_FILE = "tokenizer.json"  # the one that ranks read as well
+RANKS_FILE = "tokenizer.json"  # the file that ranks read, too
 
 log = logging.getLogger(__name__)
 
 
 class ServedTokenizer:
-    """The digest of this gateway's tokenizer.json, and the ranks that have heard that theirs is another."""
+    """The digest of this gateway's tokenizer.json, and the ranks that were told that theirs is another one."""
 
     def __init__(self, digest: str) -> None:
         self._digest = digest
         self._notified: set[Rank] = set()
 
     def check(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Refuse the rank here if it has read another file, and tell those that have if most units agree with us."""
+        """Refuse the rank here if it read another file. If most units agree with us, tell those that disagree."""
         if rank.tokenizer_digest not in (None, self._digest):
             rank.refusal = self._explain(rank)
             log.warning("%s is refused: %s", rank, rank.refusal)
         self._notify(ranks)
 
     def lose(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Let the ranks that heard of it go on with other gateways, if no majority is left that agrees with us."""
+        """Forget a lost rank. If most units no longer agree with us, let those we told serve with other gateways."""
         self._notified.discard(rank)
         self._notify(ranks)
 
@@ -51,7 +51,7 @@ class ServedTokenizer:
                     rank.refuse(self._explain(rank))
             return
         notified, self._notified = self._notified, set()
-        for rank in notified:  # it calls again, and hears nothing
+        for rank in notified:  # it connects again, and is not told
             rank.hang_up(f"{rank} may serve with other gateways")
 
     def _explain(self, rank: Rank) -> str:

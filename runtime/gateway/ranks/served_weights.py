@@ -1,18 +1,18 @@
-"""The weights that a deployment serves with, and the ranks that loaded others.
+"""The weights that a deployment serves with, and the ranks that loaded other weights.
 
     until the first unit is ready    nobody is refused
-    afterwards                       a rank that loaded the same weights serves; one that loaded others is refused
+    afterwards                       ranks with the same weights serve, ranks with others are refused
 
-A checkpoint may change while a deployment runs. A unit that starts again then has loaded other weights than those that
-serve: its answers would be another model's, and units of the other phase would take no KV from it and give it none.
-Such a unit stays up, gets no requests and says why. It does not load again, as it would find the same.
+A checkpoint may change while a deployment runs. Then a unit that restarts loads other weights than those that serve.
+Its answers would come from another model, and units of the other phase would exchange no KV with it. Such a unit stays
+up, gets no requests and reports why. It does not load again, because it would find the same files.
 
-On one machine the first weights count even when no rank is left that loaded them: gateways keep the digest in a file,
-for each other and for those that start again. Elsewhere a gateway goes by the ranks that serve. It forgets the weights
-with the last rank that serves with them, lest one wrong unit that was first keeps out all others for ever. A rank that
-was refused says for a while that it is not ready, so a rank that served decides before it does.
+On one machine the first weights count even when no rank with them is left: gateways keep the digest in a file, for each
+other and for those that restart. Elsewhere a gateway goes by the ranks that serve. It forgets the weights with the last
+rank that serves with them. Otherwise one wrong unit that came first would keep out all others for ever. A refused rank
+reports for a while that it is not ready, so a rank that served before decides first.
 
-Where the plan names the weights, ranks say nothing of theirs: each has compared them with the manifest.
+If the plan names the weights, ranks do not report theirs, because each has compared them with the manifest.
 """
 
 import logging
@@ -26,23 +26,23 @@ from runtime.gateway.ranks.rank_connection import Rank
 
 __all__ = ["DIGEST_CHARACTERS", "ServedWeights", "keep_first", "read_first", "restart_hint"]
 
-SERVING = ("ready", "draining")  # states of ranks
-DIGEST_CHARACTERS = 19  # characters of a digest: `sha256:` and twelve
+SERVING = ("ready", "draining")  # states of a rank
+DIGEST_CHARACTERS = 19  # `sha256:` and twelve digits
 
 log = logging.getLogger(__name__)
 
 
 class ServedWeights:
-    """The KV digest of the units that loaded them; none before the first unit is ready."""
+    """The KV digest of the weights that count; None before the first unit is ready."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Remember the digest in `file`, where one that stands there already is heeded. Raise RuntimeFailure."""
+        """Remember the digest in `file`. A digest that is there already counts. Raise RuntimeFailure."""
         self._file = file
         self._refused: set[Rank] = set()
         self._digest = None if file is None else read_first(file)
 
     def check(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
-        """Compare what the rank loaded, once it has said so. The first ready unit's weights are compared by all."""
+        """Compare the weights that the rank reports. Those of the first ready unit count for all ranks."""
         if rank.loaded_digest is None:
             return
         if self._digest is not None:
@@ -61,7 +61,8 @@ class ServedWeights:
     def _forget_if_nobody_serves(self, ranks: Iterable[Rank]) -> None:
         """Forget the weights with the last rank that serves with them, unless a file remembers them.
 
-        One that another gateway refused serves no more either: two gateways that took different weights agree anew.
+        A rank that another gateway refused does not serve either. So two gateways that began with different weights can
+        agree on new ones.
         """
         if self._file is not None or self._digest is None:
             return
@@ -70,7 +71,7 @@ class ServedWeights:
         log.warning("no rank serves with the weights %s any more: others may", self._digest[:DIGEST_CHARACTERS])
         self._digest = None
         refused, self._refused = self._refused, set()
-        for each in refused:  # it calls again, and is not refused
+        for each in refused:  # it connects again, and is not refused
             each.hang_up(f"{each} may serve now")
 
     def _compare(self, rank: Rank) -> None:
@@ -88,26 +89,26 @@ class ServedWeights:
         log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:DIGEST_CHARACTERS])
 
     def _adopt(self, digest: str) -> None:
-        """Serve with these weights, unless another gateway of this deployment has just decided."""
+        """Let these weights count, unless another gateway of this deployment has just decided on others."""
         self._digest = digest
         if self._file is not None:
             try:
                 self._digest = keep_first(self._file, digest)
-            except OSError as error:  # a full disk: this gateway remembers until it ends
+            except OSError as error:  # such as a full disk: then only this gateway remembers, until it ends
                 log.warning("cannot remember the weights in %s: %s", self._file, error.strerror)
 
 
 def restart_hint(rank: Rank) -> str:
-    """Return the rank's unit and the commands that start it again: it comes back as a whole when one process ends.
+    """Name the rank's unit and the commands that restart it. A unit restarts as a whole when one process ends.
 
-    The first pod of a unit is called after it, whether a LeaderWorkerSet or a StatefulSet makes it.
+    The first pod of a unit has its name plus `-0`, whether a LeaderWorkerSet or a StatefulSet makes it.
     """
     unit = rank.hello.unit
     return f"{unit} again (here: kill {rank.hello.pid}; in a cluster: kubectl delete pod {unit}-0)"
 
 
 def read_first(file: Path) -> str | None:
-    """Return what the file says, or None where there is none. Raise RuntimeFailure."""
+    """Return the content of the file, or None if there is no file. Raise RuntimeFailure."""
     try:
         return file.read_text()
     except FileNotFoundError:
@@ -117,7 +118,7 @@ def read_first(file: Path) -> str | None:
 
 
 def keep_first(file: Path, content: str) -> str:
-    """Write `content` whole if nothing stands there, and return what does. Raise OSError."""
+    """Write `content` to the file, all at once, if it does not exist. Return the file's content. Raise OSError."""
     own = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         own.write_text(content)

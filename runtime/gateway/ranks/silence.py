@@ -1,12 +1,13 @@
-"""Ranks that serve and say nothing: asked after a while, and given up when they do not answer.
+"""Find serving ranks that have fallen silent: ping them after a while, and give up those that do not answer.
 
-    process    stopped, or its machine frozen: it does not answer Ping, which a thread beside its steps does
-    steps      stand still: the rank answers Ping, but neither says a token nor repeats its state
+    process    it is stopped, or its machine is frozen: it does not answer Ping, for which it has a thread of its own
+    steps      they stand still: the rank answers Ping, but it neither sends tokens nor repeats its state
 
-A step may take minutes, so only the launch file's long time tells that it hangs. A process that lives answers at once.
+A living process answers at once. A step may take minutes, so only after the launch file's long timeout does it count as
+hanging.
 
-Silence is counted in looks, not in seconds: if the gateway itself was stopped, that is one look, and not every rank's
-end.
+Silence is counted in looks, not in seconds. If the gateway itself was stopped, that is one look, and no rank is given
+up for it.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ __all__ = ["ASK_LOOKS", "GIVE_UP_LOOKS", "check_ranks", "watch_ranks"]
 
 LOOK_S = 0.5
 ASK_LOOKS = 3
-GIVE_UP_LOOKS = 8  # assumed: 4 s, of which a busy machine has 2.5 s to let a thread answer
+GIVE_UP_LOOKS = 8  # assumed: 4 s, which gives a thread on a busy machine 2.5 s to answer
 
 
 async def watch_ranks(
     ranks: Callable[[], Iterable[Rank]], stall_timeout_s: float, report: Callable[[str], None]
 ) -> None:
-    """Look at the ranks, for ever. `report` hears why each is given up."""
+    """Check the ranks until cancelled. `report` gets the reason for each that is given up."""
     while True:
         await asyncio.sleep(LOOK_S)
         for reason in check_ranks(ranks(), stall_timeout_s):
@@ -33,9 +34,9 @@ async def watch_ranks(
 
 
 def check_ranks(ranks: Iterable[Rank], stall_timeout_s: float) -> list[str]:
-    """Look at each rank once: ask it, or give it up. Return why, of those that were given up.
+    """Check each rank once: ping it or give it up, if it is due. Return the reasons of those given up.
 
-    A rank that loads, or waits for its peers, has no requests and may be silent.
+    A rank that loads or waits for its peers has no requests and may be silent.
     """
     reasons = []
     for rank in [rank for rank in ranks if rank.state in ("ready", "draining")]:

@@ -1,7 +1,7 @@
-"""A rank that holds up its unit: one slow GPU of 144 slows them all.
+"""Find a rank that holds up its unit: one slow GPU of 144 slows down all of them.
 
-Ranks say how long a step takes by their own work. One is a straggler when it takes far longer than its peers do. It is
-named and not ended: it still computes, and whether its machine is to be replaced is for people to decide.
+Ranks report how long their own work in a step takes. A rank is a straggler if it takes far longer than its peers. It is
+reported but not ended: it still computes, and people decide whether to replace its machine.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from statistics import median
 
 __all__ = ["LEAST_US", "SLOW", "find_straggler"]
 
-SLOW = 1.5  # assumed: requests are spread less evenly than that only for moments
-LEAST_US = 5_000  # assumed: differences of a step's milliseconds are those of one request more
+SLOW = 1.5  # assumed: only for moments are requests spread so unevenly
+LEAST_US = 5_000  # assumed: smaller differences come from one request more or less
 
 
 def find_straggler(own_us: Sequence[int]) -> tuple[int, float] | None:
-    """Return the number of the slow rank and how many times longer it takes than its peers; None where none does.
+    """Return the number of the slow rank and how many times longer it takes than its peers; None if there is none.
 
-    `own_us` has each rank's own microseconds of a step, 0 of one that has not said any.
+    `own_us` has each rank's own microseconds in a step, or 0 for a rank that has reported none.
     """
     if len(own_us) < 2 or not all(own_us):
         return None

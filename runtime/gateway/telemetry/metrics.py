@@ -1,12 +1,12 @@
 """The gateway's metrics.
 
-Names and meanings are vLLM's with our prefix, so that dashboards carry over. Seen from the gateway:
-    waiting    sent to a prefill rank, no token yet
-    running    between the first token and the last
-    TTFT, ITL, end to end    seconds between the arrival of tokens here, the HTTP answer not included
+Names and meanings are vLLM's with our prefix, so that dashboards carry over. As the gateway sees them:
+    waiting    requests without a token yet
+    running    requests between the first token and the last
+    TTFT, ITL, end to end    seconds until tokens arrive here, without the time to send the HTTP answer
     by phase   what ready units have to do (`phase_loads.py`)
 
-It does not count what ranks see (KV in use, experts, transfers).
+It does not measure what ranks do (KV in use, experts, transfers): ranks have metrics of their own.
 Source: vLLM docs, "Production metrics".
 """
 
@@ -72,7 +72,7 @@ class RequestClock:
         metrics.waiting.inc()
 
     def note_token(self) -> None:
-        """Note that a token has come."""
+        """Note that a token has arrived."""
         now = time.monotonic()
         if self.last_token is None:
             self._metrics.waiting.dec()
@@ -87,7 +87,7 @@ class RequestClock:
         self._num_tokens += 1
 
     def end(self, *, answered: bool) -> None:
-        """Note that the request is over; the first end counts."""
+        """Note that the request is over. Only the first call counts."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -1,7 +1,7 @@
-"""What each phase has to do, and which units a rank holds up: for whoever decides how many units are on.
+"""Metrics of each phase's load and of units with a straggler, for autoscalers and operators.
 
-The sums are over the ranks of ready units, as the balancers count them (`rank_load.py`). The event loop takes them,
-because a scrape has a thread of its own.
+The sums are over the ranks of ready units, in the balancers' quantities (`rank_load.py`). The event loop samples them,
+because a scrape runs on a thread of its own.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.gateway.ranks.rank_load import total
+from runtime.gateway.ranks.rank_load import sum_works
 from runtime.gateway.ranks.registry import Unit
 
 __all__ = ["PhaseLoads"]
 
-LOOK_S = 1.0  # assumed: whoever asks does so every few seconds
+LOOK_S = 1.0  # assumed: scrapes come every few seconds
 PHASE_METRICS = {
     "phase_ready_units": "Units that are ready.",
     "phase_requests": "Requests of their ranks; of prefill, those without a token yet.",
@@ -27,22 +27,22 @@ REFUSED = "unit_refused"
 
 
 class PhaseLoads(Collector):
-    """The loads of one model's phases, as they were taken last."""
+    """The latest sample of the loads of one model's phases."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._phases: dict[str, Sequence[float]] = {}  # in the order of OF_PHASES
+        self._phases: dict[str, Sequence[float]] = {}  # in the order of PHASE_METRICS
         self._stragglers: dict[str, float] = {}  # unit -> how many times longer its slow rank takes
         self._refused: dict[str, float] = {}  # unit -> 1
 
     async def follow(self, units: Callable[[], Iterable[Unit]]) -> None:
-        """Take the loads for ever."""
+        """Sample the loads until cancelled."""
         while True:
             self.sample(units())
             await asyncio.sleep(LOOK_S)
 
     def sample(self, units: Iterable[Unit]) -> None:
-        """Take the loads of now."""
+        """Sample the loads once."""
         units = list(units)
         ready = [unit for unit in units if unit.is_ready]
         self._phases = {
@@ -74,5 +74,5 @@ class PhaseLoads(Collector):
 
 
 def _sum_loads(units: Sequence[Unit]) -> Sequence[float]:
-    work = total(rank.load.work for unit in units for rank in unit.ranks)
+    work = sum_works(rank.load.work for unit in units for rank in unit.ranks)
     return len(units), work.num_requests, work.prompt_tokens, work.kv_tokens

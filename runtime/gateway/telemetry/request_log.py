@@ -1,8 +1,8 @@
 """The gateway's log: one JSON object a line, one line for each call that was answered or given up.
 
-A call's line has its id, which the answer's `X-Request-Id` repeats, its key's name, its tokens and times, and the units
-that worked on it with their digests: a digest covers the unit's expert map. Of what a caller or the model said there is
-never anything. Refusals are many when somebody is hostile, so they are said at a bounded rate, with the peer.
+A call's line has the id that is in its answer's `X-Request-Id`, the key's name, the tokens and times, and the units
+that worked on it with their digests, which cover their expert maps. It never has text of the caller or the model. A
+hostile client can cause many refusals, so these are logged at a bounded rate, with the peer's address.
 """
 
 import logging
@@ -19,7 +19,7 @@ from runtime.protocol.complaints import Complaints
 
 __all__ = ["CallRecord", "JsonLines", "RequestLog", "peer_address"]
 
-FIELDS = "fields"  # of a record: what stands beside its message
+FIELDS = "fields"  # the attribute of a record that holds fields beside its message
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
     """Formats a record as one JSON object, with its traceback if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the record's line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -51,7 +51,7 @@ class CallRecord:
 
 
 class RequestLog:
-    """Says what became of each call."""
+    """Logs what became of each call."""
 
     def __init__(self) -> None:
         self._complain = Complaints(log.info)
@@ -66,9 +66,9 @@ class RequestLog:
         *,
         is_answered: bool,
     ) -> None:
-        """Say that a call is over, and how many tokens are to be counted for it.
+        """Log a call that is over, with the tokens to count for it.
 
-        `units` are those that had it, with their digests. Of the prompt's tokens, `num_hit_tokens` were not computed.
+        `units` are those that worked on it, with their digests. `num_hit_tokens` of the prompt came from the cache.
         """
         fields = {
             "request_id": call.request_id,
@@ -86,7 +86,7 @@ class RequestLog:
         log.info("request", extra={FIELDS: fields})
 
     def log_refusal(self, request: Request, error: ApiError) -> None:
-        """Say that a call was refused, or given up."""
+        """Log a call that was refused or given up."""
         what = f"{request.method} {request.scope['path']}"
         self._complain(f"refused {peer_address(request)}: {what}: {error.status} {error.code or error.type}")
 

@@ -1,9 +1,9 @@
-"""The metrics that every token changes, counted in plain numbers and handed to Prometheus when it asks.
+"""The metrics that every token changes, kept as plain numbers until Prometheus scrapes them.
 
-Why it exists: the client library takes a lock for each number that it changes. That is nothing for a request, but for
-a token it was a sixth of the gateway's time.
-Only the event loop counts. A scrape, which has a thread of its own, may see a token that one number has and another has
-not yet.
+Why it exists: the client library takes a lock for each number that it changes. For a request that is
+cheap, but for every token it took a sixth of the gateway's time.
+Only the event loop counts. A scrape runs on a thread of its own, and may see a token in one number but not yet in
+another.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ __all__ = ["TokenTally"]
 
 
 class TokenTally(Collector):
-    """The tokens of one model, and the times between two of the same answer; `bounds_s` are the buckets' upper ends."""
+    """The tokens of one model, and the times between tokens of an answer. `bounds_s` are the buckets' upper ends."""
 
     def __init__(self, model_name: str, bounds_s: Sequence[float]) -> None:
         self._model_name = model_name
@@ -32,13 +32,13 @@ class TokenTally(Collector):
         self._num_tokens += 1
 
     def count_next(self, seconds: float) -> None:
-        """Count a token that came so long after the one before."""
+        """Count a token that came `seconds` after the one before."""
         self._num_tokens += 1
         self._num_gaps[bisect_left(self._bounds_s, seconds)] += 1
         self._sum_s += seconds
 
     def collect(self) -> Iterator[Metric]:
-        """Yield both metrics as they are now."""
+        """Yield both metrics."""
         labels, values = ["model_name"], [self._model_name]
         tokens = CounterMetricFamily("tidemill_generation_tokens", "Tokens generated.", labels=labels)
         tokens.add_metric(values, self._num_tokens)

@@ -1,12 +1,12 @@
 """OpenTelemetry's view of a completion or chat: one span for the call, and one for each phase of each of its prompts.
 
     POST /v1/completions         from its arrival to its last token; its parent is the caller's `traceparent`
-    |-- prefill                  from the prompt's sending to its first token: unit and rank
+    |-- prefill                  from sending the prompt to its first token: unit and rank
     `-- decode                   from the first token to the last: unit and rank
 
-Spans are made when a call has ended, from times that the gateway has anyway, so tokens cost nothing more. Nothing of
-what was said is in them. Without an endpoint in the environment there are none, and nothing is imported.
-Ranks send no spans: their phases are seen from here, the way of a token included.
+Spans are made when a call has ended, from times that the gateway has anyway, so they cost nothing per token. They hold
+no text of the call. Without an endpoint in the environment there are no spans, and nothing is imported.
+Ranks send no spans. Their phases are measured here, so the time that a token travels is included.
 
 Sources: W3C Trace Context for `traceparent`; OpenTelemetry, "OTLP Exporter Configuration" for the variables and
 "Semantic conventions for generative AI" for the names that begin with gen_ai.
@@ -32,7 +32,7 @@ SERVICE = "tidemill-gateway"
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of one prompt, at the rank that had it. Both times are of time.monotonic."""
+    """One phase of one prompt, at the rank that worked on it. Both times are of time.monotonic."""
 
     name: str
     unit: str
@@ -42,7 +42,7 @@ class Phase:
 
 
 class Traces:
-    """Makes a call's spans, and gives them to the provider's exporters."""
+    """Makes a call's spans and gives them to the provider's exporters."""
 
     def __init__(self, provider: "TracerProvider", model_name: str) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -101,7 +101,7 @@ class Traces:
         span.end(_wall_clock_ns(clock_began_ns, phase.ended_at))
 
     def close(self) -> None:
-        """Send what is not sent yet."""
+        """Send the spans that have not been sent yet."""
         self._provider.shutdown()
 
 
@@ -110,7 +110,7 @@ def _wall_clock_ns(clock_began_ns: int, moment_s: float) -> int:
 
 
 def configure_traces(model_name: str) -> Traces | None:
-    """Return where spans go by OpenTelemetry's own variables; None if no endpoint is set. Raise RuntimeFailure."""
+    """Return the traces that OpenTelemetry's own variables set up; None without an endpoint. Raise RuntimeFailure."""
     endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), None)
     if endpoint is None:
         return None

@@ -1,15 +1,17 @@
-"""The way to the ranks: a call is let in or refused, and its requests wait for their turn, which is fair.
+"""Admission to the ranks: admit or refuse a call, and let its requests wait for a fair turn.
 
     a call -> check(): is there room for all its requests?  no: 429 with Retry-After, before its prompts are encoded
            -> join(): each request waits in the line of `fair_line.py` -> its turn has come and ranks have room -> sent
 
-A request waits here, not at a rank, because a rank serves in the order in which requests came to it: whoever sent many
-would hold everybody. A rank is given what it has room for and a few ahead, `num_ahead`, so that it never waits for
-the gateway; and prompts only while some rank has less to compute than `prompt_tokens_ahead`.
+A request waits here and not at a rank, because a rank serves requests in the order in which they came. There, a caller
+who sent many would hold up everybody. A rank gets the requests that it has room for and a few more (`num_ahead`), so
+that it never waits for the gateway. Prompts are sent only while some rank has less than `prompt_tokens_ahead` to
+compute.
 
-The bound: the ranks' `max_queued_requests` are the places, shared as `fair_line.py` says. The time: a request waits
-while units are ready; without any for `timeout_s`, it is given up.
-A caller is a key or, where no keys are set, an address. Of an IPv6 address the first 64 bits count: the rest is free.
+The bound: the ranks' `max_queued_requests` are the places in line, shared as `fair_line.py` describes. The time: a
+request waits as long as units are ready, and fails when none has been ready for `timeout_s`.
+A caller is a key or, without keys, an address. Of an IPv6 address only the first 64 bits count, because a host may
+choose the others.
 """
 
 import asyncio
@@ -28,18 +30,18 @@ from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 __all__ = ["Admission", "Line", "LineLimits", "caller_name", "num_ahead"]
 
-AHEAD_PART = 8  # assumed: an eighth of what a rank has at a time ends while the gateway hears of it and sends more
-BATCHES_AHEAD = 2  # one is computed, one waits
-IPV6_PREFIX = 64  # RFC 4291, section 2.5.1: what follows is the interface's own
+AHEAD_PART = 8  # assumed: an eighth of a rank's requests ends while the gateway hears of it and sends more
+BATCHES_AHEAD = 2  # one is being computed, one waits
+IPV6_PREFIX = 64  # RFC 4291, section 2.5.1: the rest identifies the interface
 
 
 def num_ahead(max_requests: int, max_queued_requests: int) -> int:
-    """Return how many requests a rank is given for which it has no room yet."""
+    """Return how many requests a rank gets beyond its room."""
     return min(max(max_requests // AHEAD_PART, 1), max_queued_requests)
 
 
 def caller_name(request: Request) -> str:
-    """Return whose request this is, for fairness."""
+    """Return the name under which the request's caller takes turns: its key's, or its address."""
     name: str | None = request.state.account.name
     if name is not None:
         return name
@@ -47,7 +49,7 @@ def caller_name(request: Request) -> str:
         return ""
     try:
         address = ipaddress.ip_address(request.client.host)
-    except ValueError:  # such as a Unix socket's
+    except ValueError:  # such as the path of a Unix socket
         return str(request.client.host)
     if address.version == 6:
         return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
@@ -56,7 +58,7 @@ def caller_name(request: Request) -> str:
 
 @dataclass(frozen=True)
 class LineLimits:
-    """The limits of a line: places for each rank, tokens of prompts that ranks are given ahead, time without units."""
+    """The limits of a line: places for each rank, prompt tokens sent ahead, longest time without ready units."""
 
     num_queued: int
     prompt_tokens_ahead: int
@@ -64,7 +66,7 @@ class LineLimits:
 
 
 class Admission:
-    """The gateway's two lines: for answers, which stay with a decode rank, and for embeddings, which do not."""
+    """The gateway's two lines: one for answers, which need decode ranks, and one for embeddings, which do not."""
 
     def __init__(self, resumptions: ResumptionLine, metrics: GatewayMetrics, waits: LineLimits) -> None:
         self.resumptions = resumptions
@@ -74,7 +76,7 @@ class Admission:
         registry.call_on_room(self._start_soon)
 
     def close(self, reason: str) -> None:
-        """Give up whoever waits, now and later."""
+        """Fail the requests that wait, now and later."""
         for line in (self.answers, self.embeddings):
             line.close(reason)
         self.resumptions.close(reason)
@@ -109,7 +111,7 @@ class Line:
         self._close_reason: str | None = None
 
     def check(self, caller: str, num_requests: int, size: RequestSize = SMALLEST) -> None:
-        """Raise ApiError if no units are ready, or have no room for so many more requests of at most this size."""
+        """Raise ApiError if no units are ready, or if there is no room for `num_requests` of at most this size."""
         room = self.room(caller, size)
         if room is None:
             raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
@@ -127,9 +129,9 @@ class Line:
         return self._line.room(caller, at_ranks + self._waits.num_queued * self._num_ranks())
 
     def join(self, caller: str, cost: float, try_to_start: Callable[[], bool], give_up: Callable[[str], None]) -> Turn:
-        """Let a request wait for its turn, which may be now. It ends with `end`, whatever becomes of it.
+        """Put a request in line. Its turn may come at once. The caller must `end` it, whatever becomes of it.
 
-        `try_to_start` sends it to ranks, if any take it, and returns whether it did. `give_up` gets why none will.
+        `try_to_start` sends it to ranks and returns whether any took it. `give_up` gets the reason if none will.
         """
         turn = self._line.join(caller, cost)
         self._waiting[turn] = _Waiting(try_to_start, give_up)
@@ -139,24 +141,24 @@ class Line:
         return turn
 
     def end(self, turn: Turn, cost: float) -> None:
-        """Note that a request has ended, and what it has cost if ranks had it. Ending twice is ending once."""
+        """End a request. `cost` is what it has cost if ranks worked on it. A second call does nothing."""
         self._line.end(turn, cost)
         if self._waiting.pop(turn, None) is not None:
-            self.start_soon()  # whoever is next may be smaller
+            self.start_soon()  # the next one may be smaller and fit
 
     def start_soon(self) -> None:
-        """Send off those whose turn it is, once what happens now has happened: a call that ends leaves many places."""
+        """Start requests in the loop's next turn, when everything that frees places now has done so."""
         if self._waiting and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._start_waiting)
 
     def close(self, reason: str) -> None:
-        """Give up whoever waits, now and later."""
+        """Fail the requests that wait, now and later."""
         self._close_reason = reason
         self._give_up(reason)
 
     def _start_waiting(self) -> None:
-        """Send off those whose turn it is, as long as ranks take them."""
+        """Start requests in turn, as long as ranks take them."""
         self._is_scheduled = False
         while (turn := self._line.next_turn()) is not None and self._may_start():
             if not self._waiting[turn].try_to_start():
@@ -166,12 +168,12 @@ class Line:
         self._watch_timeout()
 
     def _may_start(self) -> bool:
-        """Return whether some rank has few prompts left to compute. Requests that lost their ranks go first."""
+        """Return whether some rank has little left to compute, and no request that lost its ranks needs the room."""
         backlog = self._registry.least_prompt_tokens()
         return self._resumptions.leaves_room() and backlog is not None and backlog < self._waits.prompt_tokens_ahead
 
     def _watch_timeout(self) -> None:
-        """Give up, when it is time, those that wait while no units are ready."""
+        """Start the timeout when no units are ready for waiting requests, and stop it when some are."""
         is_hopeless = bool(self._waiting) and self._registry.least_prompt_tokens() is None
         if is_hopeless and self._give_up_timer is None:
             reason = f"no units have been ready for {self._waits.timeout_s:g} s"
@@ -187,7 +189,7 @@ class Line:
             waiting.give_up(reason)
 
     def _estimate_wait_s(self, caller: str, num_missing: int) -> int:
-        """Return when so many more of the caller's requests may have left, which it takes turns with others to do."""
+        """Estimate in how many seconds there is room for `num_missing` more requests of the caller, who takes turns."""
         num_all = self._registry.num_requests() + len(self._line)
         return self._metrics.pace.wait_s(num_all, num_missing * self._line.num_callers(caller))
 

@@ -1,26 +1,28 @@
-"""A line of requests that is fair between callers, by the work that they ask for. It says whose turn it is.
+"""A line of requests that is fair between callers, measured by the work that they ask for. It decides whose turn it is.
 
-    counter[c]   what caller c has been served, in tokens: a prompt's count once, generated ones twice
-    clock        the counter of whoever was served last, which only grows
+    counter[c]   the work served to caller c, in tokens: those of prompts count once, generated ones twice
+    clock        the counter of the caller served last; it only grows
 
-The next one served is the first of the caller with the least counter, among those that wait; of equals, whoever came
-first. Its cost is added to the counter when it is served, as expected, and put right when it has ended. A caller begins
-at the clock: time in which it asked for nothing is no credit. A caller's counter is forgotten when it is behind the
-clock, and all are when nobody waits: then there is nothing to share.
+The next request is the first one of the waiting caller with the smallest counter; of equal callers, the one that came
+first. When a request is served, its expected cost is added to the counter. When it has ended, the counter is corrected.
+A new caller begins at the clock, so idle time earns no credit. A caller's counter is forgotten when it is behind the
+clock. When nobody waits, all are forgotten, because there is nothing to share.
 
-So a caller with many requests delays another's first by no more than those that are being served; one caller alone is
-served in the order of its requests. Callers that always wait are served equal work, up to a largest request of each.
+So a caller with many requests delays another caller's first one by no more than the requests that are being served. A
+lone caller is served in the order of its requests. Callers that always wait are served equal work, up to one largest
+request each.
 
     room[c] = max(places - all, min(places / callers - waiting[c], 2 places - all))
 
-is how many more of a caller's may wait: one alone may take all places, and as many again are kept for callers with less
-than their share. So whoever fills the line keeps nobody out of it, and it never has more than twice its places.
+is how many more requests of a caller may wait. One caller alone may take all places, and as many again are reserved for
+callers with less than their share. So a caller who fills the line keeps nobody out, and the line never has more than
+twice its places.
 
-It knows neither ranks nor the clock on the wall (`admission.py` does).
+It knows neither ranks nor time (`admission.py` does).
 
 Sources: Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024 (the virtual token counter, its lift,
 the weights 1 and 2). Kubernetes, API Priority and Fairness, `fairqueuing/queueset/doc.go` (a guess is charged at
-dispatch and put right at the end). P. Goyal et al., "Start-time Fair Queueing", SIGCOMM 1996 (the clock).
+dispatch and corrected at the end). P. Goyal et al., "Start-time Fair Queueing", SIGCOMM 1996 (the clock).
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ GENERATED_WEIGHT = 2
 
 
 def cost(prompt_tokens: int, generated_tokens: int) -> int:
-    """Return the work of a request, in tokens of a prompt."""
+    """Return the work of a request, in prompt tokens."""
     return prompt_tokens + GENERATED_WEIGHT * generated_tokens
 
 
@@ -40,13 +42,13 @@ def cost(prompt_tokens: int, generated_tokens: int) -> int:
 class _Caller:
     name: str
     counter: float
-    waiting: "dict[Turn, None]" = field(default_factory=dict)  # in the order in which they came
-    num_served: int = 0  # that have not ended
+    waiting: "dict[Turn, None]" = field(default_factory=dict)  # in the order of arrival
+    num_served: int = 0  # requests that are being served
 
 
 @dataclass(eq=False)
 class Turn:
-    """A request in the line, and after that until it ends; `number` tells who came first."""
+    """A request from joining the line to its end. `number` is its place in the order of arrival."""
 
     caller: _Caller
     cost: float
@@ -55,12 +57,12 @@ class Turn:
 
 
 class FairLine:
-    """The requests that wait, by caller, and what their callers have been served."""
+    """The waiting requests by caller, with the work that each caller has been served."""
 
     def __init__(self) -> None:
         self._callers: dict[str, _Caller] = {}
-        self._waiting: dict[str, _Caller] = {}  # of these, those that wait
-        self._idle: dict[str, _Caller] = {}  # and those that neither wait nor are served, but are ahead of the clock
+        self._waiting: dict[str, _Caller] = {}  # those with waiting requests
+        self._idle: dict[str, _Caller] = {}  # those without requests whose counter is ahead of the clock
         self._clock = 0.0
         self._num_waiting = 0
         self._numbers = count()
@@ -69,17 +71,17 @@ class FairLine:
         return self._num_waiting
 
     def num_callers(self, name: str) -> int:
-        """Return how many callers wait, this one counted in any case."""
+        """Return how many callers wait, including this one even if it does not."""
         return len(self._waiting) + (name not in self._waiting)
 
     def room(self, name: str, num_places: int) -> int:
-        """Return how many more requests of the caller may wait, where there are so many places in all."""
+        """Return how many more requests of the caller may wait in a line with `num_places` places."""
         num_own = len(self._waiting[name].waiting) if name in self._waiting else 0
         share = num_places // self.num_callers(name) - num_own
         return max(num_places - len(self), min(share, 2 * num_places - len(self)), 0)
 
     def join(self, name: str, cost: float) -> Turn:
-        """Let a request of a caller wait."""
+        """Put a caller's request in line."""
         caller = self._callers.setdefault(name, _Caller(name, self._clock))
         self._idle.pop(name, None)
         if not caller.waiting:
@@ -91,7 +93,7 @@ class FairLine:
         return turn
 
     def next_turn(self) -> Turn | None:
-        """Return whose turn it is, or None when nobody waits."""
+        """Return the request whose turn it is, or None if nobody waits."""
         heads = [next(iter(caller.waiting)) for caller in self._waiting.values()]
         return min(heads, key=lambda turn: (turn.caller.counter, turn.number), default=None)
 
@@ -105,7 +107,7 @@ class FairLine:
         self._forget(caller)
 
     def end(self, turn: Turn, cost: float) -> None:
-        """Note that the request is over, be it served or not, and what it has cost. Ending twice is ending once."""
+        """End a request, served or not, with its real cost. A second call does nothing."""
         if turn.has_ended:
             return
         turn.has_ended = True
@@ -124,7 +126,7 @@ class FairLine:
             del self._waiting[caller.name]
 
     def _forget(self, caller: _Caller) -> None:
-        """Forget the callers that are served as if they were new. `caller` may have become one of them."""
+        """Forget idle callers who would be treated like new ones. `caller` may have become idle."""
         if not caller.waiting and not caller.num_served:
             self._idle[caller.name] = caller
         for name, idle in list(self._idle.items()):

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and how much at a time.
+"""API keys: who may call, and how much at a time.
 
     Authorization: Bearer KEY  ->  KeyRing  ->  Account  ->  begins a call within its limits  ->  Spending
 
@@ -6,13 +6,13 @@ The file of keys, which a cluster mounts from a Secret, is JSON:
 
     {"keys": [{"name": "a", "hash": "sha256:...", "tokens_per_minute": 60000, "max_requests": 8, "max_streams": 4}]}
 
-A key is 256 random bits, so its plain SHA-256 is enough: there is nothing to guess. The file is read again when it has
-changed, so that a key can be taken back while answers run.
-Tokens are counted as the usage tells them. A call begins while there are tokens left and takes all that it may need;
-what it did not need comes back at its end. So a key gets its tokens a minute, and one call beyond them at most.
-Of several gateways each gives its share of a key's limits, one at least: they do not ask each other.
-A key's name is a tenant's. A prompt finds cached KV of its own tenant alone (`make_salt`): else the time of an answer
-would tell what others ask.
+A key is 256 random bits, so its plain SHA-256 is safe: nobody can guess the key. The file is read again when it has
+changed, so that a key can be revoked while answers run.
+Tokens are those that the usage reports. A call may begin while tokens are left, and takes as many as it may need. What
+it did not use comes back at its end. So a key gets its tokens a minute, and at most one call beyond them.
+With several gateways, each grants its share of a key's limits, at least one: they do not ask each other.
+A key's name identifies a tenant. A prompt reuses cached KV of its own tenant only (`make_salt`). Otherwise the time to
+an answer would show what other tenants ask.
 It does not know which routes need a key (`app.py` does).
 """
 
@@ -35,7 +35,7 @@ __all__ = ["Account", "KeyRing", "Limits", "Spending", "make_salt", "read_keys",
 
 LOOK_S = 5.0  # assumed: Kubernetes takes a minute to renew a Secret's files
 RETRY_S = 1
-SALT_DIGITS = 32  # of 16: 128 bits, which nobody meets by chance
+SALT_DIGITS = 32  # hexadecimal: 128 bits, so salts do not collide by chance
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A key as its file has it. A limit that is absent does not hold.
+    """A key as the file has it. An absent limit does not apply.
 
-    `max_requests` counts prompts times choices that run at a time, `max_streams` the streamed calls.
+    `max_requests` counts running requests, one for each choice of each prompt; `max_streams` counts streaming calls.
     """
 
     name: str
@@ -62,23 +62,23 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Account:
-    """One key's use of its limits. Without limits, anybody's."""
+    """One key's use of its limits, or everybody's use if `limits` is None."""
 
     limits: Limits | None = None
     num_requests: int = 0
     num_streams: int = 0
-    _num_tokens: float = field(default=0.0, init=False)  # that are taken, beyond what time has given back
+    _num_tokens: float = field(default=0.0, init=False)  # taken and not yet given back by the passing of time
 
     def __post_init__(self) -> None:
         self._counted_at = time.monotonic()
 
     @property
     def name(self) -> str | None:
-        """The key's name; None where no keys are set."""
+        """The key's name; None if no keys are set."""
         return None if self.limits is None else self.limits.name
 
     def check_tokens(self) -> None:
-        """Raise ApiError while the tokens of this minute are spent."""
+        """Raise ApiError if this minute's tokens are spent."""
         limit = self.limits.tokens_per_minute if self.limits is not None else None
         if limit is None:
             return
@@ -92,7 +92,7 @@ class Account:
         self.check_tokens()
         if self.limits is not None:
             if self.limits.tokens_per_minute is None:
-                num_tokens = 0  # they are not counted, in case they have a limit later
+                num_tokens = 0  # not counted, so that a limit set later begins with none taken
             limit = self.limits.max_requests
             if limit is not None and num_requests > limit:
                 raise oversized_call(num_requests, "this key", limit)
@@ -107,14 +107,14 @@ class Account:
         return Spending(self, num_requests, num_tokens, is_stream)
 
     def end(self, spending: "Spending", num_used: int) -> None:
-        """Give back what a call had."""
+        """Return what a call took, except `num_used` tokens."""
         self.num_requests -= spending.num_requests
         self.num_streams -= spending.is_stream
         if spending.num_tokens:
             self._num_tokens = max(self._num_tokens - (spending.num_tokens - num_used), 0.0)
 
     def _refill(self, tokens_per_minute: int) -> None:
-        """Give back the tokens of the time since this was last asked."""
+        """Give back the tokens for the time that has passed since the last call."""
         now = time.monotonic()
         self._num_tokens = max(self._num_tokens - (now - self._counted_at) * tokens_per_minute / 60, 0.0)
         self._counted_at = now
@@ -122,7 +122,7 @@ class Account:
 
 @dataclass
 class Spending:
-    """What a call that runs has of its account. Whoever has one ends it; `num_used` tokens stay spent."""
+    """What a running call has taken from its account. Its holder must end it; `num_used` tokens stay spent."""
 
     account: Account
     num_requests: int
@@ -131,12 +131,12 @@ class Spending:
     num_used: int = 0
 
     def end(self) -> None:
-        """Give back the rest."""
+        """Return to the account what was not used."""
         self.account.end(self, self.num_used)
 
 
 class KeyRing:
-    """All keys that are known, as the file at `path` has them now, with this gateway's share of their limits."""
+    """The keys in the file at `path`, with this gateway's share of their limits. It follows changes of the file."""
 
     def __init__(self, path: Path, num_gateways: int = 1) -> None:
         """Read the file. Raise RuntimeFailure."""
@@ -147,9 +147,9 @@ class KeyRing:
         self._complain = Complaints(log.warning)
 
     def find_account(self, authorization: str | None, peer: str) -> Account:
-        """Return the account of the header's key. Raise ApiError; `peer` is named in the log then.
+        """Return the account of the header's key. Raise ApiError, with a line in the log that names `peer`.
 
-        Every hash is compared in full, so that the time does not tell how much of one was right.
+        Every hash is compared in full, so that the time does not show how much of one was right.
         """
         self._reload_if_changed()
         scheme, _, key = (authorization or "").partition(" ")
@@ -164,7 +164,7 @@ class KeyRing:
         return account_found
 
     def _reload_if_changed(self) -> None:
-        """Read the file again if it has changed. A file that cannot be used changes nothing."""
+        """Read the file again if it has changed. A broken file changes nothing."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
@@ -181,14 +181,14 @@ class KeyRing:
         log.info("read %d keys again", len(keys))
 
     def _renew_account(self, limits: Limits) -> Account:
-        """Return the account of a key that may be known: what runs goes on to count."""
+        """Return the key's account with new limits. Its running calls go on counting."""
         account = self._accounts.get(limits.hash) or Account()
         account.limits = share_limits(limits, self._num_gateways)
         return account
 
 
 def share_limits(limits: Limits, num_gateways: int) -> Limits:
-    """Return the limits that one of so many gateways holds. All together never hold less than one each."""
+    """Return one gateway's share of the limits: an equal part, but at least one."""
 
     def share(limit: int | None) -> int | None:
         return None if limit is None else max(limit // num_gateways, 1)
@@ -202,7 +202,7 @@ def share_limits(limits: Limits, num_gateways: int) -> Limits:
 
 
 def read_keys(path: Path) -> list[Limits]:
-    """Return the keys of a file. Raise RuntimeFailure."""
+    """Return the keys in a file. Raise RuntimeFailure."""
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=_File).keys
     except OSError as error:
@@ -216,12 +216,12 @@ def read_keys(path: Path) -> list[Limits]:
     return keys
 
 
-def make_salt(tenant: str | None, asked: str | None) -> str:
-    """Return the salt of a tenant's KV, with what the call itself has asked for: a hash, of no key and no hash of one.
+def make_salt(tenant: str | None, body_salt: str | None) -> str:
+    """Return the salt of a tenant's KV: a hash of the tenant's name and the body's own salt.
 
-    Without keys there is no tenant. Nobody can ask for another's salt: what he asks for is told from his name.
+    Without keys there is no tenant. Nobody can ask for another tenant's salt, because the name is part of the hash.
     """
-    return hashlib.sha256(msgspec.json.encode([tenant, asked])).hexdigest()[:SALT_DIGITS]
+    return hashlib.sha256(msgspec.json.encode([tenant, body_salt])).hexdigest()[:SALT_DIGITS]
 
 
 def _file_version(path: Path) -> tuple[int, int]:

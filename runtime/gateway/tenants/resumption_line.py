@@ -23,7 +23,7 @@ RETRY_S = 0.05
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request in line. Times are of the event loop."""
+    """A request in line. Its times are of the event loop's clock."""
 
     try_to_resume: Callable[[], bool]
     give_up: Callable[[str], None]
@@ -32,10 +32,7 @@ class _Waiting:
 
 
 class ResumptionLine:
-    """The line of requests that lost a rank, one for the gateway: they go on in the order in which they came.
-
-    Whoever stands in it was admitted before, so new requests get what room it leaves.
-    """
+    """The gateway's line of requests that lost a rank. They resume in the order in which they came."""
 
     def __init__(self, registry: Registry, metrics: GatewayMetrics, wait_s: float) -> None:
         self.registry = registry
@@ -50,16 +47,16 @@ class ResumptionLine:
         return None if room is None else max(0, room - len(self._line))
 
     def leaves_room(self) -> bool:
-        """Return whether ranks have room beside whoever stands in the line."""
+        """Return whether ranks have room beyond the requests in this line."""
         return not self._line or bool(self.room())
 
-    def wait(
+    def join(
         self, try_to_resume: Callable[[], bool], give_up: Callable[[str], None], num_resumptions: int
     ) -> Callable[[], None]:
-        """Call `try_to_resume` until it does, or `give_up` with why it could not in time. Return what leaves the line.
+        """Call `try_to_resume` until it succeeds, or `give_up` with a reason after the timeout.
 
-        A request that has resumed `num_resumptions` times waits longer each time before its first try: what hinders
-        a handover may take a while to be noticed.
+        Return a function that leaves the line. A request that has resumed before, `num_resumptions` times, waits longer
+        before its first try, because the fault that broke a handover may take a while to be noticed.
         """
         not_before = asyncio.get_running_loop().time() + FIRST_PAUSE_S * 2**num_resumptions
         waiting = _Waiting(try_to_resume, give_up, not_before, not_before + self._wait_s)
@@ -72,7 +69,7 @@ class ResumptionLine:
         return lambda: self._line.pop(waiting, None)
 
     def close(self, reason: str) -> None:
-        """Give up whoever waits, now and later."""
+        """Fail the requests that wait, now and later."""
         self._close_reason = reason
         for waiting in list(self._line):
             waiting.give_up(reason)
@@ -83,12 +80,12 @@ class ResumptionLine:
             now = asyncio.get_running_loop().time()
             for waiting in [waiting for waiting in self._line if waiting.not_before <= now]:
                 if waiting not in self._line:
-                    continue  # it was left meanwhile
+                    continue  # it has left the line meanwhile
                 if waiting.try_to_resume():
                     del self._line[waiting]
                     self._metrics.resumed.inc()
                 elif waiting not in self._line:
-                    continue  # it gave up
+                    continue  # it has given up
                 elif waiting.until <= now:
                     del self._line[waiting]
                     waiting.give_up(f"no ranks could go on with it within {self._wait_s:g} s")

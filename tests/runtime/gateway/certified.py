@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.gateway.ranks.rank_load import RankLimits
 from runtime.gateway.ranks.registry import Registry
-from runtime.gateway.serve import Ranks, accept_ranks
+from runtime.gateway.serve import RankPort, accept_ranks
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, State
 from runtime.protocol.sockets import listen
@@ -38,7 +38,7 @@ class Gateway:
         self.registry = Registry("sha256:kv", RankLimits(16, 4096, 0), 150.0, units_identity=UNITS)
         self._listener = listen(HOST, 0, "registry")
         self.port = self._listener.getsockname()[1]
-        self._ranks = Ranks(self._listener, Credentials(folder / "gateway", "server"))
+        self._ranks = RankPort(self._listener, Credentials(folder / "gateway", "server"))
 
     async def __aenter__(self) -> "Gateway":
         self._taking = asyncio.create_task(accept_ranks(self._ranks, self.registry))
