@@ -83,10 +83,8 @@ def run(
     `policy` chooses ranks. The limits of keys and the places to wait are divided among `num_gateways`, which remember
     in `weights_file` and `tokenizer_file` which weights and which tokenizer they serve with.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    ring = None if keys is None else KeyRing(keys, num_gateways)
+    _log_json_lines()
+    key_ring = None if keys is None else KeyRing(keys, num_gateways)
     credentials = None if tls is None else Credentials(tls, "server")
     model, served_tokenizer = _load_model(launch, tokenizer_file)
     measured = CollectorRegistry()
@@ -100,11 +98,11 @@ def run(
         units = None if credentials is None else launch.tls.units
         limits, stall_timeout_s = _rank_limits(launch), launch.stall_timeout_s
         registry = Registry(launch.kv_digest, limits, stall_timeout_s, policy, units, weights_file, served_tokenizer)
-        schemas = _start_schemas(launch, model)
         metrics = GatewayMetrics(measured, model.name)
         resumptions = ResumptionLine(registry, metrics, launch.resume_timeout_s)
         admission = Admission(resumptions, metrics, _line_limits(launch, num_gateways))
-        gateway = Gateway(model, schemas, admission, metrics, int(time.time()), ring, traces)
+        schemas = _make_schemas(launch, model)
+        gateway = Gateway(model, schemas, admission, metrics, int(time.time()), key_ring, traces)
         _tune_garbage_collection()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, RankPort(ranks, credentials), drain_s))
@@ -119,6 +117,12 @@ async def accept_ranks(ranks: RankPort, registry: Registry) -> None:
     handshakes = None if ranks.credentials is None else Handshakes(rank, ranks.credentials, registry.strangers)
     take = partial(connect_client, rank) if handshakes is None else handshakes.take
     await accept_connections(ranks.listener, registry.strangers, take)
+
+
+def _log_json_lines() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _tune_garbage_collection() -> None:
@@ -154,24 +158,13 @@ def _num_ahead(launch: GatewayLaunch) -> int:
     return num_ahead(launch.limits.max_requests, launch.max_queued_requests)
 
 
-def _start_schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
+def _make_schemas(launch: GatewayLaunch, model: ServedModel) -> Schemas:
     file = resolve(launch.checkpoint.uri) / "tokenizer.json"
     return Schemas(file, model.tokenizer.num_token_ids, next(iter(model.tokenizer.stop_ids), None))
 
 
 async def _serve(gateway: Gateway, http: socket.socket, ranks: RankPort, drain_s: float) -> None:
-    config = uvicorn.Config(
-        check_heads(create_app(gateway)),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",  # a client can cause floods of warnings; our connections log their own at a bounded rate
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # any client can write anything into X-Forwarded-For
-        timeout_graceful_shutdown=ceil(drain_s) + UNREAD_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-    )
+    config = _configure_uvicorn(gateway, drain_s)
     server = uvicorn.Server(config)
     connections, turns = Connections(raise_connection_limit()), InputTurns()
     try:
@@ -185,12 +178,26 @@ async def _serve(gateway: Gateway, http: socket.socket, ranks: RankPort, drain_s
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, _stop, server, taking, gateway.admission, drain_s)
             await server.serve(sockets=[])  # it serves the connections that we accept
-            joining.cancel()
-            watching.cancel()
-            measuring.cancel()
+            for task in (joining, watching, measuring):
+                task.cancel()
     finally:
         gateway.schemas.close()
         await gateway.registry.close()
+
+
+def _configure_uvicorn(gateway: Gateway, drain_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        check_heads(create_app(gateway)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # a client can cause floods of warnings; our connections log their own at a bounded rate
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # any client can write anything into X-Forwarded-For
+        timeout_graceful_shutdown=ceil(drain_s) + UNREAD_S,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
 
 
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], admission: Admission, drain_s: float) -> None:

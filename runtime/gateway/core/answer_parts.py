@@ -80,10 +80,10 @@ def read_opening(prompt: str) -> Opening:
 
     It is undecided where the prompt ends with neither mark: some models write <think> themselves.
     """
-    before = prompt.rstrip()
-    if before.endswith(THINK_BEGIN):
+    prompt_end = prompt.rstrip()
+    if prompt_end.endswith(THINK_BEGIN):
         return "thinking"
-    return "content" if before.endswith(THINK_END) else "undecided"
+    return "content" if prompt_end.endswith(THINK_END) else "undecided"
 
 
 class AnswerReader:
@@ -115,11 +115,11 @@ class AnswerReader:
         return parts
 
     def _read_opening(self) -> Sequence[AnswerPart]:
-        begun = self._text.lstrip()
-        if begun.startswith(THINK_BEGIN):
-            self._text = begun.removeprefix(THINK_BEGIN)
+        beginning = self._text.lstrip()
+        if beginning.startswith(THINK_BEGIN):
+            self._text = beginning.removeprefix(THINK_BEGIN)
             self._state = self._read_thought
-        elif self._is_last or not THINK_BEGIN.startswith(begun):
+        elif self._is_last or not THINK_BEGIN.startswith(beginning):
             self._state, self._skips_space = self._read_words, False
         return ()
 
@@ -185,8 +185,8 @@ class AnswerReader:
 
         Without a mark, keep the end of the text that may begin one.
         """
-        text, found, rest = self._text.partition(mark)
-        if found:
+        text, mark_found, rest = self._text.partition(mark)
+        if mark_found:
             self._text = rest
             return text, True
         certain = len(text) - (0 if self._is_last else _partial_mark_length(text, mark))

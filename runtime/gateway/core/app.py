@@ -170,19 +170,19 @@ async def embeddings(request: Request) -> Response:
             _refuse_early(1, gateway.admission.embeddings, request)
             idempotent = _find_idempotent_call(request, raw)
             stack.callback(gateway.idempotency.end_request, idempotent)
-            asked = await _process_body(request, len(raw), partial(read_embeddings, raw, gateway.model))
-        spending = account.begin(len(asked.prompts), asked.num_tokens, is_stream=False)
+            embeddings_request = await _process_body(request, len(raw), partial(read_embeddings, raw, gateway.model))
+        spending = account.begin(len(embeddings_request.prompts), embeddings_request.num_tokens, is_stream=False)
         stack.callback(spending.end)
         record = CallRecord(request, f"embd-{uuid4().hex}", time.monotonic(), idempotent.digest)
         size = gateway.model.tokenizer.embedding_size
-        call = EmbeddingCall(asked.prompts, size, caller_name(request), gateway.admission, gateway.metrics)
+        call = EmbeddingCall(embeddings_request.prompts, size, caller_name(request), gateway.admission, gateway.metrics)
         idempotent.has_begun = True
         stack.callback(call.close)
         found = await run_while_connected(request, call.gather())
-        spending.num_used = asked.num_tokens
-        gateway.metrics.prompt_tokens.inc(asked.num_tokens)
-        gateway.log.log_call(record, call.units, *idempotent.count(asked.num_tokens, 0), is_answered=True)
-        answer = embeddings_json(asked, found, gateway.model.name)
+        spending.num_used = embeddings_request.num_tokens
+        gateway.metrics.prompt_tokens.inc(embeddings_request.num_tokens)
+        gateway.log.log_call(record, call.units, *idempotent.count(embeddings_request.num_tokens, 0), is_answered=True)
+        answer = embeddings_json(embeddings_request, found, gateway.model.name)
         return JSONResponse(answer, headers={REQUEST_ID: record.request_id})
 
 
@@ -238,33 +238,51 @@ async def _answer(
     prefix: str,
 ) -> Response:
     gateway: Gateway = request.app.state.gateway
-    account: Account = request.state.account
-    account.check_tokens()
+    request_id = f"{prefix}{uuid4().hex}"
+    headers = {REQUEST_ID: request_id}
     with ExitStack() as stack:
-        async with gateway.bodies.read(request) as raw:
-            _refuse_early(1, gateway.admission.answers, request)
-            idempotent = _find_idempotent_call(request, raw)
-            stack.callback(gateway.idempotency.end_request, idempotent)
-            asked = await _process_body(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
-            _refuse_early(asked.num_choices, gateway.admission.answers, request)
-            call = await _process_body(request, len(raw), asked.prepare)  # tokenizing a long prompt takes a while
-            call = call.assign_tenant(account.name)
-        request_id = f"{prefix}{uuid4().hex}"
+        call, idempotent = await _read_call(request, read, stack)
+        generation = await _start_generation(request, call, idempotent, request_id, stack)
         dialect = dialect_type(request_id, int(time.time()), gateway.model.name, call)
-        headers = {REQUEST_ID: request_id}
-        spending = account.begin(len(call.requests), call.max_tokens, is_stream=call.stream)
-        stack.callback(spending.end)
-        await _check_schema(request, call)
-        caller, tokenizer = caller_name(request), gateway.model.tokenizer
-        generation = Generation(call, caller, gateway.admission, tokenizer, gateway.metrics)
-        idempotent.has_begun = True
-        record = CallRecord(request, request_id, time.monotonic(), idempotent.digest)
-        stack.callback(_close_call, generation, spending, idempotent, record)
         if not call.stream:
             choices = await run_while_connected(request, _read_all(generation, len(call.requests)))
             return JSONResponse(dialect.write_answer(choices, _report_usage(generation)), headers=headers)
         first = await run_while_connected(request, generation.next_delta())
         return EventStream(_stream_events(dialect, generation, first), headers, stack.pop_all().close)
+
+
+async def _read_call(
+    request: Request, read: Callable[[bytes, ServedModel, int | None], PendingCall], stack: ExitStack
+) -> tuple[Call, IdempotentCall]:
+    """Return the call in the request's body, and what its idempotency key says of it. Raise ApiError."""
+    gateway: Gateway = request.app.state.gateway
+    account: Account = request.state.account
+    account.check_tokens()
+    async with gateway.bodies.read(request) as raw:
+        _refuse_early(1, gateway.admission.answers, request)
+        idempotent = _find_idempotent_call(request, raw)
+        stack.callback(gateway.idempotency.end_request, idempotent)
+        pending = await _process_body(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
+        _refuse_early(pending.num_choices, gateway.admission.answers, request)
+        call = await _process_body(request, len(raw), pending.prepare)  # tokenizing a long prompt takes a while
+        return call.assign_tenant(account.name), idempotent
+
+
+async def _start_generation(
+    request: Request, call: Call, idempotent: IdempotentCall, request_id: str, stack: ExitStack
+) -> Generation:
+    """Take what the call needs from its account, and put it in line. `stack` closes both. Raise ApiError."""
+    gateway: Gateway = request.app.state.gateway
+    account: Account = request.state.account
+    spending = account.begin(len(call.requests), call.max_tokens, is_stream=call.stream)
+    stack.callback(spending.end)
+    await _check_schema(request, call)
+    caller, tokenizer = caller_name(request), gateway.model.tokenizer
+    generation = Generation(call, caller, gateway.admission, tokenizer, gateway.metrics)
+    idempotent.has_begun = True
+    record = CallRecord(request, request_id, time.monotonic(), idempotent.digest)
+    stack.callback(_close_call, generation, spending, idempotent, record)
+    return generation
 
 
 async def _check_schema(request: Request, call: Call) -> None:
@@ -349,19 +367,19 @@ async def _stream_events(dialect: Dialect, generation: Generation, first: Delta 
 
     Tokens that have arrived together are yielded together, so that a busy gateway writes once for all of them.
     """
-    used, delta = partial(_report_usage, generation), first
+    current_usage, delta = partial(_report_usage, generation), first
     try:
         while delta is not None:
-            events = dialect.write_event(delta, used)
+            events = dialect.write_event(delta, current_usage)
             while (delta := generation.poll_delta()) is not None:
-                events += dialect.write_event(delta, used)
+                events += dialect.write_event(delta, current_usage)
             if events:
                 yield events
             delta = await generation.next_delta()
     except ApiError as error:
         yield dialect.write_failure(error)
     else:
-        yield dialect.write_end(used())
+        yield dialect.write_end(current_usage())
 
 
 def _report_usage(generation: Generation) -> dict[str, Any]:

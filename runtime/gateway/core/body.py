@@ -374,8 +374,8 @@ def _refuse_unsupported(present: dict[str, Any], kind: type[Body]) -> None:
 
 def _suggest_field(name: str, kind: type[Body]) -> str:
     """Name the route's field that does the same as this field of another server or route."""
-    ours = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
-    return f"write {ours}" if ours else "leave it out"
+    our_name = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
+    return f"write {our_name}" if our_name else "leave it out"
 
 
 def _is_absent(name: str, value: Any, kind: type[Body]) -> bool:
@@ -396,12 +396,12 @@ def _check_stream_options(body: GenerationBody) -> None:
     if not body.stream:
         raise invalid("stream_options is only for stream: true", "stream_options")
     if body.stream_options.include_obfuscation:
-        said = "stream_options: include_obfuscation is not supported by this server; leave it out"
-        raise unsupported(said, "stream_options")
+        message = "stream_options: include_obfuscation is not supported by this server; leave it out"
+        raise unsupported(message, "stream_options")
 
 
 def _explain_misfit(complaint: str) -> ApiError:
     """Return the error for msgspec's complaint, with the parameter that it names."""
-    where = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
-    param = where and where[1]
+    location = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
+    param = location and location[1]
     return invalid(f"{param}: {complaint}" if param else complaint, param)

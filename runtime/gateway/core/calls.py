@@ -182,16 +182,16 @@ def check_length(text: str, model: ServedModel) -> None:
     """Raise ApiError if the text is surely too long, without encoding all of it."""
     limit = model.max_request_tokens
     if model.tokenizer.is_too_long(text, limit):
-        said = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
-        raise invalid(f"{said} has more", code="context_length_exceeded")
+        rule = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
+        raise invalid(f"{rule} has more", code="context_length_exceeded")
 
 
 def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
     """Raise ApiError for more messages than the model takes tokens, before the template renders them."""
     limit = model.max_request_tokens
     if len(messages) > limit:
-        said = f"this model takes {limit:,} tokens, prompt and answer together; {len(messages):,} messages have more"
-        raise invalid(said, "messages", "context_length_exceeded")
+        rule = f"this model takes {limit:,} tokens, prompt and answer together; {len(messages):,} messages have more"
+        raise invalid(rule, "messages", "context_length_exceeded")
 
 
 def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
@@ -243,12 +243,12 @@ def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
     return schema
 
 
-def _thinking_option(wanted: bool, tokenizer: Tokenizer) -> dict[str, bool]:
-    """Return the template's variable that turns thinking on or off; none if the model does as wanted anyway."""
+def _thinking_option(thinks: bool, tokenizer: Tokenizer) -> dict[str, bool]:
+    """Return the template's variable that turns thinking on or off; none if the model does so anyway."""
     template = tokenizer.chat_template
     if template is not None and "thinking" in template.options:
-        return {"thinking": wanted}
-    if template is not None and template.thinks == wanted:
+        return {"thinking": thinks}
+    if template is not None and template.thinks == thinks:
         return {}
     raise unsupported("thinking is not a choice that this model's chat template gives", "thinking")
 
@@ -303,17 +303,17 @@ def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer
 def _choose_max_tokens(num_prompt_tokens: int, requested_tokens: int | None, default: int, model: ServedModel) -> int:
     """Return how many tokens to generate: as requested, or else the default, cut to the room that is left."""
     room = model.max_request_tokens - num_prompt_tokens
-    wanted = requested_tokens if requested_tokens is not None else min(default, max(room, 1))
-    if wanted > room:
-        raise _context_error(num_prompt_tokens, wanted, model.max_request_tokens)
-    return wanted
+    num_wanted = requested_tokens if requested_tokens is not None else min(default, max(room, 1))
+    if num_wanted > room:
+        raise _context_error(num_prompt_tokens, num_wanted, model.max_request_tokens)
+    return num_wanted
 
 
-def _context_error(num_prompt_tokens: int, wanted: int, limit: int) -> ApiError:
-    total = num_prompt_tokens + wanted
+def _context_error(num_prompt_tokens: int, num_wanted: int, limit: int) -> ApiError:
+    total = num_prompt_tokens + num_wanted
     return invalid(
         f"this model takes {limit:,} tokens, prompt and answer together; "
-        f"{total:,} were asked for ({num_prompt_tokens:,} in the prompt, {wanted:,} to generate)",
+        f"{total:,} were asked for ({num_prompt_tokens:,} in the prompt, {num_wanted:,} to generate)",
         code="context_length_exceeded",
     )
 

@@ -134,13 +134,13 @@ def _name_templates(configured: str | list[NamedTemplate] | None) -> dict[str, s
 
 
 def _join_pieces(pieces: Iterable[str]) -> str:
-    kept, size = [], 0
+    written, size = [], 0
     for piece in pieces:
-        kept.append(piece)
+        written.append(piece)
         size += len(piece)
         if size > MAX_CHARACTERS:
             raise SecurityError(f"a chat template may not write over {MAX_CHARACTERS:,} characters")
-    return "".join(kept)
+    return "".join(written)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

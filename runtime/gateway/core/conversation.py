@@ -202,23 +202,23 @@ def _check_tools(tools: Sequence[Tool], template: ChatTemplate) -> None:
 def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
     """Return the options that the template reads. Raise ApiError for a variable that callers may not set."""
     read = {name: value for name, value in options.items() if name in template.variables}
-    ours = sorted(read.keys() - template.options)
-    if ours:
-        raise unsupported(f"chat_template_kwargs may not set {ours[0]!r}", "chat_template_kwargs")
+    reserved = sorted(read.keys() - template.options)
+    if reserved:
+        raise unsupported(f"chat_template_kwargs may not set {reserved[0]!r}", "chat_template_kwargs")
     return read
 
 
 def _describe_error(error: Exception) -> str:
     """Return the error's text, shortened, or its type if it has none."""
-    said = str(error)[:MAX_COMPLAINT].encode(errors="backslashreplace").decode()
-    return said or type(error).__name__
+    text = str(error)[:MAX_COMPLAINT].encode(errors="backslashreplace").decode()
+    return text or type(error).__name__
 
 
 def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:
     """Raise ApiError if the template would drop a part of the message or fail on it."""
-    said = message.role == "assistant" or message.content is not None
+    has_content = message.role == "assistant" or message.content is not None
     wrong = {
-        "content: null is only for the assistant": not said,
+        "content: null is only for the assistant": not has_content,
         "refusal is not supported": bool(message.refusal),
         "audio is not supported": message.audio is not None,
         "function_call is not supported; use tool_calls": message.function_call is not None,
@@ -228,8 +228,8 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
         "this model's chat template knows no tools": not template.renders_tool_results
         and (message.role == "tool" or bool(message.tool_calls)),
     }
-    for complaint, is_so in wrong.items():
-        if is_so:
+    for complaint, applies in wrong.items():
+        if applies:
             raise invalid(f"{place}: {complaint}", "messages")
 
 
@@ -244,8 +244,8 @@ def _adapt_message(message: Message, document: Json, template: ChatTemplate) -> 
     }
     role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of the same role
     content = message.text if calls else message.text or ""
-    said = {name: value for name, value in optional.items() if value is not None}
-    return {"role": role, "content": content} | said | _unknown_keys(document, Message)
+    present = {name: value for name, value in optional.items() if value is not None}
+    return {"role": role, "content": content} | present | _unknown_keys(document, Message)
 
 
 def _unknown_keys(document: Json, kind: type[Part]) -> Json:
@@ -282,8 +282,8 @@ def _begin_answer(last: Message, prompt: str, opening: Opening) -> tuple[str, Op
 
     If answers begin with thoughts, any words of the caller end them.
     """
-    said = last.text or ""
+    words = last.text or ""
     if opening != "thinking":
-        return prompt + said, opening
+        return prompt + words, opening
     thought = prompt + (last.reasoning_content or "")
-    return (thought + THINK_END + said, "content") if said else (thought, opening)
+    return (thought + THINK_END + words, "content") if words else (thought, opening)

@@ -33,8 +33,8 @@ class TextStream:
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """Return the text that is certain after this token, often none. Look for stop strings only if it `may_stop`."""
-        known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
-        text = self._utf8.decode(self._token_bytes[token_id] if known else b"")
+        is_known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
+        text = self._utf8.decode(self._token_bytes[token_id] if is_known else b"")
         self.num_characters += len(text)
         return self._matcher.push(text) if may_stop else text
 
@@ -94,10 +94,10 @@ class StopMatcher:
 @lru_cache(maxsize=MAX_KNOWN)
 def borders(stop: str) -> tuple[int, ...]:
     """Return for each prefix of `stop` the length of its longest proper suffix that is also a prefix of `stop`."""
-    found = [0] * len(stop)
+    lengths = [0] * len(stop)
     for place in range(1, len(stop)):
-        length = found[place - 1]
+        length = lengths[place - 1]
         while length and stop[length] != stop[place]:
-            length = found[length - 1]
-        found[place] = length + (stop[length] == stop[place])
-    return tuple(found)
+            length = lengths[length - 1]
+        lengths[place] = length + (stop[length] == stop[place])
+    return tuple(lengths)

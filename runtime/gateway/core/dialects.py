@@ -130,11 +130,13 @@ class ChatDialect(ChunkDialect):
         """Return the assistant's message, with `reasoning_content` and `tool_calls` if there are any."""
         parts = delta_parts(delta)
         calls = [_join_call(group) for group in _group_calls(parts)]
-        said = {"content": _join_text(parts, Words) or (None if calls else "")}
-        thought = (
+        content = {"content": _join_text(parts, Words) or (None if calls else "")}
+        reasoning = (
             {"reasoning_content": _join_text(parts, Thought)} if any(isinstance(p, Thought) for p in parts) else {}
         )
-        message = {"role": "assistant", **said, **thought, "refusal": None} | ({"tool_calls": calls} if calls else {})
+        message = {"role": "assistant", **content, **reasoning, "refusal": None} | (
+            {"tool_calls": calls} if calls else {}
+        )
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
@@ -176,8 +178,8 @@ def delta_parts(delta: Delta) -> Sequence[AnswerPart]:
 
 
 def _has_content(delta: Delta) -> bool:
-    said = delta.text if delta.parts is None else delta.parts
-    return bool(said or delta.logprobs or delta.finish_reason)
+    content = delta.text if delta.parts is None else delta.parts
+    return bool(content or delta.logprobs or delta.finish_reason)
 
 
 def _encode_event(document: Json) -> bytes:

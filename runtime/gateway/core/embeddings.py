@@ -65,14 +65,14 @@ def read_embeddings(raw: bytes, model: ServedModel) -> EmbeddingsRequest:
     return EmbeddingsRequest(prompts, body.encoding_format == "base64")
 
 
-def embeddings_json(asked: EmbeddingsRequest, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
+def embeddings_json(request: EmbeddingsRequest, embeddings: list[bytes], model_name: str) -> dict[str, Any]:
     """Return the answer, with the vectors in the order of the prompts."""
-    vectors = [_encode_base64(values) if asked.is_base64 else _unpack(values) for values in embeddings]
+    vectors = [_encode_base64(values) if request.is_base64 else _unpack(values) for values in embeddings]
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(vectors)],
         "model": model_name,
-        "usage": {"prompt_tokens": asked.num_tokens, "total_tokens": asked.num_tokens},
+        "usage": {"prompt_tokens": request.num_tokens, "total_tokens": request.num_tokens},
     }
 
 

@@ -88,22 +88,33 @@ class InFlightRequest:
                 self._fail(f"{rank} said that it found {message.num_tokens} of {self._num_prompt_tokens} prompt tokens")
             else:
                 self._deliver(message)
-        elif not self._is_in_vocabulary(message):
-            self._fail(f"{rank} said a token id outside the vocabulary")
-        elif not self._has_requested_logprobs(message):
-            self._fail(f"{rank} said other logprobs than were asked for")
-        elif message.index < self._next_index or message.index in self._early_tokens:
-            self._fail(f"{rank} said token {message.index} twice")
-        elif message.index >= self._max_tokens:
-            self._fail(f"{rank} said token {message.index}, and {self._max_tokens} were asked for")
-        elif message.index == self._max_tokens - 1 and message.finish_reason is None:
-            self._fail(f"{rank} said the last token that was asked for, and not that it is the last")
-        elif message.index > self._next_index:
-            self._early_tokens[message.index] = message
+        elif (fault := self._find_fault(message)) is not None:
+            self._fail(f"{rank} said {fault}")
         else:
-            self._pass_on(rank, message)
-            while (early := self._early_tokens.pop(self._next_index, None)) is not None:
-                self._pass_on(rank, early)
+            self._take_token(rank, message)
+
+    def _find_fault(self, token: Token) -> str | None:
+        """Return what is wrong with the token, or None."""
+        if not self._is_in_vocabulary(token):
+            return "a token id outside the vocabulary"
+        if not self._has_requested_logprobs(token):
+            return "other logprobs than were asked for"
+        if token.index < self._next_index or token.index in self._early_tokens:
+            return f"token {token.index} twice"
+        if token.index >= self._max_tokens:
+            return f"token {token.index}, and {self._max_tokens} were asked for"
+        if token.index == self._max_tokens - 1 and token.finish_reason is None:
+            return "the last token that was asked for, and not that it is the last"
+        return None
+
+    def _take_token(self, rank: Rank, token: Token) -> None:
+        """Pass the token on with the early ones that follow it, or keep it until its turn."""
+        if token.index > self._next_index:
+            self._early_tokens[token.index] = token
+            return
+        self._pass_on(rank, token)
+        while (early := self._early_tokens.pop(self._next_index, None)) is not None:
+            self._pass_on(rank, early)
 
     def _fail(self, reason: str, *, may_retry: bool = False) -> None:
         self.end()

@@ -53,8 +53,10 @@ class ResponsesDialect(Dialect):
         """Return the events of this delta."""
         events = list(self._grow(delta))
         if self._num_events == 0:
-            begun = self._response_json("in_progress") | {"output": []}
-            events = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")] + events
+            response = self._response_json("in_progress") | {"output": []}
+            events = [
+                {"type": f"response.{name}", "response": response} for name in ("created", "in_progress")
+            ] + events
         return b"".join(map(self._encode_event, events))
 
     def write_end(self, usage: Json) -> bytes:

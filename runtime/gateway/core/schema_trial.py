@@ -71,8 +71,8 @@ def _write_reason(reason: str | None) -> None:
 def _limit_process() -> None:
     """Limit this process: the kernel ends it after its CPU time, and beyond its memory allocations fail."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    max_bytes = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the library's last words
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

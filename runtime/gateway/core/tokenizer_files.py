@@ -39,8 +39,8 @@ def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer,
     return tokenizer, ServedTokenizer(before[RANKS_FILE])
 
 
-def _check_unchanged(folder: Path, found: dict[str, str], first: list[str]) -> None:
-    changed = [name for name, line in zip(found, _format_lines(found), strict=True) if line not in first]
+def _check_unchanged(folder: Path, digests: dict[str, str], first: list[str]) -> None:
+    changed = [name for name, line in zip(digests, _format_lines(digests), strict=True) if line not in first]
     if changed:
         raise RuntimeFailure(
             f"this deployment serves with other files than are now in {folder}: {', '.join(changed)} changed; put back"
@@ -48,16 +48,16 @@ def _check_unchanged(folder: Path, found: dict[str, str], first: list[str]) -> N
         )
 
 
-def _recall_first(memory: Path, found: str) -> str:
-    """Return what `memory` holds; an empty memory gets `found`. Raise RuntimeFailure."""
+def _recall_first(memory: Path, digests: str) -> str:
+    """Return what `memory` holds; an empty memory gets `digests`. Raise RuntimeFailure."""
     first = read_first(memory)
     if first is not None:
         return first
     try:
-        return keep_first(memory, found)
+        return keep_first(memory, digests)
     except OSError as error:  # a full disk: the next gateway tries again
         log.warning("cannot remember the tokenizer's files in %s: %s", memory, error.strerror)
-        return found
+        return digests
 
 
 def _digests(folder: Path) -> dict[str, str]:

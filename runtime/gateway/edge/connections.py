@@ -94,16 +94,16 @@ class Waits:
     reader_s: float = FRAME_TIMEOUT_S
     last_s: float = 5.0  # nginx's lingering_timeout
 
-    def of(self, wait: Wait) -> float | None:
+    def limit_s(self, wait: Wait) -> float | None:
         """Return the longest time in seconds for this wait; None if there is no limit."""
-        known = {
+        limits_s = {
             Wait.REQUEST: self.head_s,
             Wait.NEXT: self.next_s,
             Wait.BODY: self.body_s,
             Wait.READER: self.reader_s,
             Wait.END: self.last_s,
         }
-        return known.get(wait)
+        return limits_s.get(wait)
 
 
 class Connection(Protocol):
@@ -141,10 +141,10 @@ class Guard(Protocol):
 
 
 class Connections:
-    """The open connections, at most `most` of them."""
+    """The open connections, at most `max_connections` of them."""
 
-    def __init__(self, most: int, waits: Waits = Waits()) -> None:
-        self.most = most
+    def __init__(self, max_connections: int, waits: Waits = Waits()) -> None:
+        self.max_connections = max_connections
         self._complaints = Complaints(log.warning)
         self._waits = waits
         self._began: dict[Connection, tuple[Wait, float]] = {}  # the longest wait first
@@ -159,8 +159,8 @@ class Connections:
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
         """Note what the connection waits for now. Its time starts again if that has changed, or if `restarts`."""
         wait = connection.wait()
-        known = self._began.get(connection)
-        if known is not None and (restarts or known[0] is not wait):
+        limits_s = self._began.get(connection)
+        if limits_s is not None and (restarts or limits_s[0] is not wait):
             del self._began[connection]  # it goes to the end
             self.add(connection)
 
@@ -175,7 +175,7 @@ class Connections:
     @property
     def num_free(self) -> int:
         """The number of connections that can come without another one being ended."""
-        return max(self.most - len(self._began), 0)
+        return max(self.max_connections - len(self._began), 0)
 
     def make_room(self) -> bool:
         """Make room for one more, if need be by ending the longest wait. Return whether there is room."""
@@ -185,7 +185,7 @@ class Connections:
         if connection is None:
             return False
         wait, _ = self._began[connection]
-        self._end(connection, wait, f"{wait.value}, and all {self.most:,} connections are taken")
+        self._end(connection, wait, f"{wait.value}, and all {self.max_connections:,} connections are taken")
         return True
 
     def sweep(self) -> None:
@@ -193,7 +193,7 @@ class Connections:
         for connection in list(self._began):
             self.note(connection)  # a connection does not report that it is closing
             wait, began = self._began[connection]
-            longest_s = self._waits.of(wait)
+            longest_s = self._waits.limit_s(wait)
             if longest_s is not None and time.monotonic() - began > longest_s:
                 self._end(connection, wait, None if wait in UNLOGGED else f"{wait.value} within {longest_s:g} s")
 

@@ -74,9 +74,9 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Return the headers that go with the status, such as Retry-After."""
         again = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
-        who = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         plain = {"Accept-Encoding": "identity"} if self.status == 415 else {}  # RFC 9110, section 15.5.16
-        return again | who | plain | ({"Connection": "close"} if self.ends_connection else {})
+        return again | challenge | plain | ({"Connection": "close"} if self.ends_connection else {})
 
 
 def _shorten(text: str) -> str:
@@ -106,9 +106,9 @@ def unusable_schema(reason: str) -> ApiError:
     return unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
+def unknown_model(name: str, served: str) -> ApiError:
     """Return the error for a model that is not served here."""
-    message = f"the model {_shorten(asked)!r} is not served here, {served!r} is"
+    message = f"the model {_shorten(name)!r} is not served here, {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -129,9 +129,9 @@ def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
     return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
 
 
-def oversized_call(num_asked: int, whose: str, limit: int) -> ApiError:
+def oversized_call(num_asked: int, owner: str, limit: int) -> ApiError:
     """Return the error for a call with more requests than will ever be accepted at a time."""
-    return invalid(f"this call makes {num_asked:,} requests at a time; {whose} may have {limit:,}")
+    return invalid(f"this call makes {num_asked:,} requests at a time; {owner} may have {limit:,}")
 
 
 def body_too_large(max_bytes: int) -> ApiError:

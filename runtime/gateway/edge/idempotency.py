@@ -63,7 +63,7 @@ class IdempotencyKeys:
     """The keys of the last day, up to MAX_KEPT."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+        self._clock = now
         self._calls: dict[str, IdempotentCall] = {}  # by the digest of account and key, the oldest first
 
     def find_call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
@@ -77,7 +77,7 @@ class IdempotencyKeys:
         body = hashlib.sha256(path.encode() + b"\n" + raw).digest()
         seed = int.from_bytes(identity.digest()[:SEED_BYTES])
         digest = identity.hexdigest()[:32]
-        call = self._calls.setdefault(digest, IdempotentCall(digest, seed, body, _until=self._now() + KEPT_S))
+        call = self._calls.setdefault(digest, IdempotentCall(digest, seed, body, _until=self._clock() + KEPT_S))
         if call.body != body:
             raise reused_key(HEADER)
         call.num_under_way += 1
@@ -93,7 +93,7 @@ class IdempotencyKeys:
 
     def _drop_old(self) -> None:
         """Drop the oldest calls while they are too old or too many."""
-        now = self._now()
+        now = self._clock()
         while self._calls:
             oldest = next(iter(self._calls))
             if self._calls[oldest]._until > now and len(self._calls) < MAX_KEPT:

@@ -57,12 +57,12 @@ NO_WORK = Work(0, 0, 0, 0)
 
 def sum_works(works: Iterable[Work]) -> Work:
     """Return the sum of all works. It makes one Work, where repeated `+` would make one for each."""
-    all_of_them = list(works)
+    all_works = list(works)
     return Work(
-        sum([work.num_requests for work in all_of_them]),
-        sum([work.prompt_tokens for work in all_of_them]),
-        sum([work.attention_pairs for work in all_of_them]),
-        sum([work.kv_tokens for work in all_of_them]),
+        sum([work.num_requests for work in all_works]),
+        sum([work.prompt_tokens for work in all_works]),
+        sum([work.attention_pairs for work in all_works]),
+        sum([work.kv_tokens for work in all_works]),
     )
 
 
@@ -78,10 +78,10 @@ class RequestSize:
 
         On a prefill rank KV is no load: it leaves with the first token, and requests that wait have none.
         """
-        held = in_pages(self.prompt_tokens + self.new_tokens)
+        kv_tokens = in_pages(self.prompt_tokens + self.new_tokens)
         if phase == "decode":
-            return Work(1, 0, 0, held)
-        return Work(1, self.prompt_tokens, attention_pairs(0, self.prompt_tokens), held if phase == "mixed" else 0)
+            return Work(1, 0, 0, kv_tokens)
+        return Work(1, self.prompt_tokens, attention_pairs(0, self.prompt_tokens), kv_tokens if phase == "mixed" else 0)
 
 
 @dataclass(frozen=True)

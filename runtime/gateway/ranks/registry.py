@@ -296,8 +296,8 @@ class Registry:
         proven = identity(writer)
         if proven != self._units_identity + hello.unit:
             writer.write(encode_frame(Rejected("its certificate is not of the unit that it names")))
-            unit, shown = ascii(hello.unit[:MAX_SHOWN]), ascii(proven)[:MAX_NAME]
-            raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown}")
+            unit, shown_identity = ascii(hello.unit[:MAX_SHOWN]), ascii(proven)[:MAX_NAME]
+            raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown_identity}")
 
     def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         """Hang up an earlier connection of the same process, whose breaking was not noticed here."""
@@ -329,19 +329,19 @@ class _Refusal:
 def _find_refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
     """Return why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
     if hello.kv_digest != kv_digest:
-        said = f"its kv_digest is {hello.kv_digest}, "
-        return _Refusal(said + "the gateway's is another", said + f"the gateway's is {kv_digest}")
+        prefix = f"its kv_digest is {hello.kv_digest}, "
+        return _Refusal(prefix + "the gateway's is another", prefix + f"the gateway's is {kv_digest}")
     wrong = _find_fault(hello)
     if wrong is not None:
         return _Refusal(wrong, wrong)
     for peer in peers:
         if peer.rank == hello.rank:
-            who = f"process {peer.pid} on {peer.node}"
-            return _Refusal("another process is connected as that rank", f"{who} is connected as that rank")
+            process = f"process {peer.pid} on {peer.node}"
+            return _Refusal("another process is connected as that rank", f"{process} is connected as that rank")
         if _launch_identity(peer) != _launch_identity(hello):
-            said = f"it was launched as {_launch_identity(hello)}, "
+            prefix = f"it was launched as {_launch_identity(hello)}, "
             detail = f"rank {peer.rank} as {_launch_identity(peer)}"
-            return _Refusal(said + f"rank {peer.rank} otherwise", said + detail)
+            return _Refusal(prefix + f"rank {peer.rank} otherwise", prefix + detail)
     return None
 
 
@@ -386,10 +386,10 @@ def _report_unit(unit: Unit) -> dict[str, Any]:
 def _report_rank(rank: Rank) -> dict[str, Any]:
     """Return the rank's part of the report. It has `for_node` if `node` is a spare that stands in for that node."""
     hello = rank.hello
-    where = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
+    node = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
     return {
         "rank": hello.rank,
-        **where,
+        **node,
         "pid": hello.pid,
         "state": "refused" if rank.refusal and rank.state in ("joining", "ready") else rank.state,
         "loaded": round(rank.loaded, 3),

@@ -76,10 +76,10 @@ def choose_ranks(
     a phase has no ready unit or no rank has room.
     """
     first, rest = _split_by_role(ranks)
-    to_stay = _ranks_with_room(rest, size)
-    if not first or not to_stay:
+    rest_with_room = _ranks_with_room(rest, size)
+    if not first or not rest_with_room:
         return None
-    chosen = pick(to_stay, size.work_at(_common_phase(to_stay)), turn, policy)
+    chosen = pick(rest_with_room, size.work_at(_common_phase(rest_with_room)), turn, policy)
     return RankPair(chosen if chosen.phase == "mixed" else pick(first, size.work_at("prefill"), turn, policy), chosen)
 
 
@@ -135,8 +135,10 @@ def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Poli
     """Return the best of `ranks` for a request of this work. `ranks` must not be empty; its order does not matter."""
     cost = _make_cost(policy, ranks, work)
     costs = [cost(load.work) for load in ranks]
-    least = min(costs)
-    equals = sorted((load for load, its in zip(ranks, costs, strict=True) if its == least), key=lambda load: load.key)
+    lowest = min(costs)
+    equals = sorted(
+        (load for load, each_cost in zip(ranks, costs, strict=True) if each_cost == lowest), key=lambda load: load.key
+    )
     return equals[turn % len(equals)]
 
 

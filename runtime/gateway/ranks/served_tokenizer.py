@@ -56,10 +56,10 @@ class ServedTokenizer:
 
     def _explain(self, rank: Rank) -> str:
         assert rank.tokenizer_digest is not None
-        its, ours = rank.tokenizer_digest[:DIGEST_CHARACTERS], self._digest[:DIGEST_CHARACTERS]
+        rank_digest, own_digest = rank.tokenizer_digest[:DIGEST_CHARACTERS], self._digest[:DIGEST_CHARACTERS]
         return (
-            f"its {RANKS_FILE} ({its}) is another than this gateway's"
-            f" ({ours}), so answers in JSON would be wrong; give both the same file, and start"
+            f"its {RANKS_FILE} ({rank_digest}) is another than this gateway's"
+            f" ({own_digest}), so answers in JSON would be wrong; give both the same file, and start"
             f" {restart_hint(rank)}, or this gateway if its file was the wrong one"
         )
 

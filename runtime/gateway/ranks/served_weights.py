@@ -119,11 +119,11 @@ def read_first(file: Path) -> str | None:
 
 def keep_first(file: Path, content: str) -> str:
     """Write `content` to the file, all at once, if it does not exist. Return the file's content. Raise OSError."""
-    own = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        own.write_text(content)
+        temporary.write_text(content)
         with suppress(FileExistsError):
-            os.link(own, file)
+            os.link(temporary, file)
         return file.read_text()
     finally:
-        own.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

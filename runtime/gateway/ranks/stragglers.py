@@ -7,10 +7,10 @@ reported but not ended: it still computes, and people decide whether to replace 
 from collections.abc import Sequence
 from statistics import median
 
-__all__ = ["LEAST_US", "SLOW", "find_straggler"]
+__all__ = ["MIN_DIFFERENCE_US", "SLOW", "find_straggler"]
 
 SLOW = 1.5  # assumed: only for moments are requests spread so unevenly
-LEAST_US = 5_000  # assumed: smaller differences come from one request more or less
+MIN_DIFFERENCE_US = 5_000  # assumed: smaller differences come from one request more or less
 
 
 def find_straggler(own_us: Sequence[int]) -> tuple[int, float] | None:
@@ -21,7 +21,7 @@ def find_straggler(own_us: Sequence[int]) -> tuple[int, float] | None:
     if len(own_us) < 2 or not all(own_us):
         return None
     slowest = max(range(len(own_us)), key=own_us.__getitem__)
-    of_peers = median([*own_us[:slowest], *own_us[slowest + 1 :]])
-    if own_us[slowest] < SLOW * of_peers or own_us[slowest] - of_peers < LEAST_US:
+    peers_us = median([*own_us[:slowest], *own_us[slowest + 1 :]])
+    if own_us[slowest] < SLOW * peers_us or own_us[slowest] - peers_us < MIN_DIFFERENCE_US:
         return None
-    return slowest, own_us[slowest] / of_peers
+    return slowest, own_us[slowest] / peers_us

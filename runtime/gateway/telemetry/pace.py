@@ -11,7 +11,7 @@ import math
 __all__ = ["Pace"]
 
 WEIGHT = 0.1  # of the latest answer; assumed: about twenty answers count
-LEAST_S, MOST_S = 1, 60  # assumed: a client that has to wait longer goes elsewhere
+MIN_WAIT_S, MAX_WAIT_S = 1, 60  # assumed: a client that has to wait longer goes elsewhere
 
 
 class Pace:
@@ -27,5 +27,5 @@ class Pace:
     def wait_s(self, num_running: int, num_needed: int) -> int:
         """Return about how many seconds it takes until `num_needed` of the `num_running` requests have ended."""
         if self._mean_s is None or num_running == 0:
-            return LEAST_S
-        return min(max(math.ceil(num_needed * self._mean_s / num_running), LEAST_S), MOST_S)
+            return MIN_WAIT_S
+        return min(max(math.ceil(num_needed * self._mean_s / num_running), MIN_WAIT_S), MAX_WAIT_S)

@@ -50,7 +50,7 @@ class PhaseLoads(Collector):
             for phase in sorted({unit.phase for unit in ready})
         }
         slow = {unit.name: unit.straggler for unit in ready}
-        self._stragglers = {name: found[1] for name, found in slow.items() if found is not None}
+        self._stragglers = {name: straggler[1] for name, straggler in slow.items() if straggler is not None}
         self._refused = {unit.name: 1.0 for unit in units if unit.refusal is not None}
 
     def collect(self) -> Iterator[Metric]:

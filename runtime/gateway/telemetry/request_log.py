@@ -87,8 +87,8 @@ class RequestLog:
 
     def log_refusal(self, request: Request, error: ApiError) -> None:
         """Log a call that was refused or given up."""
-        what = f"{request.method} {request.scope['path']}"
-        self._complain(f"refused {peer_address(request)}: {what}: {error.status} {error.code or error.type}")
+        route = f"{request.method} {request.scope['path']}"
+        self._complain(f"refused {peer_address(request)}: {route}: {error.status} {error.code or error.type}")
 
 
 def peer_address(request: Request) -> str:

@@ -123,10 +123,10 @@ class Line:
 
     def room(self, caller: str, size: RequestSize = SMALLEST) -> int | None:
         """Return how many more requests of the caller may come; None while no unit of a phase is ready."""
-        at_ranks = self._room_at_ranks(size)
-        if at_ranks is None:
+        rank_room = self._room_at_ranks(size)
+        if rank_room is None:
             return None
-        return self._line.room(caller, at_ranks + self._waits.num_queued * self._num_ranks())
+        return self._line.room(caller, rank_room + self._waits.num_queued * self._num_ranks())
 
     def join(self, caller: str, cost: float, try_to_start: Callable[[], bool], give_up: Callable[[str], None]) -> Turn:
         """Put a request in line. Its turn may come at once. The caller must `end` it, whatever becomes of it.

@@ -83,9 +83,9 @@ class Account:
         if limit is None:
             return
         self._refill(limit)
-        over = self._num_tokens - limit
-        if over >= 0:
-            raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(over * 60 / limit) + 1)
+        excess = self._num_tokens - limit
+        if excess >= 0:
+            raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(excess * 60 / limit) + 1)
 
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
         """Begin a call that may need `num_tokens`, its prompts included. Raise ApiError if it is over a limit."""
@@ -141,7 +141,7 @@ class KeyRing:
     def __init__(self, path: Path, num_gateways: int = 1) -> None:
         """Read the file. Raise RuntimeFailure."""
         self._path, self._num_gateways = path, num_gateways
-        self._seen = _file_version(path)
+        self._version = _file_version(path)
         self._accounts = {limits.hash: Account(share_limits(limits, num_gateways)) for limits in read_keys(path)}
         self._looked_at = time.monotonic()
         self._complain = Complaints(log.warning)
@@ -155,8 +155,8 @@ class KeyRing:
         scheme, _, key = (authorization or "").partition(" ")
         digest = "sha256:" + hashlib.sha256(key.strip().encode(errors="replace")).hexdigest()
         account_found = None
-        for known, account in self._accounts.items():
-            if hmac.compare_digest(known, digest):
+        for known_hash, account in self._accounts.items():
+            if hmac.compare_digest(known_hash, digest):
                 account_found = account
         if account_found is None or scheme.lower() != "bearer":
             self._complain(f"refused {peer}: {'no key' if authorization is None else 'an unknown key'}")
@@ -170,13 +170,13 @@ class KeyRing:
         self._looked_at = time.monotonic()
         try:
             version = _file_version(self._path)
-            if version == self._seen:
+            if version == self._version:
                 return
             keys = read_keys(self._path)
         except RuntimeFailure as error:
             self._complain(f"the keys stay as they are: {error}")
             return
-        self._seen = version
+        self._version = version
         self._accounts = {limits.hash: self._renew_account(limits) for limits in keys}
         log.info("read %d keys again", len(keys))
 
@@ -209,10 +209,10 @@ def read_keys(path: Path) -> list[Limits]:
         raise RuntimeFailure(f"cannot read the keys {path}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise RuntimeFailure(f"{path} is no file of keys: {error}") from None
-    for what in ("name", "hash"):
-        values = [getattr(limits, what) for limits in keys]
+    for field_name in ("name", "hash"):
+        values = [getattr(limits, field_name) for limits in keys]
         if len(set(values)) < len(values):
-            raise RuntimeFailure(f"{path} has two keys of one {what}")
+            raise RuntimeFailure(f"{path} has two keys of one {field_name}")
     return keys
 
 

@@ -74,10 +74,10 @@ def serve(monkeypatch):
     """What `behave(open)` returns, beside a server; `open` gives (reader, writer)."""
     monkeypatch.setattr("runtime.gateway.edge.connections.SWEEP_S", SHORT_S / 4)
 
-    def serve(behave, most=4, waits=SHORT):
+    def serve(behave, max_connections=4, waits=SHORT):
         async def run():
             listener = listen(ADDRESS, 0, "http")
-            connections, state, turns = Connections(most, waits), ServerState(), InputTurns()
+            connections, state, turns = Connections(max_connections, waits), ServerState(), InputTurns()
             config = uvicorn.Config(APP, ws="none", lifespan="off", log_config=None, log_level="error")
             taking = asyncio.ensure_future(
                 serve_clients(listener, connections, lambda: Http1(config, state, connections, turns))
@@ -292,7 +292,7 @@ def test_who_waits_longest_makes_room(serve):
         await asyncio.gather(*(all_of(reader) for reader, _ in waiting))
         return [await reader.readuntil(b"well") for reader, _ in new]
 
-    answers = serve(fill, most=3, waits=Waits())
+    answers = serve(fill, max_connections=3, waits=Waits())
 
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
 
@@ -334,7 +334,7 @@ def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeyp
         return await asyncio.gather(*ended)
 
     monkeypatch.setattr(Connections, "add", counted)
-    serve(come, most=3, waits=Waits(head_s=2 * SHORT_S))
+    serve(come, max_connections=3, waits=Waits(head_s=2 * SHORT_S))
 
     assert max(counts) <= 3
 
@@ -357,7 +357,7 @@ def test_when_all_are_being_answered_a_client_is_refused(serve):
         again_writer.write(GET)
         return refused, await again.readuntil(b"well")
 
-    refused, answer = serve(fill, most=1, waits=Waits())
+    refused, answer = serve(fill, max_connections=1, waits=Waits())
 
     assert told(refused) == (503, "overloaded")
     assert b"Retry-After: 1" in refused
