@@ -29,13 +29,13 @@ from runtime.protocol.json_grammar import json_matcher, read_vocabulary, why_no_
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["MAX_CPU_S", "TOO_DEAR", "main", "try_schema"]
+__all__ = ["MAX_CPU_S", "TOO_COSTLY", "main", "try_schema"]
 
 MAX_CPU_S = 0.2  # assumed: a unit's ranks may wait so long for one request; 60 fields take 0.02 s
 MAX_MEMORY_BYTES = 256 * 2**20  # assumed: beyond what the process has already; 60 fields take 15 MiB
 NUM_MASKS = 8  # assumed: most schemas that fail do so within the first lexemes
 MAX_REASON_BYTES = 500  # assumed: enough for a caller
-TOO_DEAR = f"its schema takes over {MAX_CPU_S:g} s or {MAX_MEMORY_BYTES // 2**20} MiB to be made a grammar of"
+TOO_COSTLY = f"its schema takes over {MAX_CPU_S:g} s or {MAX_MEMORY_BYTES // 2**20} MiB to be made a grammar of"
 
 
 def main(arguments: list[str]) -> None:
@@ -60,7 +60,7 @@ def try_schema(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
     with os.fdopen(reader, "rb") as pipe:
         reason = pipe.read().decode(errors="replace")
     _, status = os.waitpid(fork, 0)
-    return TOO_DEAR if status else reason or None
+    return TOO_COSTLY if status else reason or None
 
 
 def _write_reason(reason: str | None) -> None:

@@ -14,8 +14,8 @@ A connection is always in exactly one wait:
     its end         a client that was refused hangs up       last_s
 
 A connection that waits for its client takes nobody else's place. When all places are taken, the next client gets the
-place of the connection that has waited longest for its client's request. If all are being answered, it gets the place
-of the client that has read nothing for the longest time, if that is over STALLED_S. Otherwise it is refused.
+place of the connection that has waited longest, of those without an answer. If all have answers, it gets the place of
+the client that has read nothing for the longest time, if that is over STALLED_S. Otherwise it is refused.
 It does not know HTTP (`http1.py` does) or limit a body's size (`client.py` does).
 
 Sources: nginx, `ngx_http_core_module`, for next_s (`keepalive_timeout`), last_s and the kinds of waits; CPython issue
@@ -147,26 +147,26 @@ class Connections:
         self.max_connections = max_connections
         self._complaints = Complaints(log.warning)
         self._waits = waits
-        self._began: dict[Connection, tuple[Wait, float]] = {}  # the longest wait first
+        self._wait_starts: dict[Connection, tuple[Wait, float]] = {}  # the longest wait first
 
     def __len__(self) -> int:
-        return len(self._began)
+        return len(self._wait_starts)
 
     def add(self, connection: Connection) -> None:
         """Add a connection that has just been opened."""
-        self._began[connection] = connection.wait(), time.monotonic()
+        self._wait_starts[connection] = connection.wait(), time.monotonic()
 
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
         """Note what the connection waits for now. Its time starts again if that has changed, or if `restarts`."""
         wait = connection.wait()
-        limits_s = self._began.get(connection)
+        limits_s = self._wait_starts.get(connection)
         if limits_s is not None and (restarts or limits_s[0] is not wait):
-            del self._began[connection]  # it goes to the end
+            del self._wait_starts[connection]  # it goes to the end
             self.add(connection)
 
     def forget(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
-        self._began.pop(connection, None)
+        self._wait_starts.pop(connection, None)
 
     def complain(self, sentence: str) -> None:
         """Log a complaint about a connection, at a bounded rate."""
@@ -175,7 +175,7 @@ class Connections:
     @property
     def num_free(self) -> int:
         """The number of connections that can come without another one being ended."""
-        return max(self.max_connections - len(self._began), 0)
+        return max(self.max_connections - len(self._wait_starts), 0)
 
     def make_room(self) -> bool:
         """Make room for one more, if need be by ending the longest wait. Return whether there is room."""
@@ -184,25 +184,25 @@ class Connections:
         connection = next(chain(self._find_unanswered(), self._find_stalled()), None)
         if connection is None:
             return False
-        wait, _ = self._began[connection]
+        wait, _ = self._wait_starts[connection]
         self._end(connection, wait, f"{wait.value}, and all {self.max_connections:,} connections are taken")
         return True
 
     def sweep(self) -> None:
         """End the connections that have waited too long."""
-        for connection in list(self._began):
+        for connection in list(self._wait_starts):
             self.note(connection)  # a connection does not report that it is closing
-            wait, began = self._began[connection]
+            wait, began = self._wait_starts[connection]
             longest_s = self._waits.limit_s(wait)
             if longest_s is not None and time.monotonic() - began > longest_s:
                 self._end(connection, wait, None if wait in UNLOGGED else f"{wait.value} within {longest_s:g} s")
 
     def _find_unanswered(self) -> Iterator[Connection]:
-        return (one for one, (wait, _) in self._began.items() if wait not in (Wait.GATEWAY, Wait.READER))
+        return (one for one, (wait, _) in self._wait_starts.items() if wait not in (Wait.GATEWAY, Wait.READER))
 
     def _find_stalled(self) -> Iterator[Connection]:
         before = time.monotonic() - STALLED_S
-        return (one for one, (wait, began) in self._began.items() if wait is Wait.READER and began < before)
+        return (one for one, (wait, began) in self._wait_starts.items() if wait is Wait.READER and began < before)
 
     def _end(self, connection: Connection, wait: Wait, complaint: str | None) -> None:
         if complaint is not None:

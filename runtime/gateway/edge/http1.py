@@ -42,7 +42,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._connections = connections
         self._turns = turns
         self._unread = bytearray()
-        self._is_in_head = True  # a head is due: the first one as soon as the connection is open
+        self._head_is_due = True  # a head is due: the first one as soon as the connection is open
         self._is_refused = False
 
     @property
@@ -59,7 +59,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         if self.conn.their_state is h11.SEND_BODY:
             return Wait.BODY
         if self.conn.their_state is h11.IDLE:
-            return Wait.REQUEST if self._is_in_head else Wait.NEXT
+            return Wait.REQUEST if self._head_is_due else Wait.NEXT
         return Wait.GATEWAY
 
     def end(self, wait: Wait) -> None:
@@ -90,7 +90,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         """Keep a piece of input until it is this connection's turn."""
         if self._is_refused:
             return
-        self._is_in_head = True
+        self._head_is_due = True
         if not self._unread:
             self._turns.add(self)
         self._unread += self._piece[:nbytes]
@@ -112,10 +112,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        self._is_in_head = False
+        self._head_is_due = False
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's own timeout, which a single byte would end
-        self._is_in_head = self._has_partial_head()
+        self._head_is_due = self._has_partial_head()
         self._connections.note(self, restarts=True)
 
     def pause_writing(self) -> None:

@@ -84,7 +84,7 @@ class IdempotencyKeys:
         return call
 
     def end_request(self, call: IdempotentCall) -> None:
-        """End one request of the call. Forget its key if none has begun, because then nothing was computed."""
+        """End one request of the call. If it was the last and none has begun, forget the key: nothing was computed."""
         call.num_under_way -= 1
         if call.digest is None or call.has_begun or call.num_under_way:
             return

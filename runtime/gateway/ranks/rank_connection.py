@@ -138,7 +138,7 @@ class Rank:
                 moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
-        self._on_room()  # or less: the line looks either way
+        self._on_room()  # the room has changed, if only to less
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
         """Move the rank, with all its requests, to `writer`'s connection. Return when it has moved. Raise WireError.
