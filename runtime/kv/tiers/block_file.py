@@ -1,0 +1,144 @@
+"""One block of latents as the bytes of a file, and what makes a file something else.
+
+    magic, format          8 + 4 bytes
+    shape                  3 x 4 bytes: layers, tokens, latent size
+    dtype                  16 bytes, as torch calls it
+    length of the latents  8 bytes
+    block_digest, name     32 + 32 bytes (`runtime/kv/blocks.py`)
+    checksum               16 bytes: the GMAC of all the others
+    latents                [num_layers, PAGE_TOKENS, latent_dim]
+
+All of a header follows from whose block it is, so nothing in a file is believed: it is the block that was asked for,
+byte for byte, or it is none. Worked example: DeepSeek-V3's blocks have 128 + 61 x 64 x 576 x 2 = 4,497,536 bytes.
+
+The checksum is tested whenever a block is read. It is that of `runtime/checkpoint/reading.py`, for its reasons: it has
+128 bits, and takes a fifth of CRC-32's time. It finds accidents. Whoever can write these files can forge it.
+
+Numbers are little-endian. Where a file lies is `folder.py`'s business.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+
+__all__ = ["CUT", "DAMAGED", "FOREIGN", "HEADER_BYTES", "BlockForm", "NotThisBlock", "read_block", "write_parts"]
+
+MAGIC, FORMAT = b"tidemill", 1
+FIELDS = struct.Struct("<8sI3I16sQ32s32s")
+CHECKSUM_BYTES = 16
+HEADER_BYTES = FIELDS.size + CHECKSUM_BYTES
+LENGTH = struct.Struct("<Q")
+LENGTH_AT = struct.calcsize("<8sI3I16s")
+KNOWN_KEY = AES(b"tidemill latents")  # nothing is encrypted
+NONCE = bytes(12)
+
+CUT = "cut"  # it ends before its header says
+DAMAGED = "damaged"  # its checksum is wrong
+FOREIGN = "foreign"  # it is whole, and another block or another format
+
+
+class NotThisBlock(Exception):
+    """A file is not the block that was looked for; `reason` is CUT, DAMAGED or FOREIGN."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """What all blocks of one `block_digest` have in common."""
+
+    block_digest: bytes
+    shape: tuple[int, int, int]  # [num_layers, PAGE_TOKENS, latent_dim]
+    dtype: torch.dtype
+
+    @property
+    def latent_bytes(self) -> int:
+        """The bytes of one block's latents."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of one block's file."""
+        return HEADER_BYTES + self.latent_bytes
+
+    def parts(self, name: bytes, latents: memoryview) -> list[bytes | memoryview]:
+        """Return a block's file in parts, the latents uncopied."""
+        fields = self._fields(name)
+        return [fields, _checksum(fields, latents), latents]
+
+    def _fields(self, name: bytes) -> bytes:
+        dtype = str(self.dtype).removeprefix("torch.").encode()
+        return FIELDS.pack(MAGIC, FORMAT, *self.shape, dtype, self.latent_bytes, self.block_digest, name)
+
+    def is_of(self, fields: bytes | bytearray, name: bytes) -> bool:
+        """Return whether a header's fields are those of the block of this name."""
+        return fields == self._fields(name)
+
+
+def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> None:
+    """Read the latents of a block from an open file. Raise NotThisBlock and OSError; `into` is undefined then."""
+    size = os.fstat(file).st_size
+    if size != form.file_bytes:
+        raise NotThisBlock(_explain_size(file, size))
+    header = bytearray(HEADER_BYTES)
+    if _read_all(file, header, into) < size:
+        raise NotThisBlock(CUT)
+    fields, checksum = header[: FIELDS.size], header[FIELDS.size :]
+    if _checksum(fields, into) != checksum:
+        raise NotThisBlock(DAMAGED)
+    if not form.is_of(fields, name):
+        raise NotThisBlock(FOREIGN)
+
+
+def write_parts(file: int, parts: Sequence[bytes | memoryview]) -> None:
+    """Write all parts from the file's beginning. Raise OSError."""
+    left = [memoryview(part) for part in parts]
+    at = 0
+    while left:
+        written = os.pwritev(file, left, at)
+        at += written
+        left = _without(left, written)
+
+
+def _explain_size(file: int, size: int) -> str:
+    """Tell a block that was cut from one of another size by what its own header says."""
+    header = os.pread(file, HEADER_BYTES, 0)
+    if len(header) < HEADER_BYTES:
+        return CUT
+    own = HEADER_BYTES + LENGTH.unpack_from(header, LENGTH_AT)[0]
+    return CUT if size < own else FOREIGN if size == own else DAMAGED
+
+
+def _read_all(file: int, header: bytearray, into: memoryview) -> int:
+    """Fill both from the file's beginning; return the number of bytes that there were."""
+    left = [memoryview(header), into]
+    at = 0
+    while left and (num_read := os.preadv(file, left, at)):
+        at += num_read
+        left = _without(left, num_read)
+    return at
+
+
+def _without(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """Return what is left of the parts after so many bytes."""
+    while parts and num_bytes >= parts[0].nbytes:
+        num_bytes -= parts[0].nbytes
+        parts = parts[1:]
+    return [parts[0][num_bytes:], *parts[1:]] if parts else []
+
+
+def _checksum(fields: bytes | bytearray, latents: memoryview) -> bytes:
+    gmac = Cipher(KNOWN_KEY, GCM(NONCE)).encryptor()
+    gmac.authenticate_additional_data(fields)
+    gmac.authenticate_additional_data(latents)
+    gmac.finalize()
+    return gmac.tag

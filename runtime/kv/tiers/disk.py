@@ -1,0 +1,301 @@
+"""The prefix cache's last tier: blocks of latents on a disk, which outlive every process.
+
+    has         how many of a prompt's blocks are there, as it seems
+    begin_load  their latents into host memory -> Loading
+    offer       a block to write when there is time
+    flush       write what is due: before the process ends
+
+A folder on a local disk or a shared file system, for all units and ranks of one `block_digest`. Whoever can name a
+block can read it: names come from a salt that is the tenant's (`runtime/kv/blocks.py`).
+
+The caller's thread never touches the disk. What goes wrong there is a miss or a block less, counted by its reason, and
+one line of the log: a disk that is full, read-only, slow, gone, or that never answers. An operation may hang; then
+nothing is asked of the disk until it returns (`threads.py`).
+
+    offer -> queue, bounded in bytes -> one thread writes -> folder.py
+    begin_load -> a few threads read -> Loading -> the caller, who asks whether it is done
+                                              bounds, eviction: janitor.py, on a thread
+
+It does not choose what is worth a write; its caller does. It writes no block that is there already or in the queue.
+"""
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from runtime.kv.sender import as_bytes
+from runtime.kv.tiers.block_file import BlockForm, NotThisBlock, read_block
+from runtime.kv.tiers.folder import BlockFolder
+from runtime.kv.tiers.janitor import HIGH, Bound, Janitor, Usage
+from runtime.kv.tiers.loading import ABSENT, ERROR, LATE, NO_ROOM, OFF, QUEUE_FULL, TIER_FULL, Loading, TierCounters
+from runtime.kv.tiers.threads import Bandwidth, Health, Workers
+
+__all__ = ["DiskSettings", "DiskTier"]
+
+NUM_READERS = 4  # assumed: enough for a local disk, whose queue is deeper; more would contend for the interpreter
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class DiskSettings:
+    """The tier's place and what it may take. All processes of a folder have the same bounds."""
+
+    path: Path  # exists already
+    max_bytes: int
+    max_files: int
+    max_queued_bytes: int  # of this rank, in host memory
+    bytes_per_s: float | None  # read and written by this rank: the node's budget / ranks on the node
+
+
+class DiskTier:
+    """The blocks of one `block_digest` on a disk, as one rank sees them. Used from any thread."""
+
+    def __init__(
+        self,
+        settings: DiskSettings,
+        form: BlockForm,
+        say: Callable[[str], None],
+        allocate: Callable[[], Tensor | None] | None = None,
+    ) -> None:
+        """Begin; nothing is read yet.
+
+        `allocate` makes host memory for a block, or returns None if there is no room. It is called on the tier's
+        threads. The memory is free when nobody refers to it, as in `runtime/kv/room.py`.
+        """
+        self.counters = TierCounters()
+        self._settings, self._form = settings, form
+        self._allocate = allocate or partial(torch.empty, form.shape, dtype=form.dtype)
+        self._folder = BlockFolder(settings.path, form.block_digest)
+        self._bound = Bound(settings.max_bytes, settings.max_files)
+        self._usage = Usage(self._folder, self._bound)
+        self._janitor = Janitor(self._folder, self._bound, self._usage)
+        self._bandwidth = Bandwidth(settings.bytes_per_s)
+        self._readers = Workers(NUM_READERS, "cache-read")
+        self._writer, self._cleaner = Workers(1, "cache-write"), Workers(1, "cache-clean")
+        self._reading = Health(f"reading from {settings.path}", say)
+        self._writing = Health(f"writing to {settings.path}", say)
+        self._changed = threading.Condition()
+        self._queued: dict[bytes, tuple[bytes, Tensor]] = {}  # name -> tenant, latents; the first may be under way
+        self._cleans = False
+        self._clean()
+
+    def has(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> int:
+        """Return how many of these blocks are there, up to the first that is not; 0 at the deadline.
+
+        They may be gone or damaged when they are loaded.
+        """
+        if self._is_silent():
+            return 0
+        answer: SimpleQueue[int] = SimpleQueue()
+        self._readers.submit(lambda: answer.put(self._count(list(names), tenant)))
+        try:
+            return answer.get(timeout=deadline_s)
+        except Empty:
+            return 0
+
+    def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
+        """Begin to read these blocks, up to the first that is missing, for `deadline_s` at most."""
+        loading = Loading(len(names), time.monotonic() + deadline_s, self.counters)
+        if self._is_silent():
+            loading.end(OFF)
+        else:
+            self._readers.submit(partial(self._load_first, loading, list(names), tenant))
+        return loading
+
+    def offer(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
+        """Queue a block for writing, unless it cannot be. Nobody may change `latents` any more.
+
+        `tenant` says whose room it takes on the disk. Loading needs the same.
+        """
+        assert tuple(latents.shape) == self._form.shape
+        assert latents.dtype == self._form.dtype
+        with self._changed:
+            if name in self._queued:
+                return
+            reason = self._refusal()
+            if reason is None:
+                self._queued[name] = tenant, latents
+                self._writer.submit(partial(self._write, name))
+            else:
+                self.counters.drop(reason)
+
+    def flush(self, deadline_s: float) -> int:
+        """Wait until all that was offered is written, for `deadline_s` at most; return how many blocks are not."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queued, deadline_s)
+            return len(self._queued)
+
+    def close(self) -> None:
+        """Let the threads end when they have done what came before."""
+        for workers in (self._readers, self._writer, self._cleaner):
+            workers.close()
+
+    def _is_silent(self) -> bool:
+        """Return whether the disk hangs, or did lately."""
+        if self._readers.are_stuck():
+            self._reading.failed("the disk does not answer", rests=True)
+        return self._reading.rests
+
+    def _count(self, names: list[bytes], tenant: bytes) -> int:
+        try:
+            with self._readers.operation():
+                return self._folder.has(tenant, names)
+        except OSError as error:
+            self._reading.failed(_reason(error), rests=False)
+            return 0
+
+    def _load_first(self, loading: Loading, names: list[bytes], tenant: bytes) -> None:
+        """Load the first block; where it is there, let the other threads help with the rest. Most often it is not."""
+        if self._load_next(loading, names, tenant):
+            for _ in range(min(NUM_READERS, len(names) - 1)):
+                self._readers.submit(partial(self._load_rest, loading, names, tenant))
+
+    def _load_rest(self, loading: Loading, names: list[bytes], tenant: bytes) -> None:
+        while self._load_next(loading, names, tenant):
+            pass
+
+    def _load_next(self, loading: Loading, names: list[bytes], tenant: bytes) -> bool:
+        """Load a loading's next block; return whether it is there."""
+        number = loading.next_block()
+        if number is None:
+            return False
+        found = self._read(names[number], tenant, loading.deadline)
+        if isinstance(found, str):
+            loading.missed(number, found)
+            return False
+        loading.arrived(number, found)
+        return True
+
+    def _read(self, name: bytes, tenant: bytes, deadline: float) -> Tensor | str:
+        """Return a block's latents, or why there are none."""
+        try:
+            with self._readers.operation(), self._folder.block(tenant, name) as file:
+                latents = self._make_room(deadline)
+                if isinstance(latents, str):
+                    return latents
+                read_block(file, self._form, name, as_bytes(latents))
+        except FileNotFoundError:
+            return ABSENT
+        except NotThisBlock as error:
+            self._reading.failed(f"block {name.hex()} is {error.reason}", rests=False)
+            self._remove(name, tenant)
+            return error.reason
+        except OSError as error:
+            self._reading.failed(_reason(error), rests=False)
+            return ERROR
+        self._reading.succeeded()
+        return latents
+
+    def _make_room(self, deadline: float) -> Tensor | str:
+        """Return memory for a block when its turn on the disk has come, or why there is none."""
+        wait_s = self._bandwidth.take(self._form.file_bytes, deadline)
+        if wait_s is None:
+            return LATE
+        self._readers.sleep(wait_s)
+        latents = self._allocate()
+        return NO_ROOM if latents is None else latents
+
+    def _remove(self, name: bytes, tenant: bytes) -> None:
+        """Remove a file that is not its block, so that the block can be written again."""
+        try:
+            with self._readers.operation():
+                num_bytes = self._folder.remove(tenant, name)
+                if num_bytes:
+                    self._usage.change(-self._bound.charge(num_bytes))
+        except OSError:
+            return  # it is found again
+
+    def _refusal(self) -> str | None:
+        """Return why nothing can be queued, or None."""
+        if self._writer.are_stuck():
+            self._writing.failed("the disk does not answer", rests=True)
+        if self._writing.rests:
+            self._drop_queue()
+            return OFF
+        full = (len(self._queued) + 1) * self._form.latent_bytes > self._settings.max_queued_bytes
+        return QUEUE_FULL if full else None
+
+    def _drop_queue(self) -> None:
+        """Give up what is queued, apart from the block under way, whose memory the writer has."""
+        waiting = list(self._queued)[1:]
+        for name in waiting:
+            del self._queued[name]
+        if waiting:
+            self.counters.drop(OFF, len(waiting))
+
+    def _write(self, name: bytes) -> None:
+        """Write a block of the queue, if it is still in it."""
+        with self._changed:
+            queued = self._queued.get(name)
+        if queued is None:
+            return
+        try:
+            if self._writing.rests:
+                self.counters.drop(OFF)
+            else:
+                self._writer.sleep(self._bandwidth.take(self._form.file_bytes, NEVER) or 0.0)
+                self._publish(name, *queued)
+        except OSError as error:
+            self.counters.drop(ERROR)
+            self._writing.failed(_reason(error), rests=True)
+            if error.errno in NO_SPACE:
+                self._clean(disk_is_full=True)
+        finally:
+            with self._changed:
+                self._queued.pop(name, None)
+                self._changed.notify_all()
+
+    def _publish(self, name: bytes, tenant: bytes, latents: Tensor) -> None:
+        """Write a block that is not there, if there is room. Raise OSError."""
+        charge = self._bound.charge(self._form.file_bytes)
+        with self._writer.operation():
+            if self._folder.has(tenant, [name]):
+                return
+            used = self._usage.take(charge)
+            if used is None:
+                self.counters.drop(TIER_FULL)
+            elif self._has_published(name, tenant, latents, charge):
+                self.counters.wrote(self._form.file_bytes)
+                self._writing.succeeded()
+        if used is None or used > HIGH * self._bound.max_bytes:
+            self._clean()
+
+    def _has_published(self, name: bytes, tenant: bytes, latents: Tensor, charge: int) -> bool:
+        """Write a block that is counted as used; take it back if it is not written. Raise OSError."""
+        is_new = False
+        try:
+            is_new = self._folder.publish(tenant, name, self._form.parts(name, as_bytes(latents)))
+        finally:
+            if not is_new:
+                self._usage.change(-charge)
+        return is_new
+
+    def _clean(self, *, disk_is_full: bool = False) -> None:
+        """Let the janitor clean up, if it does not already."""
+        with self._changed:
+            if not self._cleans:
+                self._cleans = True
+                self._cleaner.submit(partial(self._clean_now, disk_is_full))
+
+    def _clean_now(self, disk_is_full: bool) -> None:
+        try:
+            self.counters.evict(self._janitor.clean(disk_is_full=disk_is_full) or 0)
+        except OSError as error:
+            self._writing.failed(_reason(error), rests=True)
+        finally:
+            with self._changed:
+                self._cleans = False
+
+
+def _reason(error: OSError) -> str:
+    why = error.strerror or str(error)
+    return why if error.filename is None else f"{error.filename}: {why}"

@@ -1,0 +1,201 @@
+"""The folder of cached blocks on a disk: which file is whose, how one appears whole, and who may look.
+
+    PATH/blocks/                            0700; all of this belongs to the tier, PATH to the operator
+        usage, janitor                      see janitor.py
+        partial/                            files being written, where a file system knows none without a name
+        BLOCK_DIGEST/TENANT/NN/NNN...       one block a file, 0600; by its name in hex, fanned out by two digits
+
+Names are our own hashes, in hex, so no path comes from outside. Each folder on the way is opened by itself and never
+through a symbolic link, so nothing here leads out of it.
+
+A file appears whole or not at all. It is written without a name (O_TMPFILE) and then linked, so a killed writer leaves
+nothing. Some file systems have no such files, NFS for one. There it is written to `partial/` and renamed, and its
+writer holds a lock on it meanwhile: what nobody holds is a dead writer's. Nothing is synced. After a power failure a
+file may lack bytes; its checksum says so.
+
+It does not know what is in a file (`block_file.py`) or which ones must go (`janitor.py`).
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtime.kv.tiers.block_file import write_parts
+
+__all__ = ["BlockFolder", "below", "is_hex"]
+
+ROOT, PARTIAL = "blocks", "partial"
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+OTHERS = 0o077  # no bit of these is set
+USED_AGAIN_S = 120.0  # assumed: recency need not be finer, and is a write to the disk
+NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR}  # EISDIR from a kernel without O_TMPFILE
+HEX = re.compile(r"[0-9a-f]+")
+
+
+class BlockFolder:
+    """The blocks of one `block_digest` under `path`. Every method works on the disk, and raises OSError."""
+
+    def __init__(self, path: Path, block_digest: bytes) -> None:
+        self._path, self._digest = path, block_digest.hex()
+        self._device: int | None = None  # of `path`, when it was first seen
+
+    @contextmanager
+    def root(self, *, create: bool = False) -> Iterator[int]:
+        """Open the folder `blocks`. Raise PermissionError where others can look into it."""
+        with _opened(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)) as path:
+            device = os.fstat(path).st_dev
+            self._device = self._device or device
+            may_create = create and device == self._device  # no disk's blocks go into the folder that it was mounted on
+            with below(path, ROOT, create=may_create) as root:
+                found = os.fstat(root)
+                if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
+                    raise PermissionError(errno.EPERM, f"it must be user {os.geteuid()}'s alone (chmod 700)", ROOT)
+                yield root
+
+    def has(self, tenant: bytes, names: Sequence[bytes]) -> int:
+        """Return how many of these blocks are there, up to the first that is not."""
+        number = 0
+        try:
+            with self.root() as root, below(root, *self._owner(tenant)) as folder:
+                for number, name in enumerate(names):  # noqa: B007
+                    os.stat("/".join(_place(name)), dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return number
+        return len(names)
+
+    @contextmanager
+    def block(self, tenant: bytes, name: bytes) -> Iterator[int]:
+        """Open a block's file, and note that it was used."""
+        fan, leaf = _place(name)
+        with (
+            self.root() as root,
+            below(root, *self._owner(tenant), fan) as folder,
+            _opened(os.open(leaf, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)) as file,
+        ):
+            yield file
+            _note_use(file)
+
+    def publish(self, tenant: bytes, name: bytes, parts: Sequence[bytes | memoryview]) -> bool:
+        """Write a block's file; return whether there was none."""
+        try:
+            return self._publish(tenant, name, parts)
+        except (FileNotFoundError, BlockingIOError):  # the janitor took an empty folder, or a file just before its lock
+            return self._publish(tenant, name, parts)
+
+    def remove(self, tenant: bytes, name: bytes) -> int:
+        """Remove a block's file; return its bytes, 0 if there is none."""
+        fan, leaf = _place(name)
+        try:
+            with self.root() as root, below(root, *self._owner(tenant), fan) as folder:
+                size = os.stat(leaf, dir_fd=folder, follow_symlinks=False).st_size
+                os.unlink(leaf, dir_fd=folder)
+        except FileNotFoundError:
+            return 0
+        return size
+
+    def _owner(self, tenant: bytes) -> tuple[str, str]:
+        assert tenant
+        return self._digest, tenant.hex()
+
+    def _publish(self, tenant: bytes, name: bytes, parts: Sequence[bytes | memoryview]) -> bool:
+        fan, leaf = _place(name)
+        with self.root(create=True) as root, below(root, *self._owner(tenant), fan, create=True) as folder:
+            file = _open_nameless(folder)
+            if file is None:
+                return _write_and_rename(root, folder, leaf, parts)
+            with _opened(file):
+                write_parts(file, parts)
+                try:
+                    os.link(f"/proc/self/fd/{file}", leaf, dst_dir_fd=folder)
+                except FileExistsError:
+                    return False
+            return True
+
+
+@contextmanager
+def below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
+    """Open a folder below an open one, step by step and through no link; make what is missing if `create`."""
+    at = os.dup(folder)
+    try:
+        for name in names:
+            if create:
+                _make(name, at)
+            deeper = os.open(name, FOLDER, dir_fd=at)
+            os.close(at)
+            at = deeper
+        yield at
+    finally:
+        os.close(at)
+
+
+def is_hex(name: str) -> bool:
+    """Return whether this can be a name of ours."""
+    return HEX.fullmatch(name) is not None
+
+
+def _place(name: bytes) -> tuple[str, str]:
+    return name.hex()[:2], name.hex()[2:]
+
+
+def _make(name: str, folder: int) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=folder)
+    except FileExistsError:
+        return
+
+
+def _note_use(file: int) -> None:
+    """Renew a file's time, unless it is nearly new. Where that is not allowed, reading is."""
+    if time.time() - os.fstat(file).st_mtime > USED_AGAIN_S:
+        try:
+            os.utime(file)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EPERM, errno.EACCES):
+                raise
+
+
+def _open_nameless(folder: int) -> int | None:
+    """Open a file without a name; return None where the file system has none."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno in NO_NAMELESS_FILES:
+            return None
+        raise
+
+
+def _write_and_rename(root: int, folder: int, leaf: str, parts: Sequence[bytes | memoryview]) -> bool:
+    """Write a file under a name that nobody looks for, and rename it."""
+    partial = secrets.token_hex(16)
+    with below(root, PARTIAL, create=True) as partials:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with _opened(os.open(partial, flags, 0o600, dir_fd=partials)) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                write_parts(file, parts)
+                os.rename(partial, leaf, src_dir_fd=partials, dst_dir_fd=folder)
+            except OSError:
+                _remove_partial(partials, partial)
+                raise
+    return True
+
+
+def _remove_partial(partials: int, partial: str) -> None:
+    try:
+        os.unlink(partial, dir_fd=partials)
+    except OSError:
+        return  # the janitor removes it
+
+
+@contextmanager
+def _opened(file: int) -> Iterator[int]:
+    try:
+        yield file
+    finally:
+        os.close(file)

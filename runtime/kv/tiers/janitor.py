@@ -1,0 +1,289 @@
+"""The bound of the folder: what is used, and which blocks go when it is nearly all.
+
+    charge    what a file costs: its bytes, and at least MAX_BYTES / MAX_FILES, so one bound holds both
+    used      the sum of charges, in the file `usage`: a writer adds to it before it writes, under the file's lock
+    owner     one tenant's blocks of one block_digest
+    janitor   whoever has the lock on the file `janitor`; the kernel takes it back from a dead process
+
+A rank that starts scans nothing: it reads `usage`. Only a janitor walks the folder, when more than HIGH of the bound is
+used, and removes blocks until LOW is. It also counts anew what is used, for writers that were killed between their sum
+and their file. Until then `usage` is too high by a block for each of them. Blocks written during a walk may be counted
+twice until the next.
+
+Which blocks go: those that nobody used for a day, the oldest first, whoever owns them: a model's that was replaced, a
+tenant's who left. If that is not enough, the oldest of whoever owns most, until owners who have more than the others
+have equally much. So nobody can fill the folder with his own and drive out the others'. Age is the time that reading
+renews (`folder.py`), so this is LRU to within a few minutes.
+
+Worked example: of 100 GB, A has 60, B 30 and C 5. To come from 95 down to 80, A is left with 45, B with 30, C with 5.
+
+Locks are flock's. Linux makes them work between NFS clients, but not where a mount has `nolock`. There, two nodes may
+clean up at a time and sums get lost, so more goes than must, or less until the next walk. Nobody reads a wrong block.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.kv.tiers.folder import PARTIAL, BlockFolder, below, is_hex
+
+__all__ = ["Bound", "Janitor", "Usage"]
+
+HIGH, LOW = 0.9, 0.8  # assumed: a walk for each tenth of the bound that is written
+UNUSED_S = 86_400.0  # assumed: a day has the busy hours of all who come back
+COUNT_AGAIN_S = 3_600.0  # assumed
+TELL_EVERY = 64  # removals, so that a janitor that is killed leaves `usage` nearly right
+LOCK_WAIT_S, LOCK_TRY_S = 1.0, 0.001  # whoever holds the lock on `usage` does one sum
+USED_BYTES, MOST_USED = 8, 2**62
+
+Owner = tuple[str, str]  # block_digest, tenant
+Ages = tuple[NDArray[np.int64], NDArray[np.int64]]  # of one owner's blocks, the oldest first: when used, charges
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How much the folder may hold."""
+
+    max_bytes: int
+    max_files: int
+
+    def charge(self, num_bytes: int) -> int:
+        """Return what a file of so many bytes costs."""
+        return max(num_bytes, -(-self.max_bytes // self.max_files))
+
+
+class Usage:
+    """The sum of charges that all processes share. Every method raises OSError."""
+
+    def __init__(self, folder: BlockFolder, bound: Bound) -> None:
+        self._folder, self._bound = folder, bound
+
+    def take(self, charge: int) -> int | None:
+        """Add a file that is to be written; return what is used then, or None if there is no room."""
+        with self._locked() as file:
+            used = _read(file) + charge
+            if used > self._bound.max_bytes:
+                return None
+            _write(file, used)
+        return used
+
+    def change(self, charge: int) -> int:
+        """Add this, which may be negative; return what is used then."""
+        with self._locked() as file:
+            used = max(0, _read(file) + charge)
+            _write(file, used)
+        return used
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        with self._folder.root(create=True) as root, _opened_to_write(root, "usage") as file:
+            until = time.monotonic() + LOCK_WAIT_S
+            while not _lock(file):
+                if time.monotonic() > until:
+                    raise BlockingIOError(errno.EAGAIN, f"somebody has locked it for {LOCK_WAIT_S:g} s", "usage")
+                time.sleep(LOCK_TRY_S)
+            yield file
+
+
+class Janitor:
+    """Cleans the folder up, if no other janitor does."""
+
+    def __init__(self, folder: BlockFolder, bound: Bound, usage: Usage) -> None:
+        self._folder, self._bound, self._usage = folder, bound, usage
+
+    def clean(self, *, disk_is_full: bool = False) -> int | None:
+        """Clean up; return the number of blocks removed, or None if another janitor is at it. Raise OSError.
+
+        If the disk is full, it has no more room than what is used now, whatever the bound says.
+        """
+        with self._folder.root(create=True) as root, _opened_to_write(root, "janitor") as lock:
+            if not _lock(lock):
+                return None
+            _remove_partial(root)
+            used = self._usage.change(0)
+            if not (disk_is_full or used > HIGH * self._bound.max_bytes or _is_due(lock)):
+                return 0
+            owners = self._count(root, used)
+            num_removed = self._remove(root, self._choose(owners, disk_is_full=disk_is_full))
+            os.pwrite(lock, b"\n", 0)  # its time is when everything was counted
+            return num_removed
+
+    def _count(self, root: int, used_before: int) -> dict[Owner, "_Owned"]:
+        """Walk the folder and set right what is used."""
+        owners: dict[Owner, _Owned] = {}
+        for owner, _, _, found in _files(root):
+            owned = owners.setdefault(owner, _Owned())
+            owned.used_ns.append(found.st_mtime_ns)
+            owned.charges.append(self._bound.charge(found.st_size))
+        self._usage.change(sum(sum(owned.charges) for owned in owners.values()) - used_before)
+        return owners
+
+    def _choose(self, owners: dict[Owner, "_Owned"], *, disk_is_full: bool) -> dict[Owner, int]:
+        """Return up to which time of use an owner's blocks go."""
+        used = sum(sum(owned.charges) for owned in owners.values())
+        limit = min(self._bound.max_bytes, used) if disk_is_full else self._bound.max_bytes
+        if used <= HIGH * limit:
+            return {}
+        ages = {owner: _sorted(owned) for owner, owned in owners.items()}
+        return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
+
+    def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
+        """Remove the blocks that were last used by then."""
+        num_removed = untold = 0
+        for owner, folder, name, found in _files(root, set(until_ns)):
+            if found.st_mtime_ns <= until_ns[owner] and _unlink(name, folder):
+                num_removed += 1
+                untold += self._bound.charge(found.st_size)
+                if num_removed % TELL_EVERY == 0:
+                    self._usage.change(-untold)
+                    untold = 0
+        self._usage.change(-untold)
+        return num_removed
+
+
+def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
+    """Return up to which time of use an owner's blocks go, so that charges of `keep` stay."""
+    excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
+    oldest_ns = _unused_until(ages, excess, unused_since_ns)
+    num_unused = {owner: int(np.searchsorted(used_ns, oldest_ns, "right")) for owner, (used_ns, _) in ages.items()}
+    left = {owner: int(charges[num_unused[owner] :].sum()) for owner, (_, charges) in ages.items()}
+    level = _fair_level(list(left.values()), keep)
+    until_ns = {}
+    for owner, (used_ns, charges) in ages.items():
+        gone = int(charges.sum()) - min(left[owner], level)
+        if gone:
+            until_ns[owner] = int(used_ns[np.searchsorted(np.cumsum(charges), gone)])
+    return until_ns
+
+
+@dataclass
+class _Owned:
+    """An owner's files, in the order of the walk: 16 bytes each."""
+
+    used_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    charges: "array[int]" = field(default_factory=lambda: array("q"))
+
+
+def _sorted(owned: _Owned) -> Ages:
+    used_ns, charges = np.array(owned.used_ns, np.int64), np.array(owned.charges, np.int64)
+    order = np.argsort(used_ns, kind="stable")
+    return used_ns[order], charges[order]
+
+
+def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
+    """Return up to which time of use all owners' blocks go, because nobody used them since; 0 for none."""
+    if excess <= 0:
+        return 0
+    used_ns = np.concatenate([each for each, _ in ages.values()])
+    charges = np.concatenate([each for _, each in ages.values()])
+    order = np.argsort(used_ns, kind="stable")
+    num_unused = int(np.searchsorted(used_ns[order], unused_since_ns))
+    num_gone = min(num_unused, int(np.searchsorted(np.cumsum(charges[order]), excess)) + 1)
+    return int(used_ns[order][num_gone - 1]) if num_gone else 0
+
+
+def _fair_level(amounts: list[int], keep: int) -> int:
+    """Return the highest level to which all amounts can be cut so that at most `keep` is left."""
+    for number, amount in enumerate(sorted(amounts)):
+        share = keep // (len(amounts) - number)
+        if amount > share:
+            return share
+        keep -= amount
+    return max(amounts)
+
+
+def _files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, int, str, os.stat_result]]:
+    """Yield every block's file: its owner, its open folder, its name, what is known of it."""
+    for digest, digest_folder in _folders(root):
+        for tenant, tenant_folder in _folders(digest_folder):
+            if only is not None and (digest, tenant) not in only:
+                continue
+            for _, folder in _folders(tenant_folder):
+                for name, found in _files_in(folder):
+                    yield (digest, tenant), folder, name, found
+
+
+def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_hex(entry.name) and entry.is_file(follow_symlinks=False):
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # a reader removed it
+                    continue
+                yield entry.name, found
+
+
+def _folders(folder: int) -> Iterator[tuple[str, int]]:
+    """Yield the folders of ours in a folder, open; remove each afterwards if it is empty."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if is_hex(entry.name) and entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        try:
+            with below(folder, name) as deeper:
+                yield name, deeper
+            os.rmdir(name, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+
+def _remove_partial(root: int) -> None:
+    """Remove the files whose writers are dead: a live one holds a lock."""
+    try:
+        with below(root, PARTIAL) as folder:
+            for name in os.listdir(folder):
+                with _opened_to_write(folder, name) as file:
+                    if _lock(file):
+                        _unlink(name, folder)
+    except FileNotFoundError:
+        return
+
+
+def _is_due(lock: int) -> bool:
+    """Return whether all was counted long ago, or never: the file is empty then."""
+    found = os.fstat(lock)
+    return not found.st_size or time.time() - found.st_mtime > COUNT_AGAIN_S
+
+
+@contextmanager
+def _opened_to_write(folder: int, name: str) -> Iterator[int]:
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Lock an open file until it is closed; return False if somebody else has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlink(name: str, folder: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read(usage: int) -> int:
+    """Return what is used; nothing, in a folder that is new or whose file somebody removed."""
+    return min(int.from_bytes(os.pread(usage, USED_BYTES, 0), "little"), MOST_USED)
+
+
+def _write(usage: int, used: int) -> None:
+    os.pwrite(usage, used.to_bytes(USED_BYTES, "little"), 0)

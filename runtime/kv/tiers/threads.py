@@ -1,0 +1,122 @@
+"""Threads that may wait for a disk for ever, so that nobody else does.
+
+An operation on a disk that hangs never returns, and no signal ends it. So a tier has a fixed number of threads, gives
+them tasks, and looks at the clock: while an operation takes too long, it gives no more. No stuck thread is replaced. A
+process ends without them.
+
+    Workers    the threads
+    Health     whether the disk works, and what is said when that changes
+    Bandwidth  how much of it may be used
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+__all__ = ["Bandwidth", "Health", "Workers"]
+
+STUCK_S = 5.0  # assumed: a block takes milliseconds from a local disk, and under a second over a busy network
+REST_S = 30.0  # assumed
+
+
+class Workers:
+    """Threads that take tasks in order."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self._number = number
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._began: dict[int, float] = {}  # thread -> since when it is in an operation
+        for _ in range(number):
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Let a thread do this when it has done what came before."""
+        self._tasks.put(task)
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Watch the time that the calling thread takes for an operation on the disk."""
+        thread = threading.get_ident()
+        self._began[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began[thread]
+
+    def sleep(self, seconds: float) -> None:
+        """Let the calling thread wait; that is no part of its operation."""
+        if threading.get_ident() in self._began:
+            self._began[threading.get_ident()] += seconds
+        time.sleep(seconds)
+
+    def are_stuck(self) -> bool:
+        """Return whether any operation takes too long."""
+        now = time.monotonic()
+        return any(now - began > STUCK_S for began in tuple(self._began.values()))
+
+    def close(self) -> None:
+        """Let each thread end when it has done what came before."""
+        for _ in range(self._number):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # with what it loaded
+
+
+class Health:
+    """Whether one kind of work on the disk succeeds. It speaks once when that ends, and once when it begins again."""
+
+    def __init__(self, work: str, say: Callable[[str], None]) -> None:
+        self._work, self._say = work, say
+        self._lock = threading.Lock()
+        self._is_well = True
+        self._ill_until = self._rests_until = 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether the work need not be tried, since it failed so lately."""
+        return time.monotonic() < self._rests_until
+
+    def failed(self, why: str, *, rests: bool) -> None:
+        """Note a failure; `rests` if the next try would cost more than it may bring."""
+        with self._lock:
+            self._ill_until = time.monotonic() + REST_S
+            if rests:
+                self._rests_until = self._ill_until
+            if self._is_well:
+                self._is_well = False
+                self._say(f"prefix cache: {self._work} fails: {why}; what it would have saved is computed")
+
+    def succeeded(self) -> None:
+        """Note a success. It counts when nothing has failed for a while."""
+        if self._is_well:
+            return
+        with self._lock:
+            if not self._is_well and time.monotonic() >= self._ill_until:
+                self._is_well = True
+                self._say(f"prefix cache: {self._work} works again")
+
+
+class Bandwidth:
+    """A share of the disk's bandwidth. What is not used is not saved up."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._is_free_at = 0.0
+
+    def take(self, num_bytes: int, until: float) -> float | None:
+        """Return how many seconds to wait before these bytes, or None if they cannot begin before `until`."""
+        if self._bytes_per_s is None:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._is_free_at)
+            if begin > until:
+                return None
+            self._is_free_at = begin + num_bytes / self._bytes_per_s
+        return begin - now
