@@ -12,7 +12,7 @@ All of a header follows from whose block it is, so nothing in a file is believed
 byte for byte, or it is none. Worked example: DeepSeek-V3's blocks have 128 + 61 x 64 x 576 x 2 = 4,497,536 bytes.
 
 The checksum is tested whenever a block is read. It is that of `runtime/checkpoint/reading.py`, for its reasons: it has
-128 bits, and takes a fifth of CRC-32's time. It finds accidents. Whoever can write these files can forge it.
+128 bits and takes a fifth of CRC-32's time. It finds accidents. Whoever can write these files can forge it.
 
 Numbers are little-endian. Where a file lies is `folder.py`'s business.
 """
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
@@ -38,6 +38,7 @@ LENGTH = struct.Struct("<Q")
 LENGTH_AT = struct.calcsize("<8sI3I16s")
 KNOWN_KEY = AES(b"tidemill latents")  # nothing is encrypted
 NONCE = bytes(12)
+PART_BYTES = 2**18  # is checked while it is in the processor's cache: 0.21 ms a block of DeepSeek-V3's instead of 0.55
 
 CUT = "cut"  # it ends before its header says
 DAMAGED = "damaged"  # its checksum is wrong
@@ -72,8 +73,10 @@ class BlockForm:
 
     def parts(self, name: bytes, latents: memoryview) -> list[bytes | memoryview]:
         """Return a block's file in parts, the latents uncopied."""
-        fields = self._fields(name)
-        return [fields, _checksum(fields, latents), latents]
+        fields, checksum = self._fields(name), _begin_checksum()
+        checksum.authenticate_additional_data(fields)
+        checksum.authenticate_additional_data(latents)
+        return [fields, _end_checksum(checksum), latents]
 
     def _fields(self, name: bytes) -> bytes:
         dtype = str(self.dtype).removeprefix("torch.").encode()
@@ -89,11 +92,15 @@ def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> Non
     size = os.fstat(file).st_size
     if size != form.file_bytes:
         raise NotThisBlock(_explain_size(file, size))
-    header = bytearray(HEADER_BYTES)
-    if _read_all(file, header, into) < size:
-        raise NotThisBlock(CUT)
-    fields, checksum = header[: FIELDS.size], header[FIELDS.size :]
-    if _checksum(fields, into) != checksum:
+    header, checksum = bytearray(HEADER_BYTES), _begin_checksum()
+    _fill(memoryview(header), file, 0)
+    fields, expected = header[: FIELDS.size], header[FIELDS.size :]
+    checksum.authenticate_additional_data(fields)
+    for start in range(0, into.nbytes, PART_BYTES):
+        part = into[start : start + PART_BYTES]
+        _fill(part, file, HEADER_BYTES + start)
+        checksum.authenticate_additional_data(part)
+    if _end_checksum(checksum) != expected:
         raise NotThisBlock(DAMAGED)
     if not form.is_of(fields, name):
         raise NotThisBlock(FOREIGN)
@@ -118,14 +125,13 @@ def _explain_size(file: int, size: int) -> str:
     return CUT if size < own else FOREIGN if size == own else DAMAGED
 
 
-def _read_all(file: int, header: bytearray, into: memoryview) -> int:
-    """Fill both from the file's beginning; return the number of bytes that there were."""
-    left = [memoryview(header), into]
-    at = 0
-    while left and (num_read := os.preadv(file, left, at)):
-        at += num_read
-        left = _without(left, num_read)
-    return at
+def _fill(part: memoryview, file: int, at: int) -> None:
+    """Read a part of a file. Raise NotThisBlock where the file ends in it, and OSError."""
+    while part:
+        num_read = os.preadv(file, [part], at)
+        if not num_read:
+            raise NotThisBlock(CUT)
+        part, at = part[num_read:], at + num_read
 
 
 def _without(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
@@ -136,9 +142,10 @@ def _without(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
     return [parts[0][num_bytes:], *parts[1:]] if parts else []
 
 
-def _checksum(fields: bytes | bytearray, latents: memoryview) -> bytes:
-    gmac = Cipher(KNOWN_KEY, GCM(NONCE)).encryptor()
-    gmac.authenticate_additional_data(fields)
-    gmac.authenticate_additional_data(latents)
-    gmac.finalize()
-    return gmac.tag
+def _begin_checksum() -> AEADEncryptionContext:
+    return Cipher(KNOWN_KEY, GCM(NONCE)).encryptor()
+
+
+def _end_checksum(checksum: AEADEncryptionContext) -> bytes:
+    checksum.finalize()
+    return checksum.tag
