@@ -76,6 +76,7 @@ class DiskTier:
         self._allocate = allocate or partial(torch.empty, form.shape, dtype=form.dtype)
         self._folder = BlockFolder(settings.path, form.block_digest)
         self._bound = Bound(settings.max_bytes, settings.max_files)
+        self._charge = self._bound.charge(form.file_bytes)
         self._usage = Usage(self._folder, self._bound)
         self._janitor = Janitor(self._folder, self._bound, self._usage)
         self._bandwidth = Bandwidth(settings.bytes_per_s)
@@ -208,9 +209,8 @@ class DiskTier:
         """Remove a file that is not its block, so that the block can be written again."""
         try:
             with self._readers.operation():
-                num_bytes = self._folder.remove(tenant, name)
-                if num_bytes:
-                    self._usage.change(-self._bound.charge(num_bytes))
+                if self._folder.remove(tenant, name):
+                    self._usage.change(-self._charge)
         except OSError:
             return  # it is found again
 
@@ -256,27 +256,26 @@ class DiskTier:
 
     def _publish(self, name: bytes, tenant: bytes, latents: Tensor) -> None:
         """Write a block that is not there, if there is room. Raise OSError."""
-        charge = self._bound.charge(self._form.file_bytes)
         with self._writer.operation():
             if self._folder.has(tenant, [name]):
                 return
-            used = self._usage.take(charge)
+            used = self._usage.take(self._charge)
             if used is None:
                 self.counters.drop(TIER_FULL)
-            elif self._has_published(name, tenant, latents, charge):
+            elif self._has_published(name, tenant, latents):
                 self.counters.wrote(self._form.file_bytes)
                 self._writing.succeeded()
         if used is None or used > HIGH * self._bound.max_bytes:
             self._clean()
 
-    def _has_published(self, name: bytes, tenant: bytes, latents: Tensor, charge: int) -> bool:
+    def _has_published(self, name: bytes, tenant: bytes, latents: Tensor) -> bool:
         """Write a block that is counted as used; take it back if it is not written. Raise OSError."""
         is_new = False
         try:
             is_new = self._folder.publish(tenant, name, self._form.parts(name, as_bytes(latents)))
         finally:
             if not is_new:
-                self._usage.change(-charge)
+                self._usage.change(-self._charge)
         return is_new
 
     def _clean(self, *, disk_is_full: bool = False) -> None:

@@ -88,16 +88,15 @@ class BlockFolder:
         except (FileNotFoundError, BlockingIOError):  # the janitor took an empty folder, or a file just before its lock
             return self._publish(tenant, name, parts)
 
-    def remove(self, tenant: bytes, name: bytes) -> int:
-        """Remove a block's file; return its bytes, 0 if there is none."""
+    def remove(self, tenant: bytes, name: bytes) -> bool:
+        """Remove a block's file; return whether there was one."""
         fan, leaf = _place(name)
         try:
             with self.root() as root, below(root, *self._owner(tenant), fan) as folder:
-                size = os.stat(leaf, dir_fd=folder, follow_symlinks=False).st_size
                 os.unlink(leaf, dir_fd=folder)
         except FileNotFoundError:
-            return 0
-        return size
+            return False
+        return True
 
     def _owner(self, tenant: bytes) -> tuple[str, str]:
         assert tenant

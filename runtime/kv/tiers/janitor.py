@@ -27,7 +27,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,16 +136,25 @@ class Janitor:
         return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
 
     def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
-        """Remove the blocks that were last used by then."""
+        """Remove the blocks that were last used by then. One that cannot be removed does not keep the others."""
         num_removed = untold = 0
+        failure = None
         for owner, folder, name, found in _files(root, set(until_ns)):
-            if found.st_mtime_ns <= until_ns[owner] and _unlink(name, folder):
-                num_removed += 1
-                untold += self._bound.charge(found.st_size)
-                if num_removed % TELL_EVERY == 0:
-                    self._usage.change(-untold)
-                    untold = 0
+            if found.st_mtime_ns > until_ns[owner]:
+                continue
+            try:
+                os.unlink(name, dir_fd=folder)
+            except OSError as error:
+                failure = error
+                continue
+            num_removed += 1
+            untold += self._bound.charge(found.st_size)
+            if num_removed % TELL_EVERY == 0:
+                self._usage.change(-untold)
+                untold = 0
         self._usage.change(-untold)
+        if failure is not None and not num_removed:
+            raise failure
         return num_removed
 
 
@@ -212,7 +221,7 @@ def _files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, i
 
 
 def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if is_hex(entry.name) and entry.is_file(follow_symlinks=False):
                 try:
@@ -223,17 +232,18 @@ def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _folders(folder: int) -> Iterator[tuple[str, int]]:
-    """Yield the folders of ours in a folder, open; remove each afterwards if it is empty."""
-    with os.scandir(folder) as entries:
+    """Yield the folders of ours in a folder, open; remove each afterwards if it is empty.
+
+    One that cannot be read is left out: the others still need cleaning.
+    """
+    names = []
+    with suppress(OSError), os.scandir(folder) as entries:
         names = [entry.name for entry in entries if is_hex(entry.name) and entry.is_dir(follow_symlinks=False)]
     for name in names:
-        try:
-            with below(folder, name) as deeper:
-                yield name, deeper
+        with suppress(OSError), below(folder, name) as deeper:
+            yield name, deeper
+        with suppress(OSError):
             os.rmdir(name, dir_fd=folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise
 
 
 def _remove_partial(root: int) -> None:
@@ -243,7 +253,7 @@ def _remove_partial(root: int) -> None:
             for name in os.listdir(folder):
                 with _opened_to_write(folder, name) as file:
                     if _lock(file):
-                        _unlink(name, folder)
+                        os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return
 
@@ -268,14 +278,6 @@ def _lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
-
-
-def _unlink(name: str, folder: int) -> bool:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
         return False
     return True
 

@@ -112,6 +112,13 @@ def test_no_other_file_is_a_block(tmp_path_factory, content):
     assert read(tmp_path_factory.getbasetemp() / "block", content) in (CUT, DAMAGED, FOREIGN)
 
 
+def test_a_file_cut_while_it_is_read_is_found(tmp_path, monkeypatch):
+    """It ends sooner than it was long."""
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: 0)
+
+    assert read(tmp_path / "block", file_bytes()) == CUT
+
+
 def test_short_reads_and_writes_go_on(tmp_path, monkeypatch):
     """Where a call moves less than it could, as over a network."""
     for name in ("preadv", "pwritev"):

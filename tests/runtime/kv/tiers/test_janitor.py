@@ -1,5 +1,6 @@
 """The folder's bound: held, fair between tenants, and kept by one janitor at a time."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -168,6 +169,27 @@ def test_two_janitors_at_a_time_do_no_harm(folder, tmp_path, monkeypatch):
     assert sum(removed) == 80
     assert clean(folder, bound) == 0
     assert used(folder) == 100 * len(block_files(tmp_path)) == 100 * 320
+
+
+def test_a_block_that_cannot_be_removed_stops_nobody(folder, tmp_path, monkeypatch):
+    """The others go. Only where none can be removed it is an error."""
+    bound = Bound(max_bytes=1000, max_files=100)
+    fill(folder, bound, *((A, n, 1000 - 10 * n) for n in range(10)))
+    stays, unlink = {name_of(0).hex()[2:]}, os.unlink
+
+    def refuse(name, **options):
+        if name in stays:
+            raise OSError(errno.EPERM, "Operation not permitted")
+        unlink(name, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+
+    assert clean(folder, bound) == 1
+    assert used(folder) == 900
+    stays |= {path.name for path in block_files(tmp_path)}
+    Usage(folder, bound).change(100)
+    with pytest.raises(OSError, match="not permitted"):
+        clean(folder, bound, disk_is_full=True)
 
 
 def test_empty_folders_go_and_a_strangers_file_stays(folder, tmp_path):
