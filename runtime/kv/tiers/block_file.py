@@ -89,6 +89,7 @@ class BlockForm:
 
 def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> None:
     """Read the latents of a block from an open file. Raise NotThisBlock and OSError; `into` is undefined then."""
+    assert into.nbytes == form.latent_bytes
     size = os.fstat(file).st_size
     if size != form.file_bytes:
         raise NotThisBlock(_explain_size(file, size))

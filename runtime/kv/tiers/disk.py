@@ -68,8 +68,8 @@ class DiskTier:
     ) -> None:
         """Begin; nothing is read yet.
 
-        `allocate` makes host memory for a block, or returns None if there is no room. It is called on the tier's
-        threads. The memory is free when nobody refers to it, as in `runtime/kv/room.py`.
+        `allocate` makes host memory for a block, in one piece, or returns None if there is no room. It is called on
+        the tier's threads. The memory is free when nobody refers to it, as in `runtime/kv/room.py`.
         """
         self.counters = TierCounters()
         self._settings, self._form = settings, form
@@ -203,7 +203,10 @@ class DiskTier:
             return LATE
         self._readers.sleep(wait_s)
         latents = self._allocate()
-        return NO_ROOM if latents is None else latents
+        if latents is None:
+            return NO_ROOM
+        assert latents.is_contiguous()  # else its bytes are a copy's
+        return latents
 
     def _remove(self, name: bytes, tenant: bytes) -> None:
         """Remove a file that is not its block, so that the block can be written again."""
