@@ -33,7 +33,7 @@ __all__ = ["BlockFolder", "below", "is_hex"]
 ROOT, PARTIAL = "blocks", "partial"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 OTHERS = 0o077  # no bit of these is set
-USED_AGAIN_S = 120.0  # assumed: recency need not be finer, and is a write to the disk
+USED_AGAIN_S = 30.0  # assumed: recency need not be finer, and is a write to the disk
 NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR}  # EISDIR from a kernel without O_TMPFILE
 HEX = re.compile(r"[0-9a-f]+")
 

@@ -13,9 +13,9 @@ twice until the next.
 Which blocks go: those that nobody used for a day, the oldest first, whoever owns them: a model's that was replaced, a
 tenant's who left. If that is not enough, the oldest of whoever owns most, until owners who have more than the others
 have equally much. So nobody can fill the folder with his own and drive out the others'. Age is the time that reading
-renews (`folder.py`), so this is LRU to within a few minutes.
+renews (`folder.py`), so this is LRU to within half a minute.
 
-Worked example: of 100 GB, A has 60, B 30 and C 5. To come from 95 down to 80, A is left with 45, B with 30, C with 5.
+Worked example: of 100 GB, A has 64, B 30 and C 5. To come from 99 down to 95, A is left with 60, B with 30, C with 5.
 
 Locks are flock's. Linux makes them work between NFS clients, but not where a mount has `nolock`. There, two nodes may
 clean up at a time and sums get lost, so more goes than must, or less until the next walk. Nobody reads a wrong block.
@@ -37,7 +37,7 @@ from runtime.kv.tiers.folder import PARTIAL, BlockFolder, below, is_hex
 
 __all__ = ["Bound", "Janitor", "Usage"]
 
-HIGH, LOW = 0.9, 0.8  # assumed: a walk for each tenth of the bound that is written
+HIGH, LOW = 0.98, 0.95  # assumed: a walk for each 3 % of the bound that is written
 UNUSED_S = 86_400.0  # assumed: a day has the busy hours of all who come back
 COUNT_AGAIN_S = 3_600.0  # assumed
 TELL_EVERY = 64  # removals, so that a janitor that is killed leaves `usage` nearly right
