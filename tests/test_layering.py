@@ -1,4 +1,4 @@
-"""Who may import whom: between packages, inside each package from room to room, and inside the gateway.
+"""Who may import whom: between packages, inside each package from room to room, and inside the gateway and the simulator.
 
 `stacks -> planner -> templates`; `runtime` stands alone; nothing imports `stacks`. A room is a folder of a package, or
 a file beside the folders.
@@ -27,6 +27,7 @@ FLOORS = {
         " > launch, checkpoint, trace > errors"
     ),
     "runtime.gateway": "serve > core > tenants > telemetry > ranks > edge",
+    "stacks.simulator": "cli > call > report > flows, requests > variants > speed",
 }
 
 # room -> all that it may import of its package, where that is less than the floors below it

@@ -13,14 +13,15 @@ from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
-from stacks.simulator.columns import Column, Variant, mistakes_in_columns, play_columns, read_variants
-from stacks.simulator.document import simulation_json
-from stacks.simulator.failures import Failure, read_failures
-from stacks.simulator.plot import draw_days, draw_traces, require_plot
-from stacks.simulator.replay_output import replay_json, replay_text
-from stacks.simulator.replayed import ReplayColumn, play_traces
-from stacks.simulator.text import simulation_text
-from stacks.simulator.trace import TraceRequest, read_trace, read_window
+from stacks.simulator.flows.day import DayColumn, play_columns
+from stacks.simulator.flows.failures import Failure, read_failures
+from stacks.simulator.report.day_json import simulation_json
+from stacks.simulator.report.day_text import simulation_text
+from stacks.simulator.report.plot import draw_days, draw_traces, require_plot
+from stacks.simulator.report.trace_report import replay_json, replay_text
+from stacks.simulator.requests.columns import ReplayColumn, play_traces
+from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window
+from stacks.simulator.variants import Variant, mistakes_in_columns, read_variants
 
 __all__ = ["Call", "Played", "read_call"]
 
@@ -57,7 +58,7 @@ class Played(Protocol):
 
 @dataclass(frozen=True)
 class _Days:
-    columns: tuple[Column, ...]
+    columns: tuple[DayColumn, ...]
     failed: tuple[Finding, ...]
 
     @property

@@ -20,12 +20,12 @@ from statistics import fmean
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec, with_values
 from planner.spec.operating_point import SloSpec
-from stacks.simulator.autoscaler import ReactiveFleet
-from stacks.simulator.fleet import planned_fleet, switching_of
-from stacks.simulator.fluid import play_day
-from stacks.simulator.latency import latencies_of
-from stacks.simulator.outcome import demand_of
-from stacks.simulator.service import service_of
+from stacks.simulator.flows.autoscaler import ReactiveFleet
+from stacks.simulator.flows.fleet import planned_fleet, switching_of
+from stacks.simulator.flows.fluid import play_day
+from stacks.simulator.flows.latency import latencies_of
+from stacks.simulator.flows.outcome import demand_of
+from stacks.simulator.flows.service import service_of
 
 SPEC = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 SLO = SloSpec(ttft_ms=10_000, tpot_ms=80)

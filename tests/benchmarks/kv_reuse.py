@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from planner.estimate.kv_cache import CONVERSATION, Reuse
-from stacks.simulator.trace import read_trace
+from stacks.simulator.requests.trace import read_trace
 
 KEEPS_S = (1, 10, 60, 120, 300, 600, 1200, 1800, 3600)
 

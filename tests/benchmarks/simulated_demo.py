@@ -23,9 +23,9 @@ from pathlib import Path
 
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
-from stacks.simulator.replay import replay
-from stacks.simulator.step_times import PhaseSpeed, StepTable
-from stacks.simulator.trace import TraceRequest, read_trace
+from stacks.simulator.requests.replay import replay
+from stacks.simulator.requests.step_times import PhaseSpeed, StepTable
+from stacks.simulator.requests.trace import TraceRequest, read_trace
 from tests.benchmarks.balancers_demo import Asked, ask_all
 from tests.benchmarks.goals import Goals
 from tests.stacks.deployments import REPOSITORY, Tidemill

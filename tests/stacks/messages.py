@@ -28,13 +28,12 @@ from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import GatewayRecord, Record, RunFolder
 from stacks.program.config import configured_plan
-from stacks.simulator import plot
 from stacks.simulator.call import read_call
-from stacks.simulator.columns import checked, read_variants
-from stacks.simulator.failures import Failure, outages_of, read_failures
-from stacks.simulator.replayed import play_traces
-from stacks.simulator.service import require_speeds, require_traffic
-from stacks.simulator.trace import TraceRequest, read_trace, read_window
+from stacks.simulator.flows.failures import Failure, outages_of, read_failures
+from stacks.simulator.report import plot
+from stacks.simulator.requests.columns import play_traces
+from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window
+from stacks.simulator.variants import checked, read_variants, require_speeds, require_traffic
 
 __all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_page"]
 

@@ -7,8 +7,8 @@ from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
 from planner.plan.text import plan_text
 from planner.spec.check import check_spec, with_values
-from stacks.simulator.day import simulate_day
-from stacks.simulator.latency import waits_of
+from stacks.simulator.flows.day import simulate_day
+from stacks.simulator.flows.latency import waits_of
 from tests.planner.conftest import SPEC
 from tests.planner.test_shipped_specs import SPECS
 

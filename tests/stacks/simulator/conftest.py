@@ -8,7 +8,7 @@ import yaml
 import stacks
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec, with_values
-from stacks.simulator.day import simulate_day
+from stacks.simulator.flows.day import simulate_day
 
 SPECS = Path(stacks.__file__).parent / "specs"
 PAIR_TRAFFIC = {

@@ -1,7 +1,7 @@
 """The reactive baseline."""
 
-from stacks.simulator.autoscaler import ReactiveFleet
-from stacks.simulator.fleet import Load
+from stacks.simulator.flows.autoscaler import ReactiveFleet
+from stacks.simulator.flows.fleet import Load
 
 
 def play(used, units=8):

@@ -9,13 +9,13 @@ import pytest
 from planner.compiler import compile_plan
 from planner.spec.check import check_document, check_spec, with_values
 from planner.spec.yaml import parse_document
-from stacks.simulator.day import simulate_day
-from stacks.simulator.failures import Failure, outages_of
-from stacks.simulator.fleet import planned_fleet
-from stacks.simulator.fluid import play_day
-from stacks.simulator.latency import waits_of
-from stacks.simulator.outcome import demand_of
-from stacks.simulator.service import service_of
+from stacks.simulator.flows.day import simulate_day
+from stacks.simulator.flows.failures import Failure, outages_of
+from stacks.simulator.flows.fleet import planned_fleet
+from stacks.simulator.flows.fluid import play_day
+from stacks.simulator.flows.latency import waits_of
+from stacks.simulator.flows.outcome import demand_of
+from stacks.simulator.flows.service import service_of
 from tests.stacks.simulator.conftest import SPECS
 
 NOON = 12 * 60

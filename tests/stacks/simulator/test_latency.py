@@ -12,12 +12,12 @@ from planner.compiler import compile_plan
 from planner.estimate.throughput.queue import wait_at
 from planner.spec.check import check_spec
 from planner.spec.operating_point import SloSpec
-from stacks.simulator.day import simulate_day
-from stacks.simulator.failures import Failure
-from stacks.simulator.fleet import planned_fleet
-from stacks.simulator.fluid import play_day
-from stacks.simulator.latency import Latencies, Waits, latencies_of, mean_tpot, mean_ttft, waits_of
-from stacks.simulator.service import service_of
+from stacks.simulator.flows.day import simulate_day
+from stacks.simulator.flows.failures import Failure
+from stacks.simulator.flows.fleet import planned_fleet
+from stacks.simulator.flows.fluid import play_day
+from stacks.simulator.flows.latency import Latencies, Waits, latencies_of, mean_tpot, mean_ttft, waits_of
+from stacks.simulator.flows.service import service_of
 
 
 @given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0, 1), st.floats(0.01, 10), st.booleans())

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from stacks.simulator.columns import Column, Variant
-from stacks.simulator.day import simulate_day
-from stacks.simulator.failures import Failure
-from stacks.simulator.plot import _tpot, _ttft, draw_days
+from stacks.simulator.flows.day import DayColumn, simulate_day
+from stacks.simulator.flows.failures import Failure
+from stacks.simulator.report.plot import _tpot, _ttft, draw_days
+from stacks.simulator.variants import Variant
 
 figures = pytest.importorskip("matplotlib.figure")
 
 
 def test_a_day_is_drawn_as_a_png(published_day, tmp_path):
     """Six panels in one file, the same bytes each time."""
-    columns = [Column(Variant("as written", {}), published_day), Column(Variant("again", {}), published_day)]
+    columns = [DayColumn(Variant("as written", {}), published_day), DayColumn(Variant("again", {}), published_day)]
     for name in ("one.png", "other.png"):
         draw_days(columns, tmp_path / name)
 
@@ -25,7 +25,7 @@ def test_a_picture_has_a_gap_while_nobody_is_answered(pair):
     """After decode and the only spare have failed at 12:40, no line of a latency goes on."""
     decode = next(unit for unit in pair.units if unit.phase == "decode")
     day = simulate_day(pair, failures=[Failure("node-22", 0), Failure(decode.nodes[0], 760)])
-    columns = [Column(Variant("as written", {}), day)]
+    columns = [DayColumn(Variant("as written", {}), day)]
     panels = figures.Figure().subplots(2, 1)
     for panel, draw in zip(panels, (_ttft, _tpot), strict=True):
         draw(panel, columns)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.simulator.queues import busy_share, next_requests, next_steps, steady_steps
-from stacks.simulator.service import TokenSide
+from stacks.simulator.flows.queues import busy_share, next_requests, next_steps, steady_steps
+from stacks.simulator.flows.service import TokenSide
 
 NUMBERS = tuple(64 ** (each / 24) for each in range(25))
 SIDE = TokenSide("decode", 8, NUMBERS, tuple(0.02 + 0.0005 * each for each in NUMBERS), 64.0, 128.0, 400_000.0)

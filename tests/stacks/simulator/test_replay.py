@@ -12,15 +12,14 @@ import pytest
 from planner.problems.errors import CallError
 from runtime.gateway.ranks.router import Policy
 from stacks import cli
-from stacks.simulator.columns import Variant
-from stacks.simulator.fleet import planned_fleet
-from stacks.simulator.fluid import play_day
-from stacks.simulator.hits import PrefixCache
-from stacks.simulator.latency import waits_of
-from stacks.simulator.replay import Replay, replay
-from stacks.simulator.replayed import ReplayColumn
-from stacks.simulator.service import service_of
-from stacks.simulator.trace import TraceRequest, in_window, read_trace, read_window
+from stacks.simulator.flows.fleet import planned_fleet
+from stacks.simulator.flows.fluid import play_day
+from stacks.simulator.flows.latency import waits_of
+from stacks.simulator.flows.service import service_of
+from stacks.simulator.requests.columns import ReplayColumn
+from stacks.simulator.requests.replay import PrefixCache, Replay, replay
+from stacks.simulator.requests.trace import TraceRequest, in_window, read_trace, read_window
+from stacks.simulator.variants import Variant
 
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MINUTES = 4  # of a trace that is compared with flows

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.simulator.turns import Turns, next_pieces
+from stacks.simulator.flows.turns import Turns, next_pieces
 
 LOADS = tuple(64.0 * 1e-4 ** (1 - each / 48) for each in range(49))
 EVEN = Turns(1.0, LOADS, (0.15,) * len(LOADS))  # a step of prompts takes the same for 1 and for 64

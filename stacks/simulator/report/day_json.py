@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
-from stacks.simulator.columns import Column
-from stacks.simulator.curves import Curve
-from stacks.simulator.figures import FIGURES
-from stacks.simulator.latency import mean_tpot, mean_ttft
+from stacks.simulator.flows.curves import Curve
+from stacks.simulator.flows.day import DayColumn
+from stacks.simulator.flows.latency import mean_tpot, mean_ttft
+from stacks.simulator.report.figures import FIGURES
 
 __all__ = ["rounded", "simulation_json"]
 
@@ -20,13 +20,13 @@ CURVES = (
 MILLI = 1e3
 
 
-def simulation_json(columns: Sequence[Column]) -> dict[str, Any]:
+def simulation_json(columns: Sequence[DayColumn]) -> dict[str, Any]:
     """Return the document."""
     first = columns[0].day
     return {"name": first.plan.name, "date": first.date, "columns": [_column(each) for each in columns]}
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: DayColumn) -> dict[str, Any]:
     day = column.day
     return {
         "title": column.variant.title,
@@ -43,7 +43,7 @@ def _column(column: Column) -> dict[str, Any]:
     }
 
 
-def _curves(column: Column) -> dict[str, list[float | None]]:
+def _curves(column: DayColumn) -> dict[str, list[float | None]]:
     """Return what happened minute by minute, as it is expected; latencies are means."""
     service, curves = column.day.services["mid"], column.day.curves["mid"]
     found = {name: _curve(getattr(curves, name)) for name in CURVES}

@@ -16,9 +16,9 @@ from planner.cost.income import sales_of
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from stacks.simulator.curves import Curves
-from stacks.simulator.latency import Latencies, latencies_of
-from stacks.simulator.service import Service
+from stacks.simulator.flows.curves import Curves
+from stacks.simulator.flows.latency import Latencies, latencies_of
+from stacks.simulator.flows.service import Service
 
 __all__ = ["Outcome", "demand_of", "outcome_of"]
 

@@ -18,11 +18,12 @@ from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.operating_point import SloSpec
-from stacks.simulator.columns import Column
-from stacks.simulator.curves import Curve, Curves
-from stacks.simulator.latency import mean_tpot, mean_ttft
-from stacks.simulator.replayed import ReplayColumn
-from stacks.simulator.service import Level, Service
+from stacks.simulator.flows.curves import Curve, Curves
+from stacks.simulator.flows.day import DayColumn
+from stacks.simulator.flows.latency import mean_tpot, mean_ttft
+from stacks.simulator.flows.service import Service
+from stacks.simulator.requests.columns import ReplayColumn
+from stacks.simulator.speed import Level
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def require_plot(path: Path) -> None:
         raise OutputError([Finding("--plot", None, rule, "it is not installed", fix).at("tidemill simulate")])
 
 
-def draw_days(columns: Sequence[Column], path: Path) -> None:
+def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
     """Draw all variants into the file at `path`. Raises OutputError where it cannot be written."""
     figure = _figure()
     panels = figure.subplots(len(PANELS), 1, sharex=True)
@@ -109,7 +110,7 @@ def unwritable(path: Path, error: OSError) -> OutputError:
     return OutputError([Finding("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
 
 
-def _tokens(panel: "Axes", columns: Sequence[Column]) -> None:
+def _tokens(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("output,\nmillion tokens/s")
     for index, column in enumerate(columns):
         service = column.day.services["mid"]
@@ -119,7 +120,7 @@ def _tokens(panel: "Axes", columns: Sequence[Column]) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _nodes(panel: "Axes", columns: Sequence[Column]) -> None:
+def _nodes(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("nodes")
     for index, column in enumerate(columns):
         curves = column.day.curves["mid"]
@@ -130,7 +131,7 @@ def _nodes(panel: "Axes", columns: Sequence[Column]) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _ttft(panel: "Axes", columns: Sequence[Column]) -> None:
+def _ttft(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     panel.set_ylabel("TTFT,\nmean, s")
@@ -143,7 +144,7 @@ def _ttft(panel: "Axes", columns: Sequence[Column]) -> None:
     _promise(panel, columns, lambda slo: slo.ttft_ms and slo.ttft_ms / 1e3)
 
 
-def _tpot(panel: "Axes", columns: Sequence[Column]) -> None:
+def _tpot(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("TPOT, ms")
     for index in range(len(columns)):
         _line(panel, columns, index, lambda _, curves: mean_tpot(curves) * 1e3)
@@ -151,14 +152,14 @@ def _tpot(panel: "Axes", columns: Sequence[Column]) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _room(panel: "Axes", columns: Sequence[Column]) -> None:
+def _room(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("KV in use, %")
     for index in range(len(columns)):
         _line(panel, columns, index, lambda _, curves: curves.kv_used * 100)
     panel.set_ylim(0, 104)
 
 
-def _refused(panel: "Axes", columns: Sequence[Column]) -> None:
+def _refused(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("refused (429),\n% of requests")
     for index in range(len(columns)):
         _line(panel, columns, index, _refused_share)
@@ -173,7 +174,7 @@ def _refused_share(_: Service, curves: Curves) -> Curve:
 PANELS = (_tokens, _nodes, _ttft, _tpot, _room, _refused)
 
 
-def _line(panel: "Axes", columns: Sequence[Column], index: int, drawn: Drawn) -> None:
+def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, drawn: Drawn) -> None:
     """Draw a variant's line, and the band around it if it is the only one."""
     day = columns[index].day
 
@@ -188,14 +189,14 @@ def _line(panel: "Axes", columns: Sequence[Column], index: int, drawn: Drawn) ->
         )
 
 
-def _promise(panel: "Axes", columns: Sequence[Column], promised: Callable[[SloSpec], float | None]) -> None:
+def _promise(panel: "Axes", columns: Sequence[DayColumn], promised: Callable[[SloSpec], float | None]) -> None:
     """Draw each latency that a variant promises."""
     values = {promised(column.day.plan.spec.slo) for column in columns} - {None}
     for number, value in enumerate(sorted(each for each in values if each)):
         panel.axhline(value, color=RED, linewidth=1, linestyle=(0, (6, 3)), label=None if number else "promised")
 
 
-def _hours(panel: "Axes", columns: Sequence[Column]) -> None:
+def _hours(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     schedule = columns[0].day.plan.schedule
     panel.set_xlim(0, HOURS)
     panel.set_xticks(range(0, HOURS + 1, 2), [f"{hour:02}:00" for hour in range(0, HOURS + 1, 2)])

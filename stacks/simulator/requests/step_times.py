@@ -14,7 +14,7 @@ from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import prompt_step_seconds, token_step_seconds
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from stacks.simulator.service import Level, case_of_outlook, slower
+from stacks.simulator.speed import Level, case_of_outlook, slower
 
 __all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
 

@@ -20,7 +20,7 @@ from math import ceil
 
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
-from stacks.simulator.fleet import Change, Load
+from stacks.simulator.flows.fleet import Change, Load
 
 __all__ = ["ReactiveFleet"]
 

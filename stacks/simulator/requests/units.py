@@ -17,7 +17,7 @@ from math import ceil
 
 from runtime.gateway.ranks.router import NO_WORK, RankLimits, RankLoad, Work
 from runtime.protocol.counting import attention_pairs
-from stacks.simulator.step_times import StepTable
+from stacks.simulator.requests.step_times import StepTable
 
 __all__ = ["Job", "PromptUnit", "Rank", "TokenUnit"]
 

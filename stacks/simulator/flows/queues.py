@@ -23,7 +23,7 @@ INFOCOM 1996. The inverse for M/D/1 is derived from the Pollaczek-Khinchine form
 from bisect import bisect_left
 from math import sqrt
 
-from stacks.simulator.service import TokenSide
+from stacks.simulator.flows.service import TokenSide
 
 __all__ = ["busy_share", "next_requests", "next_steps", "steady_steps"]
 

@@ -10,15 +10,15 @@ from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
 from planner.plan.columns import filled, table
 from planner.plan.idle_nodes import offered_spare
-from stacks.simulator.columns import Column
-from stacks.simulator.figures import FIGURES, short, side_by_side, written
+from stacks.simulator.flows.day import DayColumn
+from stacks.simulator.report.figures import FIGURES, short, side_by_side, written
 
 __all__ = ["simulation_text"]
 
 MAX_STRETCHES = 6
 
 
-def simulation_text(columns: Sequence[Column]) -> str:
+def simulation_text(columns: Sequence[DayColumn]) -> str:
     """Return the table, and below it what stands out."""
     plan = columns[0].day.plan
     clock = plan.schedule.timezone if plan.schedule else "UTC"
@@ -36,7 +36,7 @@ def simulation_text(columns: Sequence[Column]) -> str:
     )
 
 
-def _which_day(column: Column) -> str:
+def _which_day(column: DayColumn) -> str:
     """Return the day that was asked for, and what is played in its place where the spec has nothing about it."""
     date, spec = column.day.date, column.day.plan.spec
     if date is None:
@@ -50,7 +50,7 @@ def _which_day(column: Column) -> str:
     return f"a usual day, since the spec has nothing about {date}"
 
 
-def _ranges(column: Column) -> Iterator[tuple[str, ...]]:
+def _ranges(column: DayColumn) -> Iterator[tuple[str, ...]]:
     """Return one variant's figures, with what they are where units are as slow or fast as the prediction allows."""
     yield "", "expected", "slowest", "fastest"
     for figure in FIGURES:
@@ -60,11 +60,11 @@ def _ranges(column: Column) -> Iterator[tuple[str, ...]]:
             yield figure.title, *(written(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
 
 
-def _beside(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _beside(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
     return side_by_side(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
 
 
-def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
+def _notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
     """Say which requests keep promises, when units were too few, and what became of failed ones."""
     kept = (each.day.outcomes["mid"].latencies for each in columns)
     if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
@@ -76,7 +76,7 @@ def _notes(columns: Sequence[Column], heads: Sequence[str]) -> Iterator[str]:
         yield from (f"{before}{note}" for note in _notes_of(column))
 
 
-def _notes_of(column: Column) -> Iterator[str]:
+def _notes_of(column: DayColumn) -> Iterator[str]:
     plan, curves = column.day.plan, column.day.curves["mid"]
     demand, phases = plan.demand_on(column.day.date), {unit.name: unit.phase for unit in plan.units}
     for load in demand:

@@ -18,7 +18,7 @@ from planner.plan.plan import Plan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, close_to, for_example, nearest
-from stacks.simulator.fleet import Outage
+from stacks.simulator.flows.fleet import Outage
 
 __all__ = ["Failure", "outages_of", "read_failures"]
 

@@ -1,7 +1,6 @@
 """What the units of a plan can do, as the simulations see it: seconds of steps, room for requests, mean lengths.
 
-Every figure comes from the plan's own prediction. A `Level` says which end of its range is played: `low` is the
-slowest that the evidence allows, `high` the fastest.
+Every figure comes from the plan's own prediction, at one `Level` of its range.
 
     prompts     one attention group computes `step_tokens` of prompts in `step_seconds`
     tokens      one attention group gives each of its n requests a token in `seconds(n)`; a step, with drafts, gives
@@ -13,34 +12,17 @@ Mixed units do both in turn (`turns.py`). Counts are of one attention group, of 
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Case, prompt_step_seconds, token_step_seconds, turn_prompt_seconds
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from planner.problems.errors import InfeasibleError, SpecError
-from planner.problems.finding import Finding
-from planner.spec.check import ResolvedSpec
 from planner.spec.traffic import TrafficSpec
-from stacks.simulator.turns import Turns
+from stacks.simulator.flows.turns import Turns
+from stacks.simulator.speed import Level, case_of_outlook, slower
 
-__all__ = [
-    "LEVELS",
-    "Level",
-    "PromptSide",
-    "RequestMeans",
-    "Service",
-    "TokenSide",
-    "case_of_outlook",
-    "require_speeds",
-    "require_traffic",
-    "service_of",
-    "slower",
-]
+__all__ = ["PromptSide", "RequestMeans", "Service", "TokenSide", "service_of"]
 
-Level = Literal["low", "mid", "high"]
-LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 SIDES: tuple[Phase, Phase] = ("prefill", "decode")
 LEAST = 1.000001  # requests that a table ends at, where KV has not even room for one
 LEAST_LOAD = 1e-4  # of the most pieces that a turn takes: below it the table of turns is a line to 0
@@ -113,26 +95,6 @@ class Service:
         return self.input_tokens / self.request.prompt
 
 
-def require_traffic(spec: ResolvedSpec) -> None:
-    """Raise SpecError where `spec` does not say what a day asks."""
-    if spec.written.traffic is None:
-        rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
-        fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
-        raise SpecError([spec.locate(Finding("traffic", None, rule, reason, fix))])
-
-
-def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
-    """Raise InfeasibleError where nobody can say how fast a phase of `plan` is."""
-    rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
-    unknown = [
-        spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix))
-        for each in plan.outlooks
-        if each.case is None
-    ]
-    if unknown:
-        raise InfeasibleError(unknown)
-
-
 def service_of(plan: Plan, level: Level = "mid") -> Service:
     """Return what `plan` can do; it has traffic, and its speeds are known."""
     traffic = plan.spec.traffic
@@ -148,12 +110,6 @@ def service_of(plan: Plan, level: Level = "mid") -> Service:
         input_tokens=traffic.input_tokens,
         cache_hit_rate=traffic.cache_hit_rate,
     )
-
-
-def case_of_outlook(outlook: PhaseOutlook) -> Case:
-    """Return what was asked of a phase whose speed is known."""
-    assert outlook.case is not None
-    return outlook.case
 
 
 def _means(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
@@ -204,10 +160,3 @@ def _token_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: Reques
         kv_room=room,
         tokens_per_step=case.point.accepted_tokens,
     )
-
-
-def slower(outlook: PhaseOutlook, level: Level) -> float:
-    """Return how many times as long a step takes at `level` as in the middle of its range."""
-    assert outlook.prediction is not None
-    rate = outlook.prediction.tokens_per_s_per_gpu
-    return rate.mid / float(getattr(rate, level))

@@ -6,8 +6,8 @@ from math import isfinite
 from typing import Generic, TypeVar
 
 from planner.facts.seconds import MS_PER_S
-from stacks.simulator.latency import QUANTILES
-from stacks.simulator.outcome import Outcome
+from stacks.simulator.flows.latency import QUANTILES
+from stacks.simulator.flows.outcome import Outcome
 
 __all__ = ["FIGURES", "Figure", "short", "side_by_side", "written"]
 

@@ -18,11 +18,11 @@ from math import inf
 
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
-from stacks.simulator.curves import Curves, Minute
-from stacks.simulator.fleet import Change, Fleet, Load
-from stacks.simulator.queues import busy_share, next_requests, next_steps
-from stacks.simulator.service import Service
-from stacks.simulator.turns import Turns, next_pieces
+from stacks.simulator.flows.curves import Curves, Minute
+from stacks.simulator.flows.fleet import Change, Fleet, Load
+from stacks.simulator.flows.queues import busy_share, next_requests, next_steps
+from stacks.simulator.flows.service import Service
+from stacks.simulator.flows.turns import Turns, next_pieces
 
 __all__ = ["play_day"]
 

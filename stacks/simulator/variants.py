@@ -18,20 +18,17 @@ from planner.problems.fix import for_example, nearest
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.places import no_place_at
 from planner.spec.yaml import parse_document
-from stacks.simulator.day import PlayedDay, simulate_day
-from stacks.simulator.failures import Failure
-from stacks.simulator.service import require_speeds, require_traffic
 
 __all__ = [
     "AS_WRITTEN",
-    "Column",
     "Variant",
     "checked",
     "mistakes_in_columns",
     "part_of",
     "planned",
-    "play_columns",
     "read_variants",
+    "require_speeds",
+    "require_traffic",
 ]
 
 AS_WRITTEN = "as written"
@@ -48,14 +45,6 @@ class Variant:
     title: str
     changes: Mapping[str, Any]  # of the spec: dotted path -> value
     scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column."""
-
-    variant: Variant
-    day: PlayedDay
 
 
 def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, ...]:
@@ -80,27 +69,24 @@ def mistakes_in_columns(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequ
     return ()
 
 
-def play_columns(
-    spec: ResolvedSpec,
-    variants: Sequence[Variant],
-    failures: Sequence[Failure],
-    tell: Callable[[str, float], None] = lambda _, __: None,
-    date: str | None = None,
-) -> tuple[tuple[Column, ...], tuple[Finding, ...]]:
-    """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
+def require_traffic(spec: ResolvedSpec) -> None:
+    """Raise SpecError where `spec` does not say what a day asks."""
+    if spec.written.traffic is None:
+        rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
+        fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
+        raise SpecError([spec.locate(Finding("traffic", None, rule, reason, fix))])
 
-    `tell` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
 
-    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
-    be played.
-    """
-    found, failed, specs = list[Column](), list[Finding](), checked(spec, variants, require_traffic)
-    for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
-        tell_part = part_of(tell, variant.title, number, len(variants))
-        plan = planned(changed, variant, tell_part, failed)
-        if plan is not None:
-            found.append(Column(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
-    return tuple(found), tuple(failed)
+def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
+    """Raise InfeasibleError where nobody can say how fast a phase of `plan` is."""
+    rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
+    unknown = [
+        spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix))
+        for each in plan.outlooks
+        if each.case is None
+    ]
+    if unknown:
+        raise InfeasibleError(unknown)
 
 
 def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Finding]) -> Plan | None:

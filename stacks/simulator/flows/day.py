@@ -4,14 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.plan.plan import Plan
-from stacks.simulator.curves import Curves
-from stacks.simulator.failures import Failure, outages_of
-from stacks.simulator.fleet import Outage, planned_fleet
-from stacks.simulator.fluid import play_day
-from stacks.simulator.outcome import Outcome, demand_of, outcome_of
-from stacks.simulator.service import LEVELS, Level, Service, service_of
+from planner.problems.errors import Problem
+from planner.spec.check import ResolvedSpec
+from stacks.simulator.flows.curves import Curves
+from stacks.simulator.flows.failures import Failure, outages_of
+from stacks.simulator.flows.fleet import Outage, planned_fleet
+from stacks.simulator.flows.fluid import play_day
+from stacks.simulator.flows.outcome import Outcome, demand_of, outcome_of
+from stacks.simulator.flows.service import Service, service_of
+from stacks.simulator.speed import LEVELS, Level
+from stacks.simulator.variants import Variant, checked, part_of, planned, require_traffic
 
-__all__ = ["PlayedDay", "simulate_day"]
+__all__ = ["DayColumn", "PlayedDay", "play_columns", "simulate_day"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,37 @@ class PlayedDay:
     services: Mapping[Level, Service]
     curves: Mapping[Level, Curves]
     outcomes: Mapping[Level, Outcome]
+
+
+@dataclass(frozen=True)
+class DayColumn:
+    """One variant of the spec and its day."""
+
+    variant: Variant
+    day: PlayedDay
+
+
+def play_columns(
+    spec: ResolvedSpec,
+    variants: Sequence[Variant],
+    failures: Sequence[Failure],
+    tell: Callable[[str, float], None] = lambda _, __: None,
+    date: str | None = None,
+) -> tuple[tuple[DayColumn, ...], tuple[Problem, ...]]:
+    """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
+
+    `tell` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
+
+    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
+    be played.
+    """
+    found, failed, specs = list[DayColumn](), list[Problem](), checked(spec, variants, require_traffic)
+    for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
+        tell_part = part_of(tell, variant.title, number, len(variants))
+        plan = planned(changed, variant, tell_part, failed)
+        if plan is not None:
+            found.append(DayColumn(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
+    return tuple(found), tuple(failed)
 
 
 def simulate_day(

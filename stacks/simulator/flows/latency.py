@@ -22,8 +22,8 @@ import numpy as np
 
 from planner.estimate.throughput.queue import wait_at
 from planner.spec.operating_point import SloSpec
-from stacks.simulator.curves import Curve, Curves
-from stacks.simulator.service import Service
+from stacks.simulator.flows.curves import Curve, Curves
+from stacks.simulator.flows.service import Service
 
 __all__ = ["QUANTILES", "Latencies", "Waits", "latencies_of", "mean_tpot", "mean_ttft", "waits_of"]
 

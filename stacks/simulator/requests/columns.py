@@ -1,4 +1,4 @@
-"""Traces that were played: a column for each variant of the spec and each balancer, with its figures."""
+"""Traces that were played: a column for each variant of the spec and each balancer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,11 @@ from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
-from stacks.simulator.columns import Variant, checked, part_of, planned
-from stacks.simulator.figures import Figure
-from stacks.simulator.latency import QUANTILES
-from stacks.simulator.replay import Replay, replay
-from stacks.simulator.trace import TraceRequest, in_window
+from stacks.simulator.requests.replay import Replay, replay
+from stacks.simulator.requests.trace import TraceRequest, in_window
+from stacks.simulator.variants import Variant, checked, part_of, planned
 
-__all__ = ["REPLAY_FIGURES", "ReplayColumn", "play_traces"]
+__all__ = ["ReplayColumn", "Values", "play_traces"]
 
 Values = NDArray[np.float64]
 
@@ -93,62 +91,3 @@ def play_traces(
             part = part_of(tell, title, number * len(policies) + place, len(variants) * len(policies))
             found.append(ReplayColumn(title, variant, plan, replay(plan, requests, policy, tell=part)))
     return tuple(found), tuple(failed)
-
-
-def _latency(kind: str, quantile: float, form: str, factor: float, unit: str) -> Figure[ReplayColumn]:
-    percentile = f"p{quantile * 100:g}"
-
-    def value(one: ReplayColumn) -> float | None:
-        values: Values = getattr(one, kind)
-        return float(np.quantile(values, quantile)) * 1e3 if len(values) else None
-
-    return Figure(f"{kind}_{percentile}_ms", f"{kind.upper()} {percentile}, {unit}", value, form, factor)
-
-
-def _mean(one: ReplayColumn, name: str) -> float:
-    return float(np.mean([getattr(each, name) for each in one.replay.samples]))
-
-
-REPLAY_FIGURES: tuple[Figure[ReplayColumn], ...] = (
-    *(_latency("ttft", each, ",.2f", 1e-3, "s") for each in QUANTILES),
-    *(_latency("tpot", each, ",.1f", 1.0, "ms") for each in QUANTILES),
-    Figure("ttft_kept", "TTFT kept", lambda one: one.kept(one.ttft, one.plan.spec.slo.ttft_ms), ".2%"),
-    Figure("tpot_kept", "TPOT kept", lambda one: one.kept(one.tpot, one.plan.spec.slo.tpot_ms), ".2%"),
-    Figure("done", "requests done", lambda one: len(one.replay.jobs), ",.0f", has_zeros=True),
-    Figure("refused", "refused with 429", lambda one: one.replay.refused, ",.0f"),
-    Figure("too_long", "refused as too long", lambda one: one.replay.too_long, ",.0f"),
-    Figure("seconds", "until all are done, s", lambda one: one.replay.seconds, ",.1f"),
-    Figure(
-        "prompt_tokens_per_s",
-        "prompt tokens/s",
-        lambda one: one.per_second(lambda _: one.prompt_tokens),
-        ",.0f",
-    ),
-    Figure(
-        "output_tokens_per_s",
-        "output tokens/s",
-        lambda one: one.per_second(lambda found: sum(job.output for job in found.jobs)),
-        ",.0f",
-    ),
-    Figure(
-        "cache_hit_rate",
-        "cache hits",
-        lambda one: sum(job.hits for job in one.replay.jobs) / one.prompt_tokens if one.prompt_tokens else None,
-        ".1%",
-    ),
-    Figure(
-        "prompt_busy",
-        "prompt units busy",
-        lambda one: one.per_second(lambda found: found.prompt_busy_s / max(found.num_prompt_units, 1)),
-        ".1%",
-    ),
-    Figure(
-        "peak_queue",
-        "prompts in queue, most",
-        lambda one: max(each.queued_prompts for each in one.replay.samples),
-        ",.0f",
-    ),
-    Figure("running", "requests at tokens, mean", lambda one: _mean(one, "running"), ",.1f"),
-    Figure("kv_used", "KV in use, mean", lambda one: _mean(one, "kv_used"), ".2%"),
-    Figure("kv_most", "KV in use, fullest rank", lambda one: _mean(one, "kv_most"), ".2%"),
-)

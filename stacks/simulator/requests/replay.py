@@ -22,13 +22,12 @@ from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
 from runtime.gateway.ranks.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
-from stacks.simulator.hits import PrefixCache
-from stacks.simulator.service import Level
-from stacks.simulator.step_times import PhaseSpeed, predicted_speeds
-from stacks.simulator.trace import TraceRequest
-from stacks.simulator.units import Job, PromptUnit, Rank, TokenUnit
+from stacks.simulator.requests.step_times import PhaseSpeed, predicted_speeds
+from stacks.simulator.requests.trace import BLOCK_TOKENS, TraceRequest
+from stacks.simulator.requests.units import Job, PromptUnit, Rank, TokenUnit
+from stacks.simulator.speed import Level
 
-__all__ = ["Replay", "Sample", "replay"]
+__all__ = ["PrefixCache", "Replay", "Sample", "replay"]
 
 SAMPLES = 240  # of the curves
 
@@ -57,6 +56,22 @@ class Replay:
     prompt_busy_s: float = 0.0  # of all units that compute prompts, together
     num_prompt_units: int = 0
     seconds: float = 0.0  # until the last request was done
+
+
+class PrefixCache:
+    """The blocks of all prompts so far. It forgets none, and has a prompt's as soon as the prompt comes."""
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+
+    def hits(self, blocks: Sequence[int], prompt_tokens: int) -> int:
+        """Return how many tokens at the beginning of a prompt are known, and keep its blocks.
+
+        The last token is always computed, since its logits are wanted.
+        """
+        known = next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
+        self._blocks.update(blocks)
+        return max(min(known * BLOCK_TOKENS, prompt_tokens - 1), 0)
 
 
 @dataclass

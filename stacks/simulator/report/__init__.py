@@ -1,0 +1,1 @@
+"""What was played, as text, as JSON and as a picture."""

@@ -1,0 +1,1 @@
+"""A trace of requests, played one by one over a plan's ranks."""

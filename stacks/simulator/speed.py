@@ -1,0 +1,27 @@
+"""How fast the phases of a plan are: the level of their prediction that is played.
+
+A predicted speed is a range. `low` is the slowest that the evidence allows, `high` the fastest.
+"""
+
+from typing import Literal
+
+from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.predict import Case
+
+__all__ = ["LEVELS", "Level", "case_of_outlook", "slower"]
+
+Level = Literal["low", "mid", "high"]
+LEVELS: tuple[Level, ...] = ("low", "mid", "high")
+
+
+def case_of_outlook(outlook: PhaseOutlook) -> Case:
+    """Return what was asked of a phase whose speed is known."""
+    assert outlook.case is not None
+    return outlook.case
+
+
+def slower(outlook: PhaseOutlook, level: Level) -> float:
+    """Return how many times as long a step takes at `level` as in the middle of its range."""
+    assert outlook.prediction is not None
+    rate = outlook.prediction.tokens_per_s_per_gpu
+    return rate.mid / float(getattr(rate, level))
