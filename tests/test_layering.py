@@ -1,4 +1,4 @@
-"""Who may import whom: between packages, inside each package from room to room, and inside the gateway and the simulator.
+"""Who may import whom: between packages, and from room to room of a package, of the gateway and of the simulator.
 
 `stacks -> planner -> templates`; `runtime` stands alone; nothing imports `stacks`. A room is a folder of a package, or
 a file beside the folders.

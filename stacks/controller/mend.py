@@ -47,7 +47,7 @@ def mend(
             _forget(following, deployment, pod, now)
     if healing.move:
         change(following, deployment, healing.move, now)
-    problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
+    problems = [*healing.findings, *([reports.problem] if reports.problem else [])]
     said = condition_before(deployment, HEALTHY).get("message", "").split("; ")
     for problem in problems:
         if problem not in said:

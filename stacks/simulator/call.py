@@ -13,7 +13,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
-from stacks.simulator.flows.day import DayColumn, play_columns
+from stacks.simulator.flows.day import DayColumn, play_days
 from stacks.simulator.flows.failures import Failure, read_failures
 from stacks.simulator.report.day_json import simulation_json
 from stacks.simulator.report.day_text import simulation_text
@@ -21,12 +21,12 @@ from stacks.simulator.report.plot import draw_days, draw_traces, require_plot
 from stacks.simulator.report.trace_report import replay_json, replay_text
 from stacks.simulator.requests.columns import ReplayColumn, play_traces
 from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window
-from stacks.simulator.variants import Variant, mistakes_in_columns, read_variants
+from stacks.simulator.variants import Variant, find_variant_mistakes, read_variants
 
 __all__ = ["Call", "Played", "read_call"]
 
-ALL = (0.0, float("inf"))
-Tell = Callable[[str, float], None]
+WHOLE_TRACE = (0.0, float("inf"))
+OnProgress = Callable[[str, float], None]
 T = TypeVar("T")
 
 
@@ -105,11 +105,11 @@ class Call:
     window: tuple[float, float]
     policies: tuple[Policy, ...]
 
-    def play(self, spec: ResolvedSpec, tell: Tell) -> Played:
-        """Play what is asked; `tell` hears what is played and the share of all that is done."""
+    def play(self, spec: ResolvedSpec, on_progress: OnProgress) -> Played:
+        """Play what is asked; `on_progress` hears what is played and the share of all that is done."""
         if self.trace is None:
-            return _Days(*play_columns(spec, self.variants, self.failures, tell, self.date))
-        return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, tell))
+            return _Days(*play_days(spec, self.variants, self.failures, on_progress, self.date))
+        return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, on_progress))
 
 
 def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
@@ -117,19 +117,19 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
 
     Raises CallError for what is wrong with it, and then with columns too; and where nothing can draw.
     """
-    _require_apart(arguments)
+    _require_compatible(arguments)
     if arguments.plot:
         require_plot(arguments.plot)
     wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
-    failures = _read(read_failures, arguments.fail, wrong) or ()
-    date = _read(_read_date, arguments.date, wrong) if arguments.date else None
-    window = _read(read_window, arguments.window, wrong) if arguments.window else None
-    trace = _read(read_trace, arguments.trace, wrong) if arguments.trace else None
+    failures = _read_option(read_failures, arguments.fail, wrong) or ()
+    date = _read_option(_read_date, arguments.date, wrong) if arguments.date else None
+    window = _read_option(read_window, arguments.window, wrong) if arguments.window else None
+    trace = _read_option(read_trace, arguments.trace, wrong) if arguments.trace else None
     if wrong:
-        raise CallError([*wrong, *mistakes_in_columns(spec, variants)])
+        raise CallError([*wrong, *find_variant_mistakes(spec, variants)])
     policies = tuple(dict.fromkeys(map(Policy, arguments.balancer or [Policy.BALANCED.value])))
-    return Call(variants, failures, date, trace, window or ALL, policies)
+    return Call(variants, failures, date, trace, window or WHOLE_TRACE, policies)
 
 
 def _warnings(plan: Plan) -> Sequence[Finding]:
@@ -137,7 +137,7 @@ def _warnings(plan: Plan) -> Sequence[Finding]:
     return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.warnings]
 
 
-def _read(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:
+def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:
     """Return what `read` makes of an option; None where it is wrong, and then why is in `wrong`."""
     try:
         return read(written)
@@ -146,7 +146,7 @@ def _read(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | N
         return None
 
 
-def _require_apart(arguments: Any) -> None:
+def _require_compatible(arguments: Any) -> None:
     """Raise CallError for options of traces without one, and for those of days with one."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [

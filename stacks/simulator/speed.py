@@ -8,19 +8,19 @@ from typing import Literal
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Case
 
-__all__ = ["LEVELS", "Level", "case_of_outlook", "slower"]
+__all__ = ["LEVELS", "Level", "known_case", "slowdown"]
 
 Level = Literal["low", "mid", "high"]
 LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 
 
-def case_of_outlook(outlook: PhaseOutlook) -> Case:
+def known_case(outlook: PhaseOutlook) -> Case:
     """Return what was asked of a phase whose speed is known."""
     assert outlook.case is not None
     return outlook.case
 
 
-def slower(outlook: PhaseOutlook, level: Level) -> float:
+def slowdown(outlook: PhaseOutlook, level: Level) -> float:
     """Return how many times as long a step takes at `level` as in the middle of its range."""
     assert outlook.prediction is not None
     rate = outlook.prediction.tokens_per_s_per_gpu

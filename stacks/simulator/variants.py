@@ -22,10 +22,10 @@ from planner.spec.yaml import parse_document
 __all__ = [
     "AS_WRITTEN",
     "Variant",
-    "checked",
-    "mistakes_in_columns",
-    "part_of",
-    "planned",
+    "check_variants",
+    "find_variant_mistakes",
+    "part_progress",
+    "plan_variant",
     "read_variants",
     "require_speeds",
     "require_traffic",
@@ -60,10 +60,10 @@ def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, 
     return tuple(found)
 
 
-def mistakes_in_columns(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:
+def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:
     """Return what is wrong with variants of `spec`, to be said with what is wrong with the call."""
     try:
-        checked(spec, variants, require_traffic)
+        check_variants(spec, variants, require_traffic)
     except (CallError, SpecError) as error:
         return error.findings
     return ()
@@ -89,30 +89,33 @@ def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
         raise InfeasibleError(unknown)
 
 
-def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Finding]) -> Plan | None:
-    """Return the plan of a variant's `spec`; None where there is none or its speed is not known, and then why is added
-    to `failed`, with the column.
+def plan_variant(
+    spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
+) -> Plan | None:
+    """Return the plan of a variant's `spec`; None where it cannot be planned, or where its speed is not known.
 
-    Raises InfeasibleError where that is so of the spec as written.
+    The reason is then added to `failed`, with the name of the column. For the spec as written, raise InfeasibleError.
     """
-    tell(0.0)
+    on_progress(0.0)
     try:
         plan = compile_plan(spec)
         require_speeds(spec, plan)
     except InfeasibleError as error:
         if variant.title == AS_WRITTEN:
             raise
-        failed += _named(error.findings, variant)
+        failed += _name_variant(error.findings, variant)
         return None
     return plan
 
 
-def part_of(tell: Callable[[str, float], None], title: str, number: int, of_all: int) -> Callable[[float], None]:
-    """Return who hears the share of one of several parts that is done, and tells the share of all."""
-    return lambda done: tell(title, (number + done) / of_all)
+def part_progress(
+    on_progress: Callable[[str, float], None], title: str, number: int, num_parts: int
+) -> Callable[[float], None]:
+    """Return a callback for one of several parts: it takes the part's progress and reports the progress of all."""
+    return lambda done: on_progress(title, (number + done) / num_parts)
 
 
-def checked(
+def check_variants(
     spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
 ) -> list[ResolvedSpec]:
     """Return the spec of each variant, of which `require` may refuse some.
@@ -123,23 +126,23 @@ def checked(
     found, wrong = [], list[Finding]()
     for variant in variants:
         try:
-            changed = _changed(spec, variant.changes) if variant.changes else spec
+            changed = _change_spec(spec, variant.changes) if variant.changes else spec
             require(changed)
             found.append(changed)
         except SpecError as error:
-            wrong += _named(error.findings, variant, wrong)
+            wrong += _name_variant(error.findings, variant, wrong)
     if wrong:
         raise SpecError(wrong)
     return found
 
 
-def _named(findings: Sequence[Finding], variant: Variant, told: Sequence[Finding] = ()) -> list[Finding]:
-    """Return those of `findings` that are not told of the spec itself, with the column that they are of."""
+def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence[Finding] = ()) -> list[Finding]:
+    """Return those of `problems` that are not told of the spec itself, with the column that they are of."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
-    return [replace(each, reason=f"{each.reason}{column}") for each in findings if each not in told]
+    return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in known]
 
 
-def _changed(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
+def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
     """Return `spec` as if its file had `changes`; where it says `auto`, they stand instead."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
     return with_values(replace(spec, document=document), changes)

@@ -21,11 +21,11 @@ from planner.compiler import compile_plan
 from planner.spec.check import check_spec, with_values
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.autoscaler import ReactiveFleet
-from stacks.simulator.flows.fleet import planned_fleet, switching_of
+from stacks.simulator.flows.fleet import planned_fleet, switching_schedule
 from stacks.simulator.flows.fluid import play_day
-from stacks.simulator.flows.latency import latencies_of
-from stacks.simulator.flows.outcome import demand_of
-from stacks.simulator.flows.service import service_of
+from stacks.simulator.flows.latency import compute_latencies
+from stacks.simulator.flows.outcome import demand_by_minute
+from stacks.simulator.flows.service import build_service
 
 SPEC = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 SLO = SloSpec(ttft_ms=10_000, tpot_ms=80)
@@ -100,7 +100,7 @@ def day_of(spec):
 
 def reactive(plan, target):
     """An autoscaler of the plan's units."""
-    times = switching_of(plan)
+    times = switching_schedule(plan)
     units = {each.phase: each.num_units for each in plan.layouts}
     nodes = {each.phase: each.nodes_per_unit for each in plan.layouts}
     return ReactiveFleet(times.drain, times.warm_up, target, units, nodes)
@@ -108,9 +108,9 @@ def reactive(plan, target):
 
 def played(plan, before, fleet, scale):
     """Return the node-hours of a day, and the shares of requests and of tokens that are missed."""
-    service = service_of(plan)
-    curves = play_day(service, demand_of(plan, scale), (before, fleet))
-    kept = latencies_of(service, curves, SLO)
+    service = build_service(plan)
+    curves = play_day(service, demand_by_minute(plan, scale), (before, fleet))
+    kept = compute_latencies(service, curves, SLO)
     return float(curves.nodes_taken.sum()) / 60, 1 - kept.ttft_kept, 1 - kept.tpot_kept
 
 

@@ -140,7 +140,8 @@ def scaled(trace, speed, load):
     ]
     streams = STREAMS[1]
     work = sum(
-        speed.prompts.at(prompt, 0.0, 1 / RANKS) + answer * speed.tokens.at(streams / RANKS, prompt, 1.0) / streams
+        speed.prompts.seconds_at(prompt, 0.0, 1 / RANKS)
+        + answer * speed.tokens.seconds_at(streams / RANKS, prompt, 1.0) / streams
         for prompt, answer in sizes
     )
     pace = work / load / trace[-1].at

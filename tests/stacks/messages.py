@@ -29,11 +29,11 @@ from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import GatewayRecord, Record, RunFolder
 from stacks.program.config import configured_plan
 from stacks.simulator.call import read_call
-from stacks.simulator.flows.failures import Failure, outages_of, read_failures
+from stacks.simulator.flows.failures import Failure, find_outages, read_failures
 from stacks.simulator.report import plot
 from stacks.simulator.requests.columns import play_traces
 from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window
-from stacks.simulator.variants import checked, read_variants, require_speeds, require_traffic
+from stacks.simulator.variants import check_variants, read_variants, require_speeds, require_traffic
 
 __all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_page"]
 
@@ -146,7 +146,7 @@ def _without_speed(_):
 def _no_such_node(_):
     cluster = SimpleNamespace(spares=("node-22",))
     units = [SimpleNamespace(name="chat-decode-0", nodes=("node-0", "node-1"))]
-    outages_of(SimpleNamespace(units=units, spec=SimpleNamespace(cluster=cluster)), [Failure("nod-1", 760)])
+    find_outages(SimpleNamespace(units=units, spec=SimpleNamespace(cluster=cluster)), [Failure("nod-1", 760)])
 
 
 def _without_matplotlib(_):
@@ -169,12 +169,12 @@ def _options(**given):
 
 
 def _unwritable_picture(_):
-    raise plot.unwritable(Path("/root/day.png"), PermissionError(13, "Permission denied"))
+    raise plot.unwritable_error(Path("/root/day.png"), PermissionError(13, "Permission denied"))
 
 
 def _recorded(models, experts):
-    of_all = [recorded.Sample(model, ("mixed-0", "0"), 0, expert, 1) for model in models for expert in experts]
-    with patch.object(recorded, "_samples", lambda _: of_all):
+    samples = [recorded.Sample(model, ("mixed-0", "0"), 0, expert, 1) for model in models for expert in experts]
+    with patch.object(recorded, "_samples", lambda _: samples):
         read_recorded(["http://127.0.0.2:9400/metrics"])
 
 
@@ -244,7 +244,7 @@ BROUGHT_ABOUT = {
     "R415": lambda _: read_call(_options(window="0-600"), PLAYABLE),
     "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv")), PLAYABLE),
     "R417": lambda _: read_call(_options(date="tomorrow"), PLAYABLE),
-    "R418": lambda _: checked(PLAYABLE, read_variants(["decode.epsize=72"], [])),
+    "R418": lambda _: check_variants(PLAYABLE, read_variants(["decode.epsize=72"], [])),
     "R501": lambda _: read_deployment("chat"),
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }

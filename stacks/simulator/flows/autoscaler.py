@@ -58,7 +58,7 @@ class ReactiveFleet:
     def __post_init__(self) -> None:
         self._phases = {phase: _Scaled(number) for phase, number in self.max_units.items()}
 
-    def at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+    def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
         """Return the units of each phase, after the load of the last minute was looked at."""
         self._clock += 1
         return {phase: self._change(phase, each, load.used[phase]) for phase, each in self._phases.items()}

@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.plan.plan import Plan
-from planner.problems.errors import Problem
+from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
 from stacks.simulator.flows.curves import Curves
-from stacks.simulator.flows.failures import Failure, outages_of
+from stacks.simulator.flows.failures import Failure, find_outages
 from stacks.simulator.flows.fleet import Outage, planned_fleet
 from stacks.simulator.flows.fluid import play_day
-from stacks.simulator.flows.outcome import Outcome, demand_of, outcome_of
-from stacks.simulator.flows.service import Service, service_of
+from stacks.simulator.flows.outcome import Outcome, compute_outcome, demand_by_minute
+from stacks.simulator.flows.service import Service, build_service
 from stacks.simulator.speed import LEVELS, Level
-from stacks.simulator.variants import Variant, checked, part_of, planned, require_traffic
+from stacks.simulator.variants import Variant, check_variants, part_progress, plan_variant, require_traffic
 
-__all__ = ["DayColumn", "PlayedDay", "play_columns", "simulate_day"]
+__all__ = ["DayColumn", "PlayedDay", "play_days", "simulate_day"]
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,26 @@ class DayColumn:
     day: PlayedDay
 
 
-def play_columns(
+def play_days(
     spec: ResolvedSpec,
     variants: Sequence[Variant],
     failures: Sequence[Failure],
-    tell: Callable[[str, float], None] = lambda _, __: None,
+    on_progress: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
-) -> tuple[tuple[DayColumn, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[DayColumn, ...], tuple[Finding, ...]]:
     """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
 
-    `tell` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
+    `on_progress` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
 
     Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
     be played.
     """
-    found, failed, specs = list[DayColumn](), list[Problem](), checked(spec, variants, require_traffic)
+    found, failed, specs = list[DayColumn](), list[Finding](), check_variants(spec, variants, require_traffic)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
-        tell_part = part_of(tell, variant.title, number, len(variants))
-        plan = planned(changed, variant, tell_part, failed)
+        progress = part_progress(on_progress, variant.title, number, len(variants))
+        plan = plan_variant(changed, variant, progress, failed)
         if plan is not None:
-            found.append(DayColumn(variant, simulate_day(plan, variant.scale, failures, tell_part, date)))
+            found.append(DayColumn(variant, simulate_day(plan, variant.scale, failures, progress, date)))
     return tuple(found), tuple(failed)
 
 
@@ -67,26 +67,26 @@ def simulate_day(
     plan: Plan,
     scale: float = 1.0,
     failures: Sequence[Failure] = (),
-    tell: Callable[[float], None] = lambda _: None,
+    on_progress: Callable[[float], None] = lambda _: None,
     date: str | None = None,
 ) -> PlayedDay:
-    """Return a day of `plan` at each level of its prediction; `tell` hears the share that is done.
+    """Return a day of `plan` at each level of its prediction; `on_progress` hears the share that is done.
 
     Without a `date` or a weekday it is a day like most.
 
     Raises CallError for a failing node that is none of the plan's.
     """
-    services = {level: service_of(plan, level) for level in LEVELS}
-    outages, demand = outages_of(plan, failures), demand_of(plan, scale, date)
+    services = {level: build_service(plan, level) for level in LEVELS}
+    outages, demand = find_outages(plan, failures), demand_by_minute(plan, scale, date)
     fleet, curves = planned_fleet(plan, outages, date), dict[Level, Curves]()
     for number, level in enumerate(LEVELS):
         fleets = replace(fleet, outages=()), replace(fleet)
-        curves[level] = play_day(services[level], demand, fleets, _part_of(tell, number))
-    outcomes = {level: outcome_of(plan, services[level], each) for level, each in curves.items()}
+        curves[level] = play_day(services[level], demand, fleets, _level_progress(on_progress, number))
+    outcomes = {level: compute_outcome(plan, services[level], each) for level, each in curves.items()}
     hosts = {node for unit in plan.units for node in unit.nodes}
     idle = tuple(each for each in failures if each.node not in hosts)
     return PlayedDay(plan, date, scale, outages, idle, services, curves, outcomes)
 
 
-def _part_of(tell: Callable[[float], None], level: int) -> Callable[[float], None]:
-    return lambda done: tell((level + done) / len(LEVELS))
+def _level_progress(on_progress: Callable[[float], None], level: int) -> Callable[[float], None]:
+    return lambda done: on_progress((level + done) / len(LEVELS))

@@ -20,7 +20,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Fix, close_to, for_example, nearest
 from stacks.simulator.flows.fleet import Outage
 
-__all__ = ["Failure", "outages_of", "read_failures"]
+__all__ = ["Failure", "find_outages", "read_failures"]
 
 FORM = re.compile(r"(?P<node>.+)@(?P<at>(?:[01]\d|2[0-3]):[0-5]\d)")
 
@@ -50,7 +50,7 @@ def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
     return tuple(sorted(found, key=lambda each: (each.minute, each.node)))
 
 
-def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
+def find_outages(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
     """Return the units that `failures` stop. Raises CallError for nodes that the plan does not have."""
     spares = list(plan.spec.cluster.spares)
     hosts = {node: [each for each in plan.units if node in each.nodes] for unit in plan.units for node in unit.nodes}
@@ -63,13 +63,13 @@ def outages_of(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
         for unit in hosts.get(failure.node, ()):
             if any(each.unit == unit.name and each.covers(failure.minute) for each in found):
                 continue
-            spare = _taken_from(spares, plan, unit)
+            spare = _take_spare(spares, plan, unit)
             until = None if spare is None else failure.minute + minutes
             found.append(Outage(unit.name, failure.node, failure.minute, until, spare))
     return tuple(found)
 
 
-def _taken_from(spares: list[str], plan: Plan, unit: Unit) -> str | None:
+def _take_spare(spares: list[str], plan: Plan, unit: Unit) -> str | None:
     """Take the first of `spares` that has the GPUs of `unit`; None where none is left."""
     fitting = spares_with(plan.spec.cluster, plan.spec.gpu_name(unit.phase), plan.spec.kubernetes.tolerations)
     spare = next((each for each in spares if each in fitting), None)
@@ -81,13 +81,15 @@ def _taken_from(spares: list[str], plan: Plan, unit: Unit) -> str | None:
 def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
     rule, reason = "R404 must name a node of the plan", "the plan has no such node"
     wrong = [
-        Finding("--fail", str(each), rule, reason, _meant(each, nodes)) for each in failures if each.node not in nodes
+        Finding("--fail", str(each), rule, reason, _suggest_node(each, nodes))
+        for each in failures
+        if each.node not in nodes
     ]
     if wrong:
         raise CallError([each.at("tidemill simulate") for each in wrong])
 
 
-def _meant(failure: Failure, nodes: Sequence[str]) -> Fix:
+def _suggest_node(failure: Failure, nodes: Sequence[str]) -> Fix:
     """Return the fix with the node that is like what was written, or else with any."""
     alike = close_to(failure.node, nodes)
     return (

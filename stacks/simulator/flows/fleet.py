@@ -19,7 +19,7 @@ from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["Change", "Fleet", "Load", "Outage", "PlannedFleet", "planned_fleet", "switching_of"]
+__all__ = ["Change", "Fleet", "Load", "Outage", "PlannedFleet", "planned_fleet", "switching_schedule"]
 
 Units = frozenset[str]
 
@@ -62,7 +62,7 @@ class Fleet(Protocol):
 
     drain_s: float
 
-    def at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+    def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
         """Return the units of each phase at `minute`, asked once for each minute in order; `load` is the last one's."""
         ...
 
@@ -72,21 +72,21 @@ class PlannedFleet:
     """The plan's own schedule."""
 
     drain_s: float
-    on: Mapping[Phase, Sequence[Units]]  # at each minute
+    serving: Mapping[Phase, Sequence[Units]]  # at each minute
     nodes_on: Mapping[Phase, Sequence[int]]
     nodes_taken: Mapping[Phase, Sequence[int]]
     outages: Sequence[Outage] = ()
-    _before: dict[Phase, Units] = field(default_factory=dict, init=False)
+    _previous: dict[Phase, Units] = field(default_factory=dict, init=False)
 
-    def at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+    def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
         """Return the units of each phase; what the load is changes nothing."""
-        return {phase: self._change(phase, minute) for phase in self.on}
+        return {phase: self._change(phase, minute) for phase in self.serving}
 
     def _change(self, phase: Phase, minute: int) -> Change:
-        on = self.on[phase][minute]
+        on = self.serving[phase][minute]
         out = frozenset(each.unit for each in self.outages if each.covers(minute))
-        before, serving = self._before.get(phase, self.on[phase][-1]), on - out
-        self._before[phase] = serving
+        before, serving = self._previous.get(phase, self.serving[phase][-1]), on - out
+        self._previous[phase] = serving
         return Change(
             serving=len(serving),
             stopped=len(before - on - out),
@@ -98,26 +98,26 @@ class PlannedFleet:
 
 def planned_fleet(plan: Plan, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
     """Return the fleet of `plan` on a date or a weekday, in which units fail as `outages` say."""
-    schedule = switching_of(plan)
+    schedule = switching_schedule(plan)
     units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
-    on = {phase: _on(plan, phase, date) for phase in units}
+    on = {phase: _serving_units(plan, phase, date) for phase in units}
     nodes = {each.name: len(each.nodes) for each in plan.units}
     margins = ceil(schedule.warm_up / MINUTE_S), ceil(schedule.drain / MINUTE_S)
     return PlannedFleet(
         drain_s=schedule.drain,
-        on=on,
+        serving=on,
         nodes_on={phase: [sum(nodes[unit] for unit in each) for each in minutes] for phase, minutes in on.items()},
-        nodes_taken={phase: _taken(on[phase], nodes, *margins) for phase in on},
+        nodes_taken={phase: _count_taken_nodes(on[phase], nodes, *margins) for phase in on},
         outages=outages,
     )
 
 
-def switching_of(plan: Plan) -> ScheduleSpec:
+def switching_schedule(plan: Plan) -> ScheduleSpec:
     """Return what switching takes: the spec's, or the defaults where all units are always on."""
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 
-def _on(plan: Plan, phase: Phase, date: str | None) -> list[Units]:
+def _serving_units(plan: Plan, phase: Phase, date: str | None) -> list[Units]:
     """Return the units of `phase` that should serve at each minute."""
     named = {each.name for each in plan.units if each.phase == phase}
     if plan.schedule is None:
@@ -131,7 +131,7 @@ def _on(plan: Plan, phase: Phase, date: str | None) -> list[Units]:
     return found
 
 
-def _taken(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
+def _count_taken_nodes(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
     """Count nodes of units that serve, will serve within `warm_up` minutes, or served within the last `drain`."""
     total = np.zeros(DAY_MINUTES, dtype=np.int64)
     for unit in sorted(frozenset[str]().union(*on)):

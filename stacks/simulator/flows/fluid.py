@@ -28,27 +28,27 @@ __all__ = ["play_day"]
 
 STEP_S = 15.0
 LEAST_SHARE = 1e-9  # of a mixed unit's time, so that nothing is divided by 0
-TOLD_MINUTES = 60
+PROGRESS_MINUTES = 60
 
 
 def play_day(
     service: Service,
     demand: Sequence[float],
     fleets: tuple[Fleet, Fleet],
-    tell: Callable[[float], None] = lambda _: None,
+    on_progress: Callable[[float], None] = lambda _: None,
 ) -> Curves:
     """Return the curves of a day whose share of requests in each minute is `demand`.
 
-    The first of `fleets` plays the day before, which only fills the queues. `tell` hears the share that is done.
+    The first of `fleets` plays the day before, which only fills the queues. `on_progress` hears the share that is done.
     """
     flow, minutes = _Flow(service), [Minute()]
     for round_, (fleet, step_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
         minutes = [Minute(asked=service.requests_per_day * each) for each in demand]
         load = Load(dict.fromkeys((service.prompts.phase, service.tokens.phase), 0.0))
         for number, minute in enumerate(minutes):
-            load = flow.play(minute, fleet.at(number, load), fleet.drain_s, step_s)
-            if number % TOLD_MINUTES == 0:
-                tell((round_ + number / len(demand)) / len(fleets))
+            load = flow.play(minute, fleet.units_at(number, load), fleet.drain_s, step_s)
+            if number % PROGRESS_MINUTES == 0:
+                on_progress((round_ + number / len(demand)) / len(fleets))
     return Curves(minutes)
 
 
@@ -114,7 +114,7 @@ class _Flow:
         again = self.service.request.kv * (1 - self.service.cache_hit_rate)  # prompts and what was said, less hits
         minute.restarted += lost
         self.prompts += lost
-        self.steps += lost * again / self.service.request.computed * self._per_prompt
+        self.steps += lost * again / self.service.request.computed * self._steps_per_prompt
         self.requests -= kept + lost
 
     def _compute_prompts(self, minute: Minute, groups: _Groups, asked: float, step_s: float) -> float:
@@ -122,7 +122,7 @@ class _Flow:
         room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
         admitted = min(asked, max(room, 0.0))
         minute.refused += asked - admitted
-        arrivals = admitted * self._per_prompt
+        arrivals = admitted * self._steps_per_prompt
         prompts, steps = self.prompts + admitted, self.steps + arrivals
         if not groups.prompts:
             minute.prompt_busy, minute.prompt_wait, minute.prompt_load = 0.0, inf, inf
@@ -137,7 +137,7 @@ class _Flow:
         return finished
 
     @property
-    def _per_prompt(self) -> float:
+    def _steps_per_prompt(self) -> float:
         """The steps that a prompt is, or its pieces in mixed units."""
         turns, side = self.service.turns, self.service.prompts
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens

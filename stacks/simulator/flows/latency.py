@@ -25,7 +25,7 @@ from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.curves import Curve, Curves
 from stacks.simulator.flows.service import Service
 
-__all__ = ["QUANTILES", "Latencies", "Waits", "latencies_of", "mean_tpot", "mean_ttft", "waits_of"]
+__all__ = ["QUANTILES", "Latencies", "Waits", "compute_latencies", "mean_tpot", "mean_ttft", "prompt_waits"]
 
 QUANTILES = (0.5, 0.9, 0.99)
 MAX_LUCK = 0.95  # assumed: a steady queue at more takes longer to form than a minute's load lasts
@@ -52,7 +52,7 @@ class Waits:
         """Return the mean TTFT of each minute."""
         return np.asarray(self.least + self.luck)
 
-    def within(self, seconds: float | Curve) -> Curve:
+    def share_within(self, seconds: float | Curve) -> Curve:
         """Return the share of each minute's prompts whose first token comes within `seconds`."""
         left = seconds - self.least
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -73,7 +73,7 @@ class Latencies:
     tpot_kept: float | None  # share of the tokens
 
 
-def waits_of(service: Service, curves: Curves) -> Waits:
+def prompt_waits(service: Service, curves: Curves) -> Waits:
     """Return how long prompts wait in each minute."""
     seconds = curves.prompt_seconds
     computing = service.prompts.steps_per_prompt * seconds
@@ -89,7 +89,7 @@ def waits_of(service: Service, curves: Curves) -> Waits:
 
 def mean_ttft(service: Service, curves: Curves) -> Curve:
     """Return the mean TTFT of each minute's prompts in seconds; NaN where none is admitted, or none ever computed."""
-    mean = waits_of(service, curves).mean
+    mean = prompt_waits(service, curves).mean
     return np.where((curves.asked > curves.refused) & np.isfinite(mean), mean, np.nan)
 
 
@@ -98,21 +98,21 @@ def mean_tpot(curves: Curves) -> Curve:
     return np.where(curves.tokens > 0, curves.tpot, np.nan)
 
 
-def latencies_of(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
+def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
     """Return a day's latencies, and how many keep the promises of `slo`."""
-    waits = waits_of(service, curves)
+    waits = prompt_waits(service, curves)
     came, admitted = curves.asked.sum(), curves.asked - curves.refused
     answered, is_met = admitted.sum(), admitted > 0  # a minute without units has an endless wait, and admits nobody
     ttft_kept = tpot_kept = None
     if slo.ttft_ms is not None:
-        ttft_kept = float((waits.within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else None
+        ttft_kept = float((waits.share_within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else None
     if slo.tpot_ms is not None:
         made = curves.tokens.sum()
         tpot_kept = float(curves.tokens[curves.tpot <= slo.tpot_ms / 1e3].sum() / made) if made else None
     return Latencies(
         ttft_mean=float((waits.mean[is_met] * admitted[is_met]).sum() / answered) if answered else None,
         ttft=tuple(_quantile(waits, admitted, each) for each in QUANTILES),
-        tpot=tuple(_weighted(curves.tpot, curves.tokens, each) for each in QUANTILES),
+        tpot=tuple(_weighted_quantile(curves.tpot, curves.tokens, each) for each in QUANTILES),
         ttft_kept=ttft_kept,
         tpot_kept=tpot_kept,
     )
@@ -125,18 +125,18 @@ def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
         return None
     longest = waits.least + waits.shortest + 100 * waits.longer
     low, high = 0.0, float(np.max(np.where(np.isfinite(waits.mean), longest, 0.0)))
-    if (waits.within(high) * weights).sum() < quantile * total:
+    if (waits.share_within(high) * weights).sum() < quantile * total:
         return float("inf")
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if (waits.within(middle) * weights).sum() < quantile * total:
+        if (waits.share_within(middle) * weights).sum() < quantile * total:
             low = middle
         else:
             high = middle
     return high
 
 
-def _weighted(values: Curve, weights: Curve, quantile: float) -> float | None:
+def _weighted_quantile(values: Curve, weights: Curve, quantile: float) -> float | None:
     """Return the least value that a share of the weight does not exceed; None without any weight."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])

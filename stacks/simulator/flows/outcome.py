@@ -17,10 +17,10 @@ from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from stacks.simulator.flows.curves import Curves
-from stacks.simulator.flows.latency import Latencies, latencies_of
+from stacks.simulator.flows.latency import Latencies, compute_latencies
 from stacks.simulator.flows.service import Service
 
-__all__ = ["Outcome", "demand_of", "outcome_of"]
+__all__ = ["Outcome", "compute_outcome", "demand_by_minute"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outcome:
         return margin_of(self.revenue_usd, self.usd)
 
 
-def demand_of(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[float]:
+def demand_by_minute(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[float]:
     """Return each minute's share of the requests of a day like most, times `scale`; `date` may be a weekday."""
     traffic = plan.spec.traffic
     assert traffic is not None
@@ -61,7 +61,7 @@ def demand_of(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[f
     return [scale * share for share in demand_shares(traffic.profile_on(date), minutes)]
 
 
-def outcome_of(plan: Plan, service: Service, curves: Curves) -> Outcome:
+def compute_outcome(plan: Plan, service: Service, curves: Curves) -> Outcome:
     """Return the totals of a day of `plan`."""
     usd, revenue = _money(plan, service, curves)
     return Outcome(
@@ -70,7 +70,7 @@ def outcome_of(plan: Plan, service: Service, curves: Curves) -> Outcome:
         restarted=float(curves.restarted.sum()),
         cut=float(curves.cut.sum()),
         output_tokens=float(curves.tokens.sum()),
-        latencies=latencies_of(service, curves, plan.spec.slo),
+        latencies=compute_latencies(service, curves, plan.spec.slo),
         peak_queue=float(curves.queued_prompts.max()),
         peak_kv=float(curves.kv_used.max()),
         node_hours=float(curves.nodes_on.sum()) / HOUR_MINUTES,

@@ -56,14 +56,14 @@ def next_requests(side: TokenSide, requests: float, arrivals: float, output: flo
     target, per_end = requests + seconds * arrivals, seconds / output
     numbers, steps = side.requests, side.token_seconds
 
-    def reached(place: int) -> float:
+    def target_at(place: int) -> float:
         """Return the requests there must be now, or come, for that entry of the table to be left at the end."""
         return numbers[place] * (1 + per_end / steps[place])
 
-    above = bisect_left(range(len(numbers)), target, key=reached)
+    above = bisect_left(range(len(numbers)), target, key=target_at)
     if above == len(numbers):  # all that fit get tokens, and the others wait
         return target - per_end * numbers[-1] / steps[-1]
     if above == 0:  # below one request, tokens come as slowly as to one
-        return target * numbers[0] / reached(0)
-    low, high = reached(above - 1), reached(above)
+        return target * numbers[0] / target_at(0)
+    low, high = target_at(above - 1), target_at(above)
     return numbers[above - 1] + (target - low) / (high - low) * (numbers[above] - numbers[above - 1])

@@ -19,12 +19,12 @@ from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.spec.traffic import TrafficSpec
 from stacks.simulator.flows.turns import Turns
-from stacks.simulator.speed import Level, case_of_outlook, slower
+from stacks.simulator.speed import Level, known_case, slowdown
 
-__all__ = ["PromptSide", "RequestMeans", "Service", "TokenSide", "service_of"]
+__all__ = ["PromptSide", "RequestMeans", "Service", "TokenSide", "build_service"]
 
 SIDES: tuple[Phase, Phase] = ("prefill", "decode")
-LEAST = 1.000001  # requests that a table ends at, where KV has not even room for one
+MIN_REQUESTS = 1.000001  # requests that a table ends at, where KV has not even room for one
 LEAST_LOAD = 1e-4  # of the most pieces that a turn takes: below it the table of turns is a line to 0
 GRID = 25  # points of a table of step times, of which each is 0.3 ms to compute
 
@@ -95,13 +95,13 @@ class Service:
         return self.input_tokens / self.request.prompt
 
 
-def service_of(plan: Plan, level: Level = "mid") -> Service:
+def build_service(plan: Plan, level: Level = "mid") -> Service:
     """Return what `plan` can do; it has traffic, and its speeds are known."""
     traffic = plan.spec.traffic
     assert traffic is not None
     outlooks = {each.phase: each for each in plan.outlooks}
     first, rest = (outlooks.get("mixed") or outlooks[phase] for phase in SIDES)
-    request = _means(traffic, case_of_outlook(first), case_of_outlook(rest))
+    request = _mean_request(traffic, known_case(first), known_case(rest))
     return Service(
         prompts=_prompt_side(plan, first, level, request),
         tokens=_token_side(plan, rest, level, request),
@@ -112,7 +112,7 @@ def service_of(plan: Plan, level: Level = "mid") -> Service:
     )
 
 
-def _means(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
+def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
     """Return the mean request: its prompt and KV are the operating point's, its hits and output the traffic's."""
     prompt = prompts.point.prompt_tokens
     output = traffic.output_tokens / (traffic.input_tokens / prompt)
@@ -120,7 +120,7 @@ def _means(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
 
 
 def _prompt_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> PromptSide:
-    case = case_of_outlook(outlook)
+    case = known_case(outlook)
     layout = next(each for each in plan.layouts if each.phase == outlook.phase)
     context = request.prompt - request.computed / 2
     seconds = prompt_step_seconds(case, case.point.step_tokens, context, max(request.computed, 1.0))
@@ -128,27 +128,27 @@ def _prompt_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: Reque
         phase=outlook.phase,
         groups_per_unit=layout.dp_size,
         step_tokens=case.point.step_tokens,
-        step_seconds=seconds * slower(outlook, level),
+        step_seconds=seconds * slowdown(outlook, level),
         steps_per_prompt=max(1, -int(-request.computed // case.point.step_tokens)),
     )
 
 
 def _turns(outlook: PhaseOutlook, level: Level) -> Turns:
-    case, factor = case_of_outlook(outlook), slower(outlook, level)
+    case, factor = known_case(outlook), slowdown(outlook, level)
     loads = [case.most_pieces * LEAST_LOAD ** (1 - each / (GRID - 1)) for each in range(GRID)]
     seconds = [factor * turn_prompt_seconds(case, each) for each in loads]
     return Turns(case.pieces_per_prompt, tuple(loads), tuple(accumulate(seconds, max)))
 
 
 def _token_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:
-    case = case_of_outlook(outlook)
+    case = known_case(outlook)
     layout = next(each for each in plan.layouts if each.phase == outlook.phase)
     section = plan.spec.phase(outlook.phase)
     limit = float(section.max_requests)
     room = next((float(each.kv_tokens) for each in plan.memory if each.phase == outlook.phase), limit * request.kv)
-    most = max(LEAST, min(limit, room / request.kv))
+    most = max(MIN_REQUESTS, min(limit, room / request.kv))
     requests = [most ** (each / (GRID - 1)) for each in range(GRID)]
-    factor = slower(outlook, level)
+    factor = slowdown(outlook, level)
     seconds = [factor * token_step_seconds(case, each, request.kv) for each in requests]
     return TokenSide(
         phase=outlook.phase,

@@ -24,7 +24,7 @@ class Turns:
     loads: tuple[float, ...]  # ascending: pieces that come in a turn
     prompt_seconds: tuple[float, ...]  # of such a turn, without its step of tokens
 
-    def pieces_there(self, place: int) -> float:
+    def pieces_present(self, place: int) -> float:
         """Return the pieces that wait or are computed at a load of the table."""
         load = self.loads[place]
         return load * (1 + busy_share(load) / 2)
@@ -62,19 +62,19 @@ def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds
     """
     target, last = pieces + seconds * arrivals, len(turns.loads) - 1
 
-    def reached(place: int) -> float:
+    def target_at(place: int) -> float:
         """Return the pieces there must be now, or come, for that load to be left at the end."""
-        return turns.pieces_there(place) + seconds * turns.rate(place, token_step_seconds)
+        return turns.pieces_present(place) + seconds * turns.rate(place, token_step_seconds)
 
-    above = bisect_left(range(last + 1), target, key=reached)
+    above = bisect_left(range(last + 1), target, key=target_at)
     if above > last:
         return _turn(turns, last, 0.0, token_step_seconds, target - seconds * turns.rate(last, token_step_seconds))
     if above == 0:
-        part = target / reached(0)
-        return _turn(turns, 0, part - 1, token_step_seconds, part * turns.pieces_there(0))
-    low, high = reached(above - 1), reached(above)
+        part = target / target_at(0)
+        return _turn(turns, 0, part - 1, token_step_seconds, part * turns.pieces_present(0))
+    low, high = target_at(above - 1), target_at(above)
     part = (target - low) / (high - low)
-    first, rest = turns.pieces_there(above - 1), turns.pieces_there(above)
+    first, rest = turns.pieces_present(above - 1), turns.pieces_present(above)
     return _turn(turns, above - 1, part, token_step_seconds, first + part * (rest - first))
 
 

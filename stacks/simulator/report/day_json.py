@@ -9,7 +9,7 @@ from stacks.simulator.flows.day import DayColumn
 from stacks.simulator.flows.latency import mean_tpot, mean_ttft
 from stacks.simulator.report.figures import FIGURES
 
-__all__ = ["rounded", "simulation_json"]
+__all__ = ["round_figure", "simulation_json"]
 
 DIGITS = 6
 CURVES = (
@@ -36,7 +36,7 @@ def _column(column: DayColumn) -> dict[str, Any]:
         "timezone": day.plan.schedule.timezone if day.plan.schedule else "UTC",
         "outages": [vars(each) for each in day.outages],
         "figures": {
-            figure.name: {level: rounded(figure.value(each)) for level, each in day.outcomes.items()}
+            figure.name: {level: round_figure(figure.value(each)) for level, each in day.outcomes.items()}
             for figure in FIGURES
         },
         "curves": _curves(column),
@@ -53,9 +53,9 @@ def _curves(column: DayColumn) -> dict[str, list[float | None]]:
 
 
 def _curve(curve: Curve) -> list[float | None]:
-    return [rounded(float(each)) for each in curve]
+    return [round_figure(float(each)) for each in curve]
 
 
-def rounded(value: float | None) -> float | None:
+def round_figure(value: float | None) -> float | None:
     """Return a figure with the digits that it has; None for what has no value, and for what never ends."""
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

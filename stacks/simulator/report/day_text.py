@@ -11,7 +11,7 @@ from planner.facts.day import hh_mm
 from planner.plan.columns import filled, table
 from planner.plan.idle_nodes import offered_spare
 from stacks.simulator.flows.day import DayColumn
-from stacks.simulator.report.figures import FIGURES, short, side_by_side, written
+from stacks.simulator.report.figures import FIGURES, format_figure, shorten_titles, table_rows
 
 __all__ = ["simulation_text"]
 
@@ -22,12 +22,12 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
     """Return the table, and below it what stands out."""
     plan = columns[0].day.plan
     clock = plan.schedule.timezone if plan.schedule else "UTC"
-    heads, long = short([each.variant.title for each in columns])
-    rows = _ranges(columns[0]) if len(columns) == 1 else _beside(columns, heads)
+    heads, long = shorten_titles([each.variant.title for each in columns])
+    rows = _ranges(columns[0]) if len(columns) == 1 else _compare_columns(columns, heads)
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
         [
-            f"{plan.name}: {_which_day(columns[0])}, minute by minute; times are in {clock}",
+            f"{plan.name}: {_describe_day(columns[0])}, minute by minute; times are in {clock}",
             "",
             table(list(rows)),
             "",
@@ -36,7 +36,7 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
     )
 
 
-def _which_day(column: DayColumn) -> str:
+def _describe_day(column: DayColumn) -> str:
     """Return the day that was asked for, and what is played in its place where the spec has nothing about it."""
     date, spec = column.day.date, column.day.plan.spec
     if date is None:
@@ -55,13 +55,13 @@ def _ranges(column: DayColumn) -> Iterator[tuple[str, ...]]:
     yield "", "expected", "slowest", "fastest"
     for figure in FIGURES:
         mid, low, high = (figure.value(column.day.outcomes[level]) for level in ("mid", "low", "high"))
-        if figure.is_told((mid, low, high)):
+        if figure.is_shown((mid, low, high)):
             others = () if low == mid == high else (low, high)
-            yield figure.title, *(written(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
+            yield figure.title, *(format_figure(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
 
 
-def _beside(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    return side_by_side(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
+def _compare_columns(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return table_rows(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
 
 
 def _notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
@@ -73,10 +73,10 @@ def _notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
         yield "How fast units are is a prediction: see the plan for what its range rests on."
     for column, head in zip(columns, heads, strict=True):
         before = "" if len(columns) == 1 else f"{head}: "
-        yield from (f"{before}{note}" for note in _notes_of(column))
+        yield from (f"{before}{note}" for note in _column_notes(column))
 
 
-def _notes_of(column: DayColumn) -> Iterator[str]:
+def _column_notes(column: DayColumn) -> Iterator[str]:
     plan, curves = column.day.plan, column.day.curves["mid"]
     demand, phases = plan.demand_on(column.day.date), {unit.name: unit.phase for unit in plan.units}
     for load in demand:
@@ -94,7 +94,7 @@ def _notes_of(column: DayColumn) -> Iterator[str]:
     if times := _stretches(refused & is_off):
         yield f"requests are refused {times}, since no unit is on."
     if times := _stretches(refused & ~is_off):
-        yield f"requests are refused {times}, since {_why_refused(demand)}."
+        yield f"requests are refused {times}, since {_explain_refusals(demand)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
         offer = f": {words}" if (words := offered_spare(plan, phases[outage.unit])) else ""
@@ -103,7 +103,7 @@ def _notes_of(column: DayColumn) -> Iterator[str]:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
 
 
-def _why_refused(demand: Sequence[PhaseLoad]) -> str:
+def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
     """Return why no request is taken: of two phases, the one that is asked for most of what it makes."""
     loads = {load.phase: load.load for load in demand}
     if "mixed" in loads:

@@ -9,26 +9,26 @@ from planner.facts.seconds import MS_PER_S
 from stacks.simulator.flows.latency import QUANTILES
 from stacks.simulator.flows.outcome import Outcome
 
-__all__ = ["FIGURES", "Figure", "short", "side_by_side", "written"]
+__all__ = ["FIGURES", "Figure", "format_figure", "shorten_titles", "table_rows"]
 
 GIGA = 1e9
 NEVER, NO_VALUE = "never", "-"
 MAX_TITLE = 24  # characters
-Of = TypeVar("Of")
+Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
-class Figure(Generic[Of]):
+class Figure(Generic[Subject]):
     """One row of a table."""
 
     name: str
     title: str
-    value: Callable[[Of], float | None]
+    value: Callable[[Subject], float | None]
     form: str  # of `format`
     factor: float = 1.0  # from JSON's unit to the table's
     has_zeros: bool = False  # whether 0 throughout is told, as of a promise that is never kept
 
-    def is_told(self, values: Sequence[float | None]) -> bool:
+    def is_shown(self, values: Sequence[float | None]) -> bool:
         """Return whether a row of `values` says anything: something is above 0, or known in one column only."""
         return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 
@@ -71,18 +71,18 @@ FIGURES: tuple[Figure[Outcome], ...] = (
 )
 
 
-def side_by_side(
-    figures: Sequence[Figure[Of]], titles: Sequence[str], outcomes: Sequence[Of]
+def table_rows(
+    figures: Sequence[Figure[Subject]], titles: Sequence[str], outcomes: Sequence[Subject]
 ) -> Iterator[tuple[str, ...]]:
     """Return a table's rows: a title for each outcome, then each figure that one of them has."""
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
-        if figure.is_told(values):
-            yield figure.title, *(written(figure, each) for each in values)
+        if figure.is_shown(values):
+            yield figure.title, *(format_figure(figure, each) for each in values)
 
 
-def short(titles: Sequence[str]) -> tuple[list[str], list[str]]:
+def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return titles that fit over columns, and sentences that say what the long ones were short for."""
     if len(titles) == 1 or max(map(len, titles)) <= MAX_TITLE:
         return list(titles), []
@@ -90,7 +90,7 @@ def short(titles: Sequence[str]) -> tuple[list[str], list[str]]:
     return numbers, [f"{number} {title}" for number, title in zip(numbers, titles, strict=True)]
 
 
-def written(figure: Figure[Of], value: float | None) -> str:
+def format_figure(figure: Figure[Subject], value: float | None) -> str:
     """Return a value of `figure` as people read it; `-` where there is none."""
     if value is None:
         return NO_VALUE

@@ -28,7 +28,7 @@ from stacks.simulator.speed import Level
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_days", "draw_traces", "require_plot", "unwritable"]
+__all__ = ["draw_days", "draw_traces", "require_plot", "unwritable_error"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
@@ -37,7 +37,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 INCHES, DPI = (10, 13), 110
 MAX_COLUMNS = 3  # of the legend
 HOURS = DAY_MINUTES // HOUR_MINUTES
-Drawn = Callable[[Service, Curves], Curve]
+CurveFunction = Callable[[Service, Curves], Curve]
 
 
 def require_plot(path: Path) -> None:
@@ -56,7 +56,7 @@ def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
     panels = figure.subplots(len(PANELS), 1, sharex=True)
     for panel, draw in zip(panels, PANELS, strict=True):
         draw(panel, columns)
-    _hours(panels[-1], columns)
+    _label_hours(panels[-1], columns)
     titles = [column.variant.title for column in columns]
     if len(columns) == 1:
         titles = ["expected; the band is from the slowest to the fastest that the prediction allows"]
@@ -70,7 +70,7 @@ def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
     queue, running, room, latency = figure.subplots(4, 1)
     for index, column in enumerate(columns):
         times = [each.at / MINUTE_S for each in column.replay.samples]
-        look = _look(index)
+        look = _line_style(index)
         queue.plot(times, [each.queued_prompts for each in column.replay.samples], **look)
         running.plot(times, [each.running for each in column.replay.samples], **look)
         room.plot(times, [100 * each.kv_used for each in column.replay.samples], **look)
@@ -101,37 +101,39 @@ def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, metadata={"Software": None} if path.suffix == ".png" else None)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise unwritable_error(path, error) from None
 
 
-def unwritable(path: Path, error: OSError) -> OutputError:
+def unwritable_error(path: Path, error: OSError) -> OutputError:
     """Return what is said of a picture that cannot be written."""
     reason = error.strerror or str(error)
     return OutputError([Finding("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
 
 
-def _tokens(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _draw_tokens(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("output,\nmillion tokens/s")
     for index, column in enumerate(columns):
         service = column.day.services["mid"]
         asked = column.day.curves["mid"].asked * service.request.output / MINUTE_S / 1e6
-        panel.plot(_x(), asked, color=GREY, linewidth=1, linestyle=(0, (1, 1)), label="asked" if index == 0 else None)
+        panel.plot(
+            _hours_axis(), asked, color=GREY, linewidth=1, linestyle=(0, (1, 1)), label="asked" if index == 0 else None
+        )
         _line(panel, columns, index, lambda _, curves: curves.tokens / MINUTE_S / 1e6)
     panel.set_ylim(bottom=0)
 
 
-def _nodes(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _draw_nodes(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("nodes")
     for index, column in enumerate(columns):
         curves = column.day.curves["mid"]
         between = curves.nodes_on, curves.nodes_taken
-        panel.fill_between(_x(), *between, step="post", color=GREY, alpha=0.5 / len(columns), linewidth=0)
-        panel.step(_x(), curves.nodes_on, where="post", **_look(index))
+        panel.fill_between(_hours_axis(), *between, step="post", color=GREY, alpha=0.5 / len(columns), linewidth=0)
+        panel.step(_hours_axis(), curves.nodes_on, where="post", **_line_style(index))
     panel.fill_between([], [], color=GREY, alpha=0.5, linewidth=0, label="taken by warm-up and drain")
     panel.set_ylim(bottom=0)
 
 
-def _ttft(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _draw_ttft(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     panel.set_ylabel("TTFT,\nmean, s")
@@ -144,7 +146,7 @@ def _ttft(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     _promise(panel, columns, lambda slo: slo.ttft_ms and slo.ttft_ms / 1e3)
 
 
-def _tpot(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _draw_tpot(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("TPOT, ms")
     for index in range(len(columns)):
         _line(panel, columns, index, lambda _, curves: mean_tpot(curves) * 1e3)
@@ -152,14 +154,14 @@ def _tpot(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylim(bottom=0)
 
 
-def _room(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _draw_kv_room(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("KV in use, %")
     for index in range(len(columns)):
         _line(panel, columns, index, lambda _, curves: curves.kv_used * 100)
     panel.set_ylim(0, 104)
 
 
-def _refused(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _draw_refused(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("refused (429),\n% of requests")
     for index in range(len(columns)):
         _line(panel, columns, index, _refused_share)
@@ -171,32 +173,32 @@ def _refused_share(_: Service, curves: Curves) -> Curve:
     return np.where(curves.asked > 0, 100 * curves.refused / np.maximum(curves.asked, 1e-12), np.nan)
 
 
-PANELS = (_tokens, _nodes, _ttft, _tpot, _room, _refused)
+PANELS = (_draw_tokens, _draw_nodes, _draw_ttft, _draw_tpot, _draw_kv_room, _draw_refused)
 
 
-def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, drawn: Drawn) -> None:
+def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: CurveFunction) -> None:
     """Draw a variant's line, and the band around it if it is the only one."""
     day = columns[index].day
 
     def curve(level: Level) -> Curve:
-        return drawn(day.services[level], day.curves[level])
+        return compute(day.services[level], day.curves[level])
 
-    panel.plot(_x(), curve("mid"), **_look(index))
+    panel.plot(_hours_axis(), curve("mid"), **_line_style(index))
     if len(columns) == 1:
         low, high = curve("low"), curve("high")
         panel.fill_between(
-            _x(), np.minimum(low, high), np.maximum(low, high), color=COLOURS[0], alpha=0.15, linewidth=0
+            _hours_axis(), np.minimum(low, high), np.maximum(low, high), color=COLOURS[0], alpha=0.15, linewidth=0
         )
 
 
-def _promise(panel: "Axes", columns: Sequence[DayColumn], promised: Callable[[SloSpec], float | None]) -> None:
+def _promise(panel: "Axes", columns: Sequence[DayColumn], promised_value: Callable[[SloSpec], float | None]) -> None:
     """Draw each latency that a variant promises."""
-    values = {promised(column.day.plan.spec.slo) for column in columns} - {None}
+    values = {promised_value(column.day.plan.spec.slo) for column in columns} - {None}
     for number, value in enumerate(sorted(each for each in values if each)):
         panel.axhline(value, color=RED, linewidth=1, linestyle=(0, (6, 3)), label=None if number else "promised")
 
 
-def _hours(panel: "Axes", columns: Sequence[DayColumn]) -> None:
+def _label_hours(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     schedule = columns[0].day.plan.schedule
     panel.set_xlim(0, HOURS)
     panel.set_xticks(range(0, HOURS + 1, 2), [f"{hour:02}:00" for hour in range(0, HOURS + 1, 2)])
@@ -216,9 +218,9 @@ def _finish(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str)
             panel.legend(loc="lower right", frameon=False, fontsize="small")
 
 
-def _look(index: int) -> dict[str, Any]:
+def _line_style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index % len(STYLES)], "linewidth": 1.6}
 
 
-def _x() -> Curve:
+def _hours_axis() -> Curve:
     return np.arange(DAY_MINUTES) / HOUR_MINUTES

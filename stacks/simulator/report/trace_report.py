@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.plan.columns import filled, table
 from stacks.simulator.flows.latency import QUANTILES
-from stacks.simulator.report.day_json import rounded
-from stacks.simulator.report.figures import Figure, short, side_by_side
+from stacks.simulator.report.day_json import round_figure
+from stacks.simulator.report.figures import Figure, shorten_titles, table_rows
 from stacks.simulator.requests.columns import ReplayColumn, Values
 
 __all__ = ["replay_json", "replay_text"]
@@ -21,8 +21,8 @@ def replay_text(columns: Sequence[ReplayColumn]) -> str:
     """Return the table."""
     first = columns[0]
     came = len(first.replay.jobs) + first.replay.refused + first.replay.too_long
-    heads, notes = short([each.title for each in columns])
-    rows = side_by_side(REPLAY_FIGURES, heads, columns)
+    heads, notes = shorten_titles([each.title for each in columns])
+    rows = table_rows(REPLAY_FIGURES, heads, columns)
     head = f"{first.plan.name}: a trace of {came:,} requests, one by one"
     lines = [line for note in [*notes, NOTE] for line in filled(note)]
     return "\n".join([head, "", table(list(rows)), "", *lines])
@@ -40,7 +40,7 @@ def _column(column: ReplayColumn) -> dict[str, Any]:
         "scale": column.variant.scale,
         "balancer": column.replay.policy.value,
         "plan_digest": column.plan.digest,
-        "figures": {figure.name: rounded(figure.value(column)) for figure in REPLAY_FIGURES},
+        "figures": {figure.name: round_figure(figure.value(column)) for figure in REPLAY_FIGURES},
         "samples": [asdict(each) for each in column.replay.samples],
     }
 
@@ -62,8 +62,8 @@ def _mean(one: ReplayColumn, name: str) -> float:
 REPLAY_FIGURES: tuple[Figure[ReplayColumn], ...] = (
     *(_latency("ttft", each, ",.2f", 1e-3, "s") for each in QUANTILES),
     *(_latency("tpot", each, ",.1f", 1.0, "ms") for each in QUANTILES),
-    Figure("ttft_kept", "TTFT kept", lambda one: one.kept(one.ttft, one.plan.spec.slo.ttft_ms), ".2%"),
-    Figure("tpot_kept", "TPOT kept", lambda one: one.kept(one.tpot, one.plan.spec.slo.tpot_ms), ".2%"),
+    Figure("ttft_kept", "TTFT kept", lambda one: one.share_kept(one.ttft, one.plan.spec.slo.ttft_ms), ".2%"),
+    Figure("tpot_kept", "TPOT kept", lambda one: one.share_kept(one.tpot, one.plan.spec.slo.tpot_ms), ".2%"),
     Figure("done", "requests done", lambda one: len(one.replay.jobs), ",.0f", has_zeros=True),
     Figure("refused", "refused with 429", lambda one: one.replay.refused, ",.0f"),
     Figure("too_long", "refused as too long", lambda one: one.replay.too_long, ",.0f"),
@@ -71,13 +71,13 @@ REPLAY_FIGURES: tuple[Figure[ReplayColumn], ...] = (
     Figure(
         "prompt_tokens_per_s",
         "prompt tokens/s",
-        lambda one: one.per_second(lambda _: one.prompt_tokens),
+        lambda one: one.rate_per_s(lambda _: one.prompt_tokens),
         ",.0f",
     ),
     Figure(
         "output_tokens_per_s",
         "output tokens/s",
-        lambda one: one.per_second(lambda found: sum(job.output for job in found.jobs)),
+        lambda one: one.rate_per_s(lambda found: sum(job.output for job in found.jobs)),
         ",.0f",
     ),
     Figure(
@@ -89,7 +89,7 @@ REPLAY_FIGURES: tuple[Figure[ReplayColumn], ...] = (
     Figure(
         "prompt_busy",
         "prompt units busy",
-        lambda one: one.per_second(lambda found: found.prompt_busy_s / max(found.num_prompt_units, 1)),
+        lambda one: one.rate_per_s(lambda found: found.prompt_busy_s / max(found.num_prompt_units, 1)),
         ".1%",
     ),
     Figure(

@@ -14,8 +14,8 @@ from planner.problems.fix import for_example
 from planner.spec.check import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
 from stacks.simulator.requests.replay import Replay, replay
-from stacks.simulator.requests.trace import TraceRequest, in_window
-from stacks.simulator.variants import Variant, checked, part_of, planned
+from stacks.simulator.requests.trace import TraceRequest, select_window
+from stacks.simulator.variants import Variant, check_variants, part_progress, plan_variant
 
 __all__ = ["ReplayColumn", "Values", "play_traces"]
 
@@ -47,7 +47,7 @@ class ReplayColumn:
         """Return the tokens of all prompts that were answered."""
         return sum(job.prompt for job in self.replay.jobs)
 
-    def kept(self, values: Values, promised_ms: float | None) -> float | None:
+    def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
         """Return the share of requests that keep a promise; one that was refused does not. None where none came."""
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:
@@ -55,7 +55,7 @@ class ReplayColumn:
         lost = self.replay.refused / came
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
-    def per_second(self, tokens: Callable[[Replay], float]) -> float:
+    def rate_per_s(self, tokens: Callable[[Replay], float]) -> float:
         """Return a rate over the time until the last request was done."""
         return tokens(self.replay) / self.replay.seconds if self.replay.seconds else 0.0
 
@@ -66,28 +66,28 @@ def play_traces(
     policies: Sequence[Policy],
     trace: Sequence[TraceRequest],
     window: tuple[float, float],
-    tell: Callable[[str, float], None] = lambda _, __: None,
+    on_progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> tuple[tuple[ReplayColumn, ...], tuple[Finding, ...]]:
     """Return what becomes of the part of `trace` in `window` with each variant of `spec` and each balancer.
 
     With it comes why other variants cannot be planned.
 
-    Raises CallError where no request is in the window, and what `play_columns` raises.
+    Raises CallError where no request is in the window, and what `play_days` raises.
     """
-    if not in_window(trace, *window):
+    if not select_window(trace, *window):
         rule, last = "R414 must hold a request of the trace", trace[-1].at
         reason = f"its {len(trace):,} requests come within {last:,.0f} s"
         finding = Finding("--window", "-".join(map(str, window)), rule, reason, for_example(f"0-{last:.0f}"))
         raise CallError([finding.at("tidemill simulate")])
-    found, failed, specs = list[ReplayColumn](), list[Finding](), checked(spec, variants)
+    found, failed, specs = list[ReplayColumn](), list[Finding](), check_variants(spec, variants)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
-        part = part_of(tell, variant.title, number * len(policies), len(variants) * len(policies))
-        plan = planned(changed, variant, part, failed)
+        part = part_progress(on_progress, variant.title, number * len(policies), len(variants) * len(policies))
+        plan = plan_variant(changed, variant, part, failed)
         if plan is None:
             continue
-        requests = in_window(trace, *window, variant.scale)
+        requests = select_window(trace, *window, variant.scale)
         for place, policy in enumerate(policies):
             title = variant.title if len(policies) == 1 else f"{variant.title}, {policy.value}"
-            part = part_of(tell, title, number * len(policies) + place, len(variants) * len(policies))
-            found.append(ReplayColumn(title, variant, plan, replay(plan, requests, policy, tell=part)))
+            part = part_progress(on_progress, title, number * len(policies) + place, len(variants) * len(policies))
+            found.append(ReplayColumn(title, variant, plan, replay(plan, requests, policy, on_progress=part)))
     return tuple(found), tuple(failed)

@@ -80,14 +80,14 @@ class _Units:
 
     prompts: dict[str, PromptUnit] = field(default_factory=dict)
     tokens: dict[str, TokenUnit] = field(default_factory=dict)
-    by_key: dict[tuple[str, int], Rank] = field(default_factory=dict)
+    ranks_by_key: dict[tuple[str, int], Rank] = field(default_factory=dict)
     transfer_s_per_token: float = 0.0
     is_mixed: bool = False
 
     @property
     def ranks(self) -> Iterable[Rank]:
         """All ranks of all units."""
-        return self.by_key.values()
+        return self.ranks_by_key.values()
 
 
 def replay(
@@ -95,7 +95,7 @@ def replay(
     trace: Sequence[TraceRequest],
     policy: Policy = Policy.BALANCED,
     level: Level = "mid",
-    tell: Callable[[float], None] = lambda _: None,
+    on_progress: Callable[[float], None] = lambda _: None,
     speeds: Mapping[Phase, PhaseSpeed] | None = None,
 ) -> Replay:
     """Return what becomes of the requests of `trace`, which are in the order of their times, at least one of them.
@@ -103,8 +103,8 @@ def replay(
     `speeds` are those of the plan's phases, measured: without them they are predicted, at `level`.
     """
     loop = _Loop(plan, trace, policy, predicted_speeds(plan, level) if speeds is None else speeds)
-    loop.run(tell)
-    return loop.found
+    loop.run(on_progress)
+    return loop.result
 
 
 class _Loop:
@@ -113,49 +113,51 @@ class _Loop:
     def __init__(
         self, plan: Plan, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
     ) -> None:
-        self.found = Replay(policy)
+        self.result = Replay(policy)
         self._trace = trace
-        self._units = _units_of(plan, speeds)
-        self.found.num_prompt_units = len(self._units.prompts)
-        self._expected, self._cache = AnswerLengths(), PrefixCache()
-        self._longest = min(plan.spec.phase(phase).max_request_tokens for phase in plan.spec.phases)
+        self._units = _build_units(plan, speeds)
+        self.result.num_prompt_units = len(self._units.prompts)
+        self._answer_lengths, self._cache = AnswerLengths(), PrefixCache()
+        self._max_request_tokens = min(plan.spec.phase(phase).max_request_tokens for phase in plan.spec.phases)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
-        self._asked = dict.fromkeys(self._units.tokens, 0)  # how often a token unit was asked when it changes
+        self._versions = dict.fromkeys(self._units.tokens, 0)  # how often a token unit was asked when it changes
         self._turn = 0
 
-    def run(self, tell: Callable[[float], None]) -> None:
+    def run(self, on_progress: Callable[[float], None]) -> None:
         """Play the whole trace, and wait until all are done."""
         last = self._trace[-1].at or 1.0
         for number in range(SAMPLES):
-            self._at((number + 1) * last / SAMPLES, self._sample)
+            self._schedule((number + 1) * last / SAMPLES, self._sample)
         coming = 0
         while coming < len(self._trace) or self._events:
             if coming < len(self._trace) and (not self._events or self._trace[coming].at <= self._events[0][0]):
                 self._arrive(self._trace[coming])
                 coming += 1
                 if coming % 256 == 0:
-                    tell(coming / len(self._trace))
+                    on_progress(coming / len(self._trace))
             else:
-                now, _, act, given = heappop(self._events)
-                act(now, *given)
-        self.found.seconds = max((job.done for job in self.found.jobs), default=last)
+                now, _, act, arguments = heappop(self._events)
+                act(now, *arguments)
+        self.result.seconds = max((job.done for job in self.result.jobs), default=last)
 
-    def _at(self, when: float, act: Callable[..., None], *given: Any) -> None:
-        heappush(self._events, (when, next(self._order), act, given))
+    def _schedule(self, when: float, act: Callable[..., None], *arguments: Any) -> None:
+        heappush(self._events, (when, next(self._order), act, arguments))
 
     def _arrive(self, request: TraceRequest) -> None:
         units = self._units
-        if request.prompt + request.output > self._longest:
-            self.found.too_long += 1
+        if request.prompt + request.output > self._max_request_tokens:
+            self.result.too_long += 1
             return
-        size = RequestSize(request.prompt, self._expected.expect(max(self._longest - request.prompt, 1)))
+        size = RequestSize(
+            request.prompt, self._answer_lengths.expect(max(self._max_request_tokens - request.prompt, 1))
+        )
         self._turn += 1
-        chosen = choose_ranks([rank.load for rank in units.ranks], size, self._turn, self.found.policy)
+        chosen = choose_ranks([rank.load for rank in units.ranks], size, self._turn, self.result.policy)
         if chosen is None:
-            self.found.refused += 1
+            self.result.refused += 1
             return
-        first, rest = units.by_key[chosen.first.key], units.by_key[chosen.rest.key]
+        first, rest = units.ranks_by_key[chosen.first.key], units.ranks_by_key[chosen.rest.key]
         work = size.work_at(chosen.rest.phase)
         hits, waits = self._cache.hits(request.blocks, request.prompt), not chosen.rest.fits(work)
         rest.change(work, int(waits))
@@ -173,11 +175,11 @@ class _Loop:
         if self._units.is_mixed:
             tokens = self._units.tokens[name]
             tokens.pause(now, seconds)
-            self._ask(now, name)
+            self._schedule_change(now, name)
             turn = max(tokens.turn_seconds, seconds)
         if seconds:
-            self.found.prompt_busy_s += seconds
-            self._at(now + turn, self._end_prompts, name)
+            self.result.prompt_busy_s += seconds
+            self._schedule(now + turn, self._end_prompts, name)
 
     def _end_prompts(self, now: float, name: str) -> None:
         for job in self._units.prompts[name].end():
@@ -186,29 +188,29 @@ class _Loop:
             if not self._units.is_mixed:
                 job.prompt_rank.change(Work(-1, 0, 0, 0))
                 travel = job.prompt * self._units.transfer_s_per_token
-            self._at(now + travel, self._join, job)
+            self._schedule(now + travel, self._join, job)
         self._begin(now, name)
 
     def _join(self, now: float, job: Job) -> None:
         name = job.token_rank.load.unit
         self._units.tokens[name].add(now, job)
-        self._ask(now, name)
+        self._schedule_change(now, name)
 
-    def _ask(self, now: float, name: str) -> None:
+    def _schedule_change(self, now: float, name: str) -> None:
         """Let a token unit say when it changes next; what it said before is void."""
-        self._asked[name] += 1
+        self._versions[name] += 1
         when = self._units.tokens[name].next_change(now)
         if when is not None:
-            self._at(when, self._end_tokens, name, self._asked[name])
+            self._schedule(when, self._end_tokens, name, self._versions[name])
 
-    def _end_tokens(self, now: float, name: str, asked: int) -> None:
-        if asked != self._asked[name]:
+    def _end_tokens(self, now: float, name: str, version: int) -> None:
+        if version != self._versions[name]:
             return
         for job in self._units.tokens[name].end(now):
             job.token_rank.change(Work(-1, 0, 0, -job.kv_counted))
-            self._expected.record(job.output)
-            self.found.jobs.append(job)
-        self._ask(now, name)
+            self._answer_lengths.record(job.output)
+            self.result.jobs.append(job)
+        self._schedule_change(now, name)
 
     def _sample(self, now: float) -> None:
         units = self._units
@@ -216,7 +218,7 @@ class _Loop:
             unit.advance(now)
         ranks = [rank for unit in units.tokens.values() for rank in unit.ranks]
         shares = [rank.kv / rank.limits.kv_tokens for rank in ranks]
-        self.found.samples.append(
+        self.result.samples.append(
             Sample(
                 at=now,
                 queued_prompts=sum(unit.waiting for unit in units.prompts.values()),
@@ -228,15 +230,15 @@ class _Loop:
         )
 
 
-def _units_of(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
+def _build_units(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     """Return the units of `plan`, empty."""
     found = _Units()
     for phase, speed in speeds.items():
         found.is_mixed |= phase == "mixed"
         found.transfer_s_per_token += speed.transfer_s_per_token
         for name in (each.name for each in plan.units if each.phase == phase):
-            ranks = _ranks_of(plan, phase, name)
-            found.by_key |= {rank.load.key: rank for rank in ranks}
+            ranks = _build_ranks(plan, phase, name)
+            found.ranks_by_key |= {rank.load.key: rank for rank in ranks}
             if speed.prompts is not None:
                 found.prompts[name] = PromptUnit(ranks, speed.prompts, speed.step_tokens)
             if speed.tokens is not None:
@@ -244,7 +246,7 @@ def _units_of(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     return found
 
 
-def _ranks_of(plan: Plan, phase: Phase, unit: str) -> list[Rank]:
+def _build_ranks(plan: Plan, phase: Phase, unit: str) -> list[Rank]:
     """Return the attention groups of a unit, which have nothing to do yet."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens

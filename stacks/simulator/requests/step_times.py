@@ -14,7 +14,7 @@ from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import prompt_step_seconds, token_step_seconds
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from stacks.simulator.speed import Level, case_of_outlook, slower
+from stacks.simulator.speed import Level, known_case, slowdown
 
 __all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
 
@@ -34,10 +34,10 @@ class StepTable:
     fullness: tuple[float, ...]
     seconds: tuple[float, ...]  # the last axis varies fastest
 
-    def at(self, load: float, context: float, fullness: float) -> float:
+    def seconds_at(self, load: float, context: float, fullness: float) -> float:
         """Return the seconds at a point, linear between the eight around it."""
         axes = (self.loads, load), (self.contexts, context), (self.fullness, fullness)
-        (i, x), (j, y), (k, z) = (_place(axis, value) for axis, value in axes)
+        (i, x), (j, y), (k, z) = (_locate(axis, value) for axis, value in axes)
         rows, columns = len(self.contexts), len(self.fullness)
         total = 0.0
         for a, b, c in CORNERS:
@@ -65,7 +65,7 @@ def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
     """Return the speed of each phase of `plan`, as it is predicted."""
     found = {}
     for outlook in plan.outlooks:
-        phase, prediction, point = outlook.phase, outlook.prediction, case_of_outlook(outlook).point
+        phase, prediction, point = outlook.phase, outlook.prediction, known_case(outlook).point
         transfer = prediction.kv_transfer_seconds if prediction is not None else None
         found[phase] = PhaseSpeed(
             prompts=_prompt_table(outlook, level) if phase != "decode" else None,
@@ -79,20 +79,20 @@ def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
 
 def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
     """Return the seconds of a token: its load is a group's requests, at most `most`; its context the KV of each."""
-    case = case_of_outlook(outlook)
+    case = known_case(outlook)
     return _table(
         _geometric(1.0, max(most, 2.0)),
-        lambda load, context, share: slower(outlook, level) * token_step_seconds(case, load, context, share),
+        lambda load, context, share: slowdown(outlook, level) * token_step_seconds(case, load, context, share),
     )
 
 
 def _prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
     """Return the step of prompts: its load is the tokens that a group computes, its context what each of them reads."""
-    case = case_of_outlook(outlook)
+    case = known_case(outlook)
     prompt = max(case.point.computed_tokens, 1.0)
     return _table(
         _geometric(16.0, max(case.point.step_tokens, 32.0)),
-        lambda load, context, share: slower(outlook, level) * prompt_step_seconds(case, load, context, prompt, share),
+        lambda load, context, share: slowdown(outlook, level) * prompt_step_seconds(case, load, context, prompt, share),
     )
 
 
@@ -106,7 +106,7 @@ def _geometric(first: float, last: float) -> tuple[float, ...]:
     return tuple(first * (last / first) ** (place / (POINTS - 1)) for place in range(POINTS))
 
 
-def _place(axis: Sequence[float], value: float) -> tuple[int, float]:
+def _locate(axis: Sequence[float], value: float) -> tuple[int, float]:
     """Return the point below `value`, and how far from it to the next one `value` is."""
     low = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
     return low, min(max((value - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)

@@ -22,7 +22,7 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
-__all__ = ["BLOCK_TOKENS", "TraceRequest", "in_window", "read_trace", "read_window"]
+__all__ = ["BLOCK_TOKENS", "TraceRequest", "read_trace", "read_window", "select_window"]
 
 BLOCK_TOKENS = 512  # of one hash id; source: Mooncake's README of the traces
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
@@ -46,19 +46,19 @@ class TraceRequest:
 def read_trace(path: Path) -> tuple[TraceRequest, ...]:
     """Return the requests in the file at `path`, by time. Raises CallError where it is no such trace."""
     if path.exists() and not path.is_file():  # a pipe is waited for, and some devices never end
-        raise _wrong(path, "R411 must be a readable file", "it is no regular file", "choose another")
+        raise _trace_error(path, "R411 must be a readable file", "it is no regular file", "choose another")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise _wrong(path, "R411 must be a readable file", reason, "choose another") from None
+        raise _trace_error(path, "R411 must be a readable file", reason, "choose another") from None
     header = next(csv.reader(lines[:1]), [])
-    found = list(_azure(path, lines[1:]) if header == AZURE else _mooncake(path, lines))
+    found = list(_read_azure(path, lines[1:]) if header == AZURE else _read_mooncake(path, lines))
     if not found:
-        raise _unknown(path, "it has no request")
+        raise _format_error(path, "it has no request")
     first, last = min(each.at for each in found), max(each.at for each in found)
     if not last - first <= LONGEST_S:
-        raise _unknown(path, "its first and last request are more than a year apart")
+        raise _format_error(path, "its first and last request are more than a year apart")
     return tuple(sorted((replace(each, at=each.at - first) for each in found), key=lambda each: each.at))
 
 
@@ -71,22 +71,22 @@ def read_window(text: str) -> tuple[float, float]:
     return float(matched["start"]), float(matched["end"])
 
 
-def in_window(requests: Sequence[TraceRequest], start: float, end: float, scale: float = 1.0) -> list[TraceRequest]:
+def select_window(requests: Sequence[TraceRequest], start: float, end: float, scale: float = 1.0) -> list[TraceRequest]:
     """Return the requests from `start` to `end`, as if `scale` times as many came in a second."""
     return [replace(each, at=(each.at - start) / scale) for each in requests if start <= each.at < end]
 
 
-def _azure(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
+def _read_azure(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
     for number, row in enumerate(csv.reader(lines), start=2):
         matched = TIME.match(row[0]) if len(row) == len(AZURE) else None
         if matched is None or not (COUNT.fullmatch(row[1]) and COUNT.fullmatch(row[2])):
-            raise _unknown(path, f"line {number} has no time and two counts")
+            raise _format_error(path, f"line {number} has no time and two counts")
         hours = DAY_S * int(matched["day"]) + MINUTE_S * HOUR_MINUTES * int(matched["hour"])
         seconds = hours + MINUTE_S * int(matched["minute"]) + float(matched["second"])
         yield TraceRequest(seconds, max(int(row[1]), 1), max(int(row[2]), 1))
 
 
-def _mooncake(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
+def _read_mooncake(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
     for number, line in enumerate(lines, start=1):
         try:
             each: Any = json.loads(line)
@@ -94,12 +94,12 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Iterator[TraceRequest]:
             blocks = tuple(int(block) for block in each.get("hash_ids", ()))
             yield TraceRequest(float(at) * MILLI, max(int(prompt), 1), max(int(output), 1), blocks)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            raise _unknown(path, f"line {number} is no request") from None
+            raise _format_error(path, f"line {number} is no request") from None
 
 
-def _unknown(path: Path, reason: str) -> CallError:
-    return _wrong(path, "R412 must be a trace of Azure's or Mooncake's format", reason, "see docs/simulate.md")
+def _format_error(path: Path, reason: str) -> CallError:
+    return _trace_error(path, "R412 must be a trace of Azure's or Mooncake's format", reason, "see docs/simulate.md")
 
 
-def _wrong(path: Path, rule: str, reason: str, fix: str) -> CallError:
+def _trace_error(path: Path, rule: str, reason: str, fix: str) -> CallError:
     return CallError([Finding("--trace", str(path), rule, reason, fix).at("tidemill simulate")])

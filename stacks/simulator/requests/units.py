@@ -38,7 +38,7 @@ class Job:
     kv_counted: int  # tokens of KV that the gateway expects it to need
     waits: bool  # it found no room at its decode rank
     computed: int = 0  # of its prompt, with hits
-    told: int = 0  # of that, what the gateway knows
+    reported: int = 0  # of that, what the gateway knows
     first_token: float = 0.0
     done: float = 0.0
 
@@ -77,12 +77,12 @@ class PromptUnit:
         self.ranks = ranks
         self._table, self._step_tokens = table, step_tokens
         self._busy: set[Rank] = set()
-        self._in_step: list[tuple[Job, int]] = []
+        self._step_jobs: list[tuple[Job, int]] = []
 
     @property
     def is_stepping(self) -> bool:
         """True while a step is computed."""
-        return bool(self._in_step)
+        return bool(self._step_jobs)
 
     @property
     def waiting(self) -> int:
@@ -102,22 +102,22 @@ class PromptUnit:
             return 0.0
         most = max(tokens for tokens, _ in taken)
         mean = sum(tokens for tokens, _ in taken) / len(self.ranks)
-        return self._table.at(most, max(pairs for _, pairs in taken) / most, mean / most)
+        return self._table.seconds_at(most, max(pairs for _, pairs in taken) / most, mean / most)
 
     def end(self) -> list[Job]:
         """End the step and return the prompts that are finished."""
         finished = []
-        for job, tokens in self._in_step:
+        for job, tokens in self._step_jobs:
             rank = job.prompt_rank
             job.computed += tokens
-            rank.change(Work(0, job.told - job.computed, -attention_pairs(job.told, job.computed), 0))
-            job.told = job.computed
+            rank.change(Work(0, job.reported - job.computed, -attention_pairs(job.reported, job.computed), 0))
+            job.reported = job.computed
             if job.computed == job.prompt:
                 rank.prompts.popleft()
                 finished.append(job)
                 if not rank.prompts:
                     self._busy.discard(rank)
-        self._in_step = []
+        self._step_jobs = []
         return finished
 
     def _take(self, rank: Rank) -> tuple[int, int]:
@@ -125,7 +125,7 @@ class PromptUnit:
         left, pairs = self._step_tokens, 0
         for job in rank.prompts:
             tokens = min(left, job.prompt - job.computed)
-            self._in_step.append((job, tokens))
+            self._step_jobs.append((job, tokens))
             pairs += attention_pairs(job.computed, job.computed + tokens)
             left -= tokens
             if not left:
@@ -139,7 +139,7 @@ class TokenUnit:
     def __init__(self, ranks: list[Rank], table: StepTable, tokens_per_step: float) -> None:
         self.ranks = ranks
         self._table, self._tokens_per_step = table, tokens_per_step
-        self._tokens, self._as_of = 0.0, 0.0  # the clock: tokens, and the time at which it showed them
+        self._tokens, self._clock_time = 0.0, 0.0  # the clock: tokens, and the time at which it showed them
         self._token_s = 0.0
         self._pause_s = 0.0  # that each token waits for its part of a step of prompts, in mixed units
         self._ends: list[tuple[float, int, Job]] = []
@@ -169,11 +169,11 @@ class TokenUnit:
     def advance(self, now: float) -> None:
         """Let the clock go on until `now`."""
         if self.token_seconds:
-            tokens = (now - self._as_of) / self.token_seconds
+            tokens = (now - self._clock_time) / self.token_seconds
             self._tokens += tokens
             for rank, requests in self._active.items():
                 rank.kv += tokens * requests
-        self._as_of = now
+        self._clock_time = now
 
     def pause(self, now: float, seconds: float) -> None:
         """Let each step of tokens wait for `seconds` from now on."""
@@ -236,4 +236,4 @@ class TokenUnit:
     def _seconds(self) -> float:
         """Return the time of a token with who is there now."""
         most, kv = max(self._active.values()), max(rank.kv for rank in self._active)
-        return self._table.at(most, kv / most, self.running / len(self.ranks) / most)
+        return self._table.seconds_at(most, kv / most, self.running / len(self.ranks) / most)

@@ -8,7 +8,7 @@ from planner.cost.overload import overloads
 from planner.plan.text import plan_text
 from planner.spec.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
-from stacks.simulator.flows.latency import waits_of
+from stacks.simulator.flows.latency import prompt_waits
 from tests.planner.conftest import SPEC
 from tests.planner.test_shipped_specs import SPECS
 
@@ -88,7 +88,7 @@ def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_br
     plan = compile_plan(with_values(check_spec(SPECS / "deepseek-h800.yaml"), {"slo.ttft_ms": ttft_ms}))
     day = simulate_day(plan)
 
-    assert max(waits_of(day.services["mid"], day.curves["mid"]).mean) == pytest.approx(3.729, abs=1e-3)
+    assert max(prompt_waits(day.services["mid"], day.curves["mid"]).mean) == pytest.approx(3.729, abs=1e-3)
     assert ("slo.ttft_ms" in [each.path for each in plan.warnings]) is is_broken
 
 

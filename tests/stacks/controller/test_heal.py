@@ -78,7 +78,7 @@ def test_a_unit_on_a_cordoned_node_moves_to_a_spare():
     """It is drained; the day starts it again."""
     found = healing(ALL_READY, ["d1"])
 
-    assert (found.move.unit, found.move.is_on, found.problems) == ("d1", False, ())
+    assert (found.move.unit, found.move.is_on, found.findings) == ("d1", False, ())
     assert found.move.why == "d1, which is cordoned; it moves to a spare"
     drained = seen(((1, True), (1, True), (1, True), (0, False)))
     assert [(each.unit, each.is_on) for each in decide(drained, NOON).scales] == [("d1", True)]
@@ -105,7 +105,7 @@ def test_without_a_spare_a_person_is_asked_for_a_new_plan(spares, occupied, cord
     found = healing(ALL_READY, cordoned, spares=spares, occupied=occupied)
 
     assert found.move is None
-    assert found.problems == ("d1 is on d1, which is cordoned, and no spare is left: plan again without it",)
+    assert found.findings == ("d1 is on d1, which is cordoned, and no spare is left: plan again without it",)
 
 
 def test_a_unit_moves_back_when_its_spare_is_faulty():
@@ -116,7 +116,7 @@ def test_a_unit_moves_back_when_its_spare_is_faulty():
 
     found = heal(look, decide(look, NOON), find_health(look.units, nodes, pods, Reports(), NOON))
 
-    assert (found.move.unit, found.problems) == ("d1", ())
+    assert (found.move.unit, found.findings) == ("d1", ())
 
 
 def test_the_only_unit_of_a_phase_stays():
@@ -124,7 +124,7 @@ def test_the_only_unit_of_a_phase_stays():
     found = healing(AT_NIGHT, ["p0"], now=NIGHT)
 
     assert found.move is None
-    assert found.problems == (
+    assert found.findings == (
         "p0 is on p0, which is cordoned, and no other prefill unit serves: delete its pods to move it all the same",
     )
 

@@ -7,7 +7,7 @@ from stacks.simulator.flows.fleet import Load
 def play(used, units=8):
     """The units that serve, minute by minute, of a fleet whose phase uses so much of them."""
     fleet = ReactiveFleet(300.0, 600.0, 0.5, {"mixed": units}, {"mixed": 2})
-    return [fleet.at(minute, Load({"mixed": each})) for minute, each in enumerate(used)]
+    return [fleet.units_at(minute, Load({"mixed": each})) for minute, each in enumerate(used)]
 
 
 def test_it_stays_within_the_tolerance():

@@ -10,12 +10,12 @@ from planner.compiler import compile_plan
 from planner.spec.check import check_document, check_spec, with_values
 from planner.spec.yaml import parse_document
 from stacks.simulator.flows.day import simulate_day
-from stacks.simulator.flows.failures import Failure, outages_of
+from stacks.simulator.flows.failures import Failure, find_outages
 from stacks.simulator.flows.fleet import planned_fleet
 from stacks.simulator.flows.fluid import play_day
-from stacks.simulator.flows.latency import waits_of
-from stacks.simulator.flows.outcome import demand_of
-from stacks.simulator.flows.service import service_of
+from stacks.simulator.flows.latency import prompt_waits
+from stacks.simulator.flows.outcome import demand_by_minute
+from stacks.simulator.flows.service import build_service
 from tests.stacks.simulator.conftest import SPECS
 
 NOON = 12 * 60
@@ -87,7 +87,7 @@ def test_two_runs_are_equal(pair, pair_day):
 
 def test_an_even_day_reaches_the_balance_of_its_queues(pair):
     """Without a profile, every minute is the same: demand is served, and each group has arrivals x time of them."""
-    service = service_of(pair)
+    service = build_service(pair)
     fleet = planned_fleet(pair)
     curves = play_day(service, [0.5 / 1440] * 1440, (fleet, replace(fleet)))
     tpot = curves.tpot[-1]
@@ -118,11 +118,11 @@ def test_without_a_spare_the_unit_stays_out(pair):
     """The second failure of the day finds no spare left."""
     (unit,) = [each for each in pair.units if each.phase == "decode"]
     first, second = Failure(unit.nodes[3], NOON), Failure(unit.nodes[4], NOON + 60)
-    outages = outages_of(pair, [first, second])
+    outages = find_outages(pair, [first, second])
 
     assert [each.until for each in outages] == [NOON + 10, None]
-    assert outages_of(pair, [Failure("node-22", 0), first])[0].until is None, "the spare itself has failed"
-    assert outages_of(pair, [first, replace(second, minute=NOON + 1)]) == outages[:1], "it is out already"
+    assert find_outages(pair, [Failure("node-22", 0), first])[0].until is None, "the spare itself has failed"
+    assert find_outages(pair, [first, replace(second, minute=NOON + 1)]) == outages[:1], "it is out already"
 
 
 def test_a_spare_with_other_gpus_is_no_spare():
@@ -133,7 +133,7 @@ def test_a_spare_with_other_gpus_is_no_spare():
     data |= {"decode": {"ep_size": 8, "gpu": "h20"}}
     plan = compile_plan(check_document(parse_document(json.dumps(data), "spec.yaml")))
 
-    assert [each.spare for each in outages_of(plan, [Failure("a", NOON), Failure("b", NOON)])] == [None, "c"]
+    assert [each.spare for each in find_outages(plan, [Failure("a", NOON), Failure("b", NOON)])] == [None, "c"]
 
 
 def test_a_unit_is_out_for_as_long_as_the_plans_uptime_counts(pair_spec):
@@ -141,7 +141,7 @@ def test_a_unit_is_out_for_as_long_as_the_plans_uptime_counts(pair_spec):
     plan = compile_plan(with_values(check_spec(pair_spec), {"uptime": {"recovery": "20min"}}))
     (unit,) = [each for each in plan.units if each.phase == "decode"]
 
-    assert [each.until for each in outages_of(plan, [Failure(unit.nodes[3], NOON)])] == [NOON + 20]
+    assert [each.until for each in find_outages(plan, [Failure(unit.nodes[3], NOON)])] == [NOON + 20]
 
 
 def test_units_that_stop_finish_what_they_have(published_day):
@@ -170,21 +170,21 @@ def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output
     changes = {"operating_point": {"mixed": point}, "mixed.max_requests": requests, "mixed.attention_tp": attention_tp}
     changes["traffic"] = {"input_tokens": 1e9, "output_tokens": 1e9 * output / prompt}
     plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
-    (load,), found, service = plan.demand, plan.outlooks[0].prediction, service_of(plan)
+    (load,), found, service = plan.demand, plan.outlooks[0].prediction, build_service(plan)
     full, over = (
         play_day(service, [share / load.load / 1440] * 120, (planned_fleet(plan), planned_fleet(plan)))
         for share in (0.97, 1.15)
     )
 
     assert full.tpot[-1] == pytest.approx(found.tpot_seconds.mid, rel=0.15)
-    assert waits_of(service, full).mean[-1] == pytest.approx(found.ttft_seconds.mid, rel=0.15)
+    assert prompt_waits(service, full).mean[-1] == pytest.approx(found.ttft_seconds.mid, rel=0.15)
     assert full.refused[-1] < 0.01 * full.asked[-1]
     assert over.refused[-1] > 0.05 * over.asked[-1]
 
 
 def test_a_turn_of_a_mixed_unit_is_a_whole_step_with_its_drafts(drafting):
     """A step with two drafts waits once for prompts, though it gives more than two tokens: TPOT is the plan's."""
-    (load,), found, service = drafting.demand, drafting.outlooks[0].prediction, service_of(drafting)
+    (load,), found, service = drafting.demand, drafting.outlooks[0].prediction, build_service(drafting)
     fleets = planned_fleet(drafting), planned_fleet(drafting)
     full = play_day(service, [0.97 / load.load / 1440] * 120, fleets)
 
@@ -195,11 +195,11 @@ def test_a_turn_of_a_mixed_unit_is_a_whole_step_with_its_drafts(drafting):
 
 def test_prompts_and_tokens_of_a_mixed_unit_share_its_time(mixed):
     """Tokens come more slowly while there are prompts to compute."""
-    service = service_of(mixed)
+    service = build_service(mixed)
     turns = service.turns
     assert turns is not None
     without = replace(service, turns=replace(turns, prompt_seconds=(1e-6,) * len(turns.loads)))
-    demand, fleet = demand_of(mixed), planned_fleet(mixed)
+    demand, fleet = demand_by_minute(mixed), planned_fleet(mixed)
     tpot = [play_day(each, demand, (fleet, replace(fleet))).tpot[-1] for each in (service, without)]
 
     assert tpot[0] > tpot[1]

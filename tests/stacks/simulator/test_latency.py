@@ -16,8 +16,8 @@ from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.failures import Failure
 from stacks.simulator.flows.fleet import planned_fleet
 from stacks.simulator.flows.fluid import play_day
-from stacks.simulator.flows.latency import Latencies, Waits, latencies_of, mean_tpot, mean_ttft, waits_of
-from stacks.simulator.flows.service import service_of
+from stacks.simulator.flows.latency import Latencies, Waits, compute_latencies, mean_tpot, mean_ttft, prompt_waits
+from stacks.simulator.flows.service import build_service
 
 
 @given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0, 1), st.floats(0.01, 10), st.booleans())
@@ -25,7 +25,7 @@ def test_the_shares_have_the_mean_that_they_say(least, waiting, shortest, longer
     """The mean of TTFT's distribution is the least time and the mean of luck."""
     waits = Waits(*(np.array([each]) for each in (least, waiting, shortest, longer)), is_even=is_even)
     grid = np.linspace(least, least + shortest + 40 * longer, 20_001)
-    later = 1 - waits.within(grid)
+    later = 1 - waits.share_within(grid)
 
     mean = least + float(np.sum((later[1:] + later[:-1]) / 2 * np.diff(grid)))
 
@@ -39,7 +39,7 @@ def test_the_mean_wait_is_that_of_the_plans_queue(published_day):
     rho = curves.prompt_busy[minute]
     steps = rho / (2 * (1 - rho)) + service.prompts.steps_per_prompt
 
-    assert waits_of(service, curves).mean[minute] == pytest.approx(steps * service.prompts.step_seconds, rel=1e-3)
+    assert prompt_waits(service, curves).mean[minute] == pytest.approx(steps * service.prompts.step_seconds, rel=1e-3)
 
 
 def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
@@ -48,7 +48,7 @@ def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
     minute = 5 * 60 + 30
     steps = service.prompts.steps_per_prompt + wait_at(curves.prompt_busy[minute]).of_share(0.01)
 
-    within = waits_of(service, curves).within(steps * service.prompts.step_seconds)[minute]
+    within = prompt_waits(service, curves).share_within(steps * service.prompts.step_seconds)[minute]
 
     assert within == pytest.approx(0.99, abs=1e-3)
 
@@ -56,18 +56,18 @@ def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
 @pytest.mark.parametrize("load", [0.2, 0.97])
 def test_mixed_units_have_the_plans_99th_percentile(mixed, load):
     """A prompt in a hundred waits for as much of a turn as `SteadyTurns` says, however full units are."""
-    service = service_of(mixed)
+    service = build_service(mixed)
     demand = [load / mixed.demand[0].load / 1440] * 120
     curves = play_day(service, demand, (planned_fleet(mixed), planned_fleet(mixed)))
     seconds, busy = curves.prompt_seconds[-1], curves.prompt_busy[-1]
     wait = max(busy - 0.01, 0.0) / busy * seconds
 
-    within = waits_of(service, curves).within(service.prompts.steps_per_prompt * seconds + wait)[-1]
+    within = prompt_waits(service, curves).share_within(service.prompts.steps_per_prompt * seconds + wait)[-1]
 
     assert within == pytest.approx(0.99, abs=1e-3)
     if load > 0.9:
         found = mixed.outlooks[0].prediction.ttft_99_seconds.mid
-        assert latencies_of(service, curves, SloSpec()).ttft[-1] == pytest.approx(found, rel=0.1)
+        assert compute_latencies(service, curves, SloSpec()).ttft[-1] == pytest.approx(found, rel=0.1)
 
 
 def test_kept_promises_are_those_of_the_percentiles(published_day):
@@ -75,7 +75,7 @@ def test_kept_promises_are_those_of_the_percentiles(published_day):
     service, curves = published_day.services["mid"], published_day.curves["mid"]
     outcome = published_day.outcomes["mid"]
     slo = SloSpec(ttft_ms=outcome.latencies.ttft[1] * 1e3, tpot_ms=outcome.latencies.tpot[1] * 1e3)
-    kept = latencies_of(service, curves, slo)
+    kept = compute_latencies(service, curves, slo)
 
     assert kept.ttft_kept == pytest.approx(0.9 * (1 - outcome.refused / outcome.requests), abs=1e-3)
     assert 0.9 <= kept.tpot_kept <= 1
@@ -114,7 +114,7 @@ def test_a_day_on_which_nobody_is_answered_has_no_latency(pair):
     """Neither a mean nor a percentile is 0, and no token keeps a promise; of requests none does."""
     decode = next(unit for unit in pair.units if unit.phase == "decode")
     day = simulate_day(pair, failures=[Failure("node-22", 0), Failure(decode.nodes[0], 0)])
-    kept = latencies_of(day.services["mid"], day.curves["mid"], SloSpec(ttft_ms=6000, tpot_ms=60))
+    kept = compute_latencies(day.services["mid"], day.curves["mid"], SloSpec(ttft_ms=6000, tpot_ms=60))
 
     assert kept == Latencies(None, (None,) * 3, (None,) * 3, ttft_kept=0.0, tpot_kept=None)
 

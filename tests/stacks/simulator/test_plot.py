@@ -5,7 +5,7 @@ import pytest
 
 from stacks.simulator.flows.day import DayColumn, simulate_day
 from stacks.simulator.flows.failures import Failure
-from stacks.simulator.report.plot import _tpot, _ttft, draw_days
+from stacks.simulator.report.plot import _draw_tpot, _draw_ttft, draw_days
 from stacks.simulator.variants import Variant
 
 figures = pytest.importorskip("matplotlib.figure")
@@ -27,7 +27,7 @@ def test_a_picture_has_a_gap_while_nobody_is_answered(pair):
     day = simulate_day(pair, failures=[Failure("node-22", 0), Failure(decode.nodes[0], 760)])
     columns = [DayColumn(Variant("as written", {}), day)]
     panels = figures.Figure().subplots(2, 1)
-    for panel, draw in zip(panels, (_ttft, _tpot), strict=True):
+    for panel, draw in zip(panels, (_draw_ttft, _draw_tpot), strict=True):
         draw(panel, columns)
     drawn = [panel.lines[0].get_ydata() for panel in panels]
 

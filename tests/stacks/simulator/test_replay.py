@@ -14,11 +14,11 @@ from runtime.gateway.ranks.router import Policy
 from stacks import cli
 from stacks.simulator.flows.fleet import planned_fleet
 from stacks.simulator.flows.fluid import play_day
-from stacks.simulator.flows.latency import waits_of
-from stacks.simulator.flows.service import service_of
+from stacks.simulator.flows.latency import prompt_waits
+from stacks.simulator.flows.service import build_service
 from stacks.simulator.requests.columns import ReplayColumn
 from stacks.simulator.requests.replay import PrefixCache, Replay, replay
-from stacks.simulator.requests.trace import TraceRequest, in_window, read_trace, read_window
+from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window, select_window
 from stacks.simulator.variants import Variant
 
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -84,8 +84,8 @@ def test_a_window_is_a_part_of_the_trace():
     """Its times begin at 0, and a scale brings the same requests in less time."""
     trace = [TraceRequest(float(at), 1, 1) for at in range(10)]
 
-    assert [each.at for each in in_window(trace, *read_window("2-5"))] == [0.0, 1.0, 2.0]
-    assert [each.at for each in in_window(trace, 2, 5, scale=2)] == [0.0, 0.5, 1.0]
+    assert [each.at for each in select_window(trace, *read_window("2-5"))] == [0.0, 1.0, 2.0]
+    assert [each.at for each in select_window(trace, 2, 5, scale=2)] == [0.0, 0.5, 1.0]
 
 
 def test_a_prompt_hits_the_blocks_that_an_earlier_one_had():
@@ -105,7 +105,7 @@ def test_a_request_alone_takes_its_steps(duo):
 
     assert found.refused == found.too_long == 0
     assert 0 < job.first_token < job.done
-    service = service_of(duo)
+    service = build_service(duo)
     assert (job.done - job.first_token) / 10 < 2 * service.tokens.token_seconds[0]
 
 
@@ -144,7 +144,7 @@ def test_the_balancer_keeps_kv_more_even_than_turns_do(duo):
 def test_flows_and_single_requests_agree_on_throughput(request, plan_of, load):
     """Where both apply, both make as many tokens a second, within five per cent."""
     plan = request.getfixturevalue(plan_of)
-    service = service_of(plan)
+    service = build_service(plan)
     mean = service.request
     rate = load * service.requests_per_day / 86_400
     trace = poisson(rate, MINUTES * 60, round(mean.prompt), mean.output)
@@ -160,7 +160,7 @@ def test_flows_and_single_requests_agree_on_throughput(request, plan_of, load):
 def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(request, plan_of, load):
     """Eight ranks that stop for each other's prompts: means of TTFT and TPOT are within a tenth."""
     mixed = request.getfixturevalue(plan_of)
-    service = service_of(mixed)
+    service = build_service(mixed)
     mean, seconds = service.request, MINUTES * 60
     found = replay(mixed, poisson(load * service.requests_per_day / 86_400, seconds, round(mean.prompt), mean.output))
     jobs = [job for job in found.jobs if seconds / 3 <= job.at < seconds - 30 and job.output > 50]
@@ -169,7 +169,7 @@ def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(request, p
     tpot = np.mean([(job.done - job.first_token) / (job.output - 1) for job in jobs])
     assert tpot == pytest.approx(curves.tpot[-1], rel=0.1)
     assert np.mean([job.first_token - job.at for job in jobs]) == pytest.approx(
-        waits_of(service, curves).mean[-1], rel=0.1
+        prompt_waits(service, curves).mean[-1], rel=0.1
     )
 
 
@@ -202,4 +202,4 @@ def test_a_trace_of_which_nothing_is_answered_keeps_no_promise(pair):
         ReplayColumn("", Variant("", {}), pair, Replay(Policy.BALANCED, refused=number)) for number in (3, 0)
     )
 
-    assert [each.kept(each.ttft, 6000) for each in (refused, nobody)] == [0.0, None]
+    assert [each.share_kept(each.ttft, 6000) for each in (refused, nobody)] == [0.0, None]
