@@ -17,7 +17,7 @@ from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["FIELD_MANAGER", "forget", "mark_nodes", "scale", "taint_faulty", "tell", "write_status"]
+__all__ = ["FIELD_MANAGER", "forget_pod", "mark_nodes", "scale", "taint_faulty_nodes", "write_event", "write_status"]
 
 FIELD_MANAGER = "tidemill-controller"
 
@@ -36,16 +36,16 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
     marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
     for name in nodes:
-        mark, live = marks.of(name), marked.get(name)
+        mark, live = marks.lookup(name), marked.get(name)
         if mark == (live["metadata"]["labels"][names.NODE_LABEL] if live else None):
             continue
         try:
-            _mark_node(api, plan, name, live or api.get(Reference("v1", "Node", "", name)), mark)
+            _mark_one_node(api, plan, name, live or api.get(Reference("v1", "Node", "", name)), mark)
         except ProviderError as error:
             yield name, error
 
 
-def taint_faulty(
+def taint_faulty_nodes(
     api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str], now: float
 ) -> Iterator[tuple[str, ProviderError | None]]:
     """Have new pods keep away from `faulty` nodes, and no longer from others. Yield what changed, or why not."""
@@ -66,12 +66,12 @@ def taint_faulty(
             yield name, error
 
 
-def forget(api: Api, pod: Manifest) -> None:
+def forget_pod(api: Api, pod: Manifest) -> None:
     """Delete a pod whose node will not say that it has ended. Raise ProviderError."""
     api.delete(Reference.of(pod), pod["metadata"]["uid"], at_once=True)
 
 
-def _mark_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
+def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
     """Write label and taint at once, and only if nobody has written the node since; a node that is gone is left."""
     if live is None:
         return
@@ -104,7 +104,9 @@ def write_status(api: Api, deployment: Manifest, status: Status) -> None:
     api.merge(reference, {"status": gone | status}, part="status", manager=FIELD_MANAGER)
 
 
-def tell(api: Api, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False) -> None:
+def write_event(
+    api: Api, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False
+) -> None:
     """Write an event about the deployment, which `kubectl describe` shows. Raise ProviderError."""
     metadata = deployment["metadata"]
     name = f"{metadata['name']}.{secrets.token_hex(8)}"

@@ -65,10 +65,10 @@ def read_deployment(written: str | None) -> tuple[str, str]:
 
 def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
     from stacks.controller.act import FIELD_MANAGER  # loads the Kubernetes client, which nothing else here needs
-    from stacks.controller.following import Following
-    from stacks.controller.health import Health, answering
+    from stacks.controller.follower import Follower
+    from stacks.controller.health import Health, serve_probes
     from stacks.controller.lease import Lease
-    from stacks.controller.loop import follow, once
+    from stacks.controller.loop import follow, run_once
     from stacks.kube.api import connect, connect_inside
     from stacks.kube.errors import ProviderError
     from stacks.live.status import ClusterError
@@ -81,12 +81,12 @@ def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
     health = Health()
     try:
         api = connect(arguments.context) if arguments.context else connect_inside()
-        following = Following(api, namespace, name, lease, _say, api.now)
+        follower = Follower(api, namespace, name, lease, _say, api.now)
         if arguments.once:
-            _say(once(following, api.now()))
+            _say(run_once(follower, api.now()))
             return
-        with answering(health, arguments.address) if arguments.address else nullcontext():
-            follow(following, ending.is_set, ending.wait, health)
+        with serve_probes(health, arguments.address) if arguments.address else nullcontext():
+            follow(follower, ending.is_set, ending.wait, health)
     except ProviderError as error:
         raise ClusterError(error) from None
 

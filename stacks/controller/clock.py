@@ -7,7 +7,7 @@ day at the same time, and keeps nothing for it.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["Clock", "instant_of"]
+__all__ = ["Clock", "parse_instant"]
 
 YEAR_9999 = 253_370_764_800.0  # the last one that dates have; a look goes on from now for days, so it ends before
 
@@ -19,20 +19,20 @@ class Clock:
     began: float
     pace: float
 
-    def of(self, real: float) -> float:
+    def day_time(self, real: float) -> float:
         """Return the day's time at a time of the world."""
         return self.began + (real - self.began) * self.pace
 
-    def real(self, of_day: float) -> float:
+    def world_time(self, day_time: float) -> float:
         """Return the world's time at a time of the day."""
-        return self.began + (of_day - self.began) / self.pace
+        return self.began + (day_time - self.began) / self.pace
 
     def has_date(self, real: float) -> bool:
         """Return whether calendars have the day's time at a time of the world: a fast clock leaves them in weeks."""
-        return 0 <= self.of(real) < YEAR_9999
+        return 0 <= self.day_time(real) < YEAR_9999
 
 
-def instant_of(written: str) -> float | None:
+def parse_instant(written: str) -> float | None:
     """Return the instant that an object has; None for what is no time.
 
     The server's schema admits more forms of time than Python reads, the 31st of November among them, and small letters.

@@ -27,7 +27,7 @@ from planner.schedule.runs import runs_between
 from planner.schedule.schedule import Step
 from stacks.controller.situation import Force, LiveUnit, Situation
 
-__all__ = ["Decision", "NextChange", "Scale", "decide", "planned_units", "units_on", "units_soon"]
+__all__ = ["Decision", "NextChange", "Scale", "count_planned_units", "decide", "required_units", "units_required_soon"]
 
 LOOK_AHEAD_S = 8 * DAY_S  # a week has a change, unless only dates have; clocks may shift it
 
@@ -38,7 +38,7 @@ class Scale:
 
     unit: str
     is_on: bool
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class Decision:
     next_change: NextChange | None
     is_held: bool
     is_forced: bool
-    short: tuple[str, ...]  # phases with fewer ready units than wanted: `1 of 2 decode units are ready`
-    more: tuple[str, ...]  # phases of which demand asks for more than the day: `demand asks for 3 decode units, ...`
-    beyond: tuple[str, ...]  # phases of which it asks for more than it gets, and what a person does
-    why: str
+    shortages: tuple[str, ...]  # phases with fewer ready units than wanted: `1 of 2 decode units are ready`
+    extra_demand: tuple[str, ...]  # phases with more demand than planned: `demand asks for 3 decode units, ...`
+    unmet_demand: tuple[str, ...]  # phases with more demand than units can be on, and what a person does
+    reason: str
 
 
 def decide(situation: Situation, now: float) -> Decision:
     """Return what to do at `now`, in seconds since 1970-01-01 00:00 UTC."""
-    orders, force = situation.orders, _force(situation, now)
-    planned, wanted = _planned(situation, now, force), _wanted(situation, now, force)
-    short = tuple(_short(situation.units, _count(situation, wanted)))
+    orders, force = situation.orders, _active_force(situation, now)
+    planned, wanted = _planned_units(situation, now, force), _wanted_units(situation, now, force)
+    shortages = tuple(_describe_shortages(situation.units, _count_by_phase(situation, wanted)))
     decision = Decision(
         state=force.state if force else state_at(situation.timetable, floor(now)).at,
         scales=(),
@@ -78,41 +78,45 @@ def decide(situation: Situation, now: float) -> Decision:
         next_change=_next_change(situation, now),
         is_held=orders.hold_until is not None and now < orders.hold_until,
         is_forced=force is not None,
-        short=short,
-        more=tuple(_more(situation, planned, wanted)),
-        beyond=tuple(_beyond(situation, wanted, force)),
-        why="; ".join([*orders.unread, "held as it is"]),
+        shortages=shortages,
+        extra_demand=tuple(_describe_extra_demand(situation, planned, wanted)),
+        unmet_demand=tuple(_describe_unmet_demand(situation, wanted, force)),
+        reason="; ".join([*orders.unreadable, "held as it is"]),
     )
     if decision.is_held:
         return decision
-    on = units_on(situation, now)
+    on = required_units(situation, now)
     starts = tuple(_starts(situation.units, on, {*wanted} - {*planned}))
     may_go = [unit for unit in situation.units if unit.is_on and unit.name not in on] if orders.may_drain else []
     drains = tuple(_drains(situation, wanted, may_go))
     drained = {each.unit for each in drains}
     kept = [unit.name for unit in may_go if unit.name not in drained]
-    single = tuple(_single(unit for unit in situation.units if unit.name not in drained))
-    return replace(decision, scales=starts + single + drains, why=_why(situation, decision, kept, force))
+    single = tuple(_undo_extra_groups(unit for unit in situation.units if unit.name not in drained))
+    return replace(decision, scales=starts + single + drains, reason=_explain(situation, decision, kept, force))
 
 
-def units_on(situation: Situation, now: float) -> set[str]:
+def required_units(situation: Situation, now: float) -> set[str]:
     """Return the units that have to run now: those that serve, and those that warm up for it."""
-    return _planned_on(situation, now, 0.0) | {*_wanted(situation, now, _force(situation, now))}
+    return _planned_running_units(situation, now, 0.0) | {*_wanted_units(situation, now, _active_force(situation, now))}
 
 
-def units_soon(situation: Situation, now: float) -> set[str]:
+def units_required_soon(situation: Situation, now: float) -> set[str]:
     """Return the units that may have to run within the notice that others get of it."""
-    return _planned_on(situation, now, situation.timetable.notice_s) | units_on(situation, now) | situation.soon
+    return (
+        _planned_running_units(situation, now, situation.timetable.notice_s)
+        | required_units(situation, now)
+        | situation.expected_units
+    )
 
 
-def planned_units(situation: Situation, now: float) -> Counter[Phase]:
+def count_planned_units(situation: Situation, now: float) -> Counter[Phase]:
     """Return how many units of each phase the day wants to serve now, or a person."""
-    return _count(situation, _planned(situation, now, _force(situation, now)))
+    return _count_by_phase(situation, _planned_units(situation, now, _active_force(situation, now)))
 
 
-def _planned_on(situation: Situation, now: float, ahead_s: float) -> set[str]:
+def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> set[str]:
     """Return the units that the day, or a person, has run now or within `ahead_s`."""
-    timetable, force = situation.timetable, _force(situation, now)
+    timetable, force = situation.timetable, _active_force(situation, now)
     if force is None:
         runs = runs_between(timetable, floor(now), floor(now + ahead_s) + 1)
         return {
@@ -121,23 +125,23 @@ def _planned_on(situation: Situation, now: float, ahead_s: float) -> set[str]:
             if (run.starts is None or run.starts <= now + ahead_s) and (run.drains is None or now < run.drains)
         }
     is_near = force.until - now <= timetable.warm_up_s + ahead_s
-    return {*_step(situation, force).units, *(units_at(timetable, floor(force.until)) if is_near else ())}
+    return {*_forced_step(situation, force).units, *(units_at(timetable, floor(force.until)) if is_near else ())}
 
 
-def _wanted(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
+def _wanted_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
     """Return the units that have to serve now."""
-    planned = _planned(situation, now, force)
-    return planned if force else _at_least(situation, planned, situation.floors)
+    planned = _planned_units(situation, now, force)
+    return planned if force else _raise_to_floors(situation, planned, situation.floors)
 
 
-def _planned(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
+def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
     """Return the units that the day wants to serve now, or a person."""
     if force is not None:
-        return _step(situation, force).units
+        return _forced_step(situation, force).units
     return units_at(situation.timetable, floor(now))
 
 
-def _at_least(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
+def _raise_to_floors(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
     """Return the planned units, and the next ones of each phase up to its floor, if the largest state has nodes."""
     sizes = {unit.name: unit.num_nodes for unit in situation.units}
     left = _most_nodes(situation) - sum(sizes[name] for name in planned)
@@ -154,12 +158,12 @@ def _most_nodes(situation: Situation) -> int:
     return max(step.num_nodes for step in situation.timetable.all_steps)
 
 
-def _force(situation: Situation, now: float) -> Force | None:
+def _active_force(situation: Situation, now: float) -> Force | None:
     force = situation.orders.force
     return force if force and now < force.until else None
 
 
-def _step(situation: Situation, force: Force) -> Step:
+def _forced_step(situation: Situation, force: Force) -> Step:
     """Return the state that is forced; `observe.py` has looked that there is one."""
     return next(step for step in situation.timetable.steps if step.at == force.state)
 
@@ -170,7 +174,7 @@ def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterato
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
-def _single(units: Iterable[LiveUnit]) -> Iterator[Scale]:
+def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
     """Yield the units that somebody has scaled to more than one group: further ones take others' nodes."""
     for unit in units:
         if unit.replicas is not None and unit.replicas > 1:
@@ -179,7 +183,7 @@ def _single(units: Iterable[LiveUnit]) -> Iterator[Scale]:
 
 def _drains(situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit]) -> Iterator[Scale]:
     """Yield those of `may_go` that go, last ones first, as long as every phase keeps what is wanted."""
-    needed, ready = _count(situation, wanted), _ready(situation.units)
+    needed, ready = _count_by_phase(situation, wanted), _count_ready(situation.units)
     for unit in reversed(may_go):
         left = ready - Counter({unit.phase: int(unit.is_ready)})
         if all(left[phase] >= number for phase, number in needed.items()):
@@ -187,31 +191,31 @@ def _drains(situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUn
             yield Scale(unit.name, False, "nobody needs it now")
 
 
-def _count(situation: Situation, units: Sequence[str]) -> Counter[Phase]:
+def _count_by_phase(situation: Situation, units: Sequence[str]) -> Counter[Phase]:
     phases = situation.phases()
     return Counter(phases[unit] for unit in units)
 
 
-def _ready(units: Sequence[LiveUnit]) -> Counter[Phase]:
+def _count_ready(units: Sequence[LiveUnit]) -> Counter[Phase]:
     return Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
 
 
-def _short(units: Sequence[LiveUnit], needed: Counter[Phase]) -> Iterator[str]:
-    ready = _ready(units)
+def _describe_shortages(units: Sequence[LiveUnit], needed: Counter[Phase]) -> Iterator[str]:
+    ready = _count_ready(units)
     for phase, number in needed.items():
         if ready[phase] < number:
             yield f"{ready[phase]} of {number} {phase} units are ready"
 
 
-def _more(situation: Situation, planned: Sequence[str], wanted: Sequence[str]) -> Iterator[str]:
-    day, on = _count(situation, planned), _count(situation, wanted)
+def _describe_extra_demand(situation: Situation, planned: Sequence[str], wanted: Sequence[str]) -> Iterator[str]:
+    day, on = _count_by_phase(situation, planned), _count_by_phase(situation, wanted)
     for phase, number in on.items():
         if number > day[phase]:
             yield f"demand asks for {number} {phase} units, the day for {day[phase]}"
 
 
-def _beyond(situation: Situation, wanted: Sequence[str], force: Force | None) -> Iterator[str]:
-    on = _count(situation, wanted)
+def _describe_unmet_demand(situation: Situation, wanted: Sequence[str], force: Force | None) -> Iterator[str]:
+    on = _count_by_phase(situation, wanted)
     for phase, number in situation.floors.items():
         asks = f"demand asks for {number} {phase} units"
         if force and number > on[phase]:
@@ -230,13 +234,13 @@ def _next_change(situation: Situation, now: float) -> NextChange | None:
     return None
 
 
-def _why(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
+def _explain(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
     """Return what a person reads. A unit is kept only while one that is wanted is not ready."""
     ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]
-    parts = [*situation.orders.unread, *([f"state {force.state} is forced"] if force else [])]
-    parts += [*decision.beyond, *decision.more, *decision.short]
+    parts = [*situation.orders.unreadable, *([f"state {force.state} is forced"] if force else [])]
+    parts += [*decision.unmet_demand, *decision.extra_demand, *decision.shortages]
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
     parts += [f"{', '.join(missing)} not created"] if missing else []
     parts += [situation.unseen] if situation.unseen else []

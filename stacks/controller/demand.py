@@ -24,7 +24,7 @@ from math import ceil
 
 from planner.facts.terms import Phase
 
-__all__ = ["Demand", "Floor", "Limits", "Load", "Room", "asked_units", "follow_demand", "follow_phase"]
+__all__ = ["Demand", "Floor", "Limits", "Load", "Room", "demanded_units", "follow_demand", "follow_phase"]
 
 MAX_RATE = 2
 ROUNDING = 1e-9
@@ -74,7 +74,7 @@ class Demand:
     """What demand asks for after one look."""
 
     floors: Mapping[Phase, Floor]
-    soon: Mapping[Phase, int]  # units that are asked for, and will be on if that lasts
+    expected_units: Mapping[Phase, int]  # units that are asked for, and will be on if that lasts
     unknown: str | None = None  # why nobody knows: the floors are as they were
 
 
@@ -89,14 +89,14 @@ def follow_demand(
     """Return what the loads ask for, while the day wants `planned` units; a phase without a load keeps its floor."""
     floors, soon = dict(before), {}
     for phase, load in loads.items():
-        asked = asked_units(load, rooms[phase], limits)
+        asked = demanded_units(load, rooms[phase], limits)
         floors[phase] = follow_phase(before.get(phase), asked, planned.get(phase, 0), now, limits)
         if floors[phase].since is not None:
             soon[phase] = asked
     return Demand(floors, soon)
 
 
-def asked_units(load: Load, room: Room, limits: Limits) -> int:
+def demanded_units(load: Load, room: Room, limits: Limits) -> int:
     """Return how many units this load asks for."""
     shares = (
         (load.num_requests, room.num_requests * limits.used),

@@ -18,7 +18,7 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.printable import without_secrets
 from stacks.controller.demand import Load
 
-__all__ = ["Figures", "NoFigures", "figures_in", "read_figures"]
+__all__ = ["Figures", "NoFigures", "parse_figures", "read_figures"]
 
 ASK_S = 2.0  # assumed: less than a round
 MAX_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
@@ -63,10 +63,10 @@ def read_figures(url: str) -> Figures:
         raise NoFigures(f"{url} does not answer within {ASK_S:g} s") from None
     if isinstance(page, NoFigures):
         raise page
-    return figures_in(page)
+    return parse_figures(page)
 
 
-def figures_in(text: str) -> Figures:
+def parse_figures(text: str) -> Figures:
     """Return what a page of metrics says. Raise NoFigures."""
     try:
         values = dict(_values(text))

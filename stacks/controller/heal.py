@@ -18,31 +18,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.facts import names
-from stacks.controller.clock import instant_of
+from stacks.controller.clock import parse_instant
 from stacks.controller.decide import Decision, Scale
 from stacks.controller.situation import LiveUnit, Situation
 from stacks.kube.manifest import Manifest
 from stacks.kube.taints import repelling_taints, taint_text
 
-__all__ = ["Healing", "Health", "Reports", "find_health", "find_reports", "heal"]
+__all__ = ["FaultReports", "Healing", "NodeHealth", "find_node_health", "find_reports", "heal"]
 
-OTHERS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
-MOST_NAMED = 5
+KUBERNETES_TAINTS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
+MAX_NAMED = 5
 STEADY_S = 600.0  # assumed: as long as a unit of hundreds of GPUs starts, so that a flap costs less than a start
-CORDON, LOST = f"{OTHERS}unschedulable", f"{OTHERS}unreachable"
+CORDON, LOST = f"{KUBERNETES_TAINTS}unschedulable", f"{KUBERNETES_TAINTS}unreachable"
 
 
 @dataclass(frozen=True)
-class Reports:
+class FaultReports:
     """What nodes report of faults at one look, by their conditions and labels."""
 
     faulty: frozenset[str] = frozenset()  # nodes that have to have the plan's taint
-    over: frozenset[str] = frozenset()  # nodes that have it, and report nothing now
+    recovered: frozenset[str] = frozenset()  # nodes that have it, and report nothing now
     problem: str | None = None  # why some that report a fault are not tainted
 
 
 @dataclass(frozen=True)
-class Health:
+class NodeHealth:
     """One look at the nodes and at the pods on them."""
 
     faults: Mapping[str, Mapping[str, str]]  # unit -> nodes that its pods are on and have to leave -> why
@@ -59,30 +59,30 @@ class Healing:
 
 
 def find_reports(
-    plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], told: Mapping[str, Sequence[str]], now: float
-) -> Reports:
-    """Return which nodes have one of the conditions or labels that the plan is `told`, at `now`, the world's time.
+    plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
+) -> FaultReports:
+    """Return which nodes have one of the conditions or labels in `settings` at `now`, the world's time.
 
     A condition is true, or has the status behind its `=`. Where more report a fault than there are spares, no further
     one is tainted: units that restart must find a node.
     """
-    faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in told["conditions"])}
-    labels = told.get("labels", ())
-    reporting = {_name(node) for node in nodes if _reports(node, faults, labels)}
-    over = {_name(node) for node in nodes if _is_tainted_by(node, plan)} - reporting
-    lately = {_name(node) for node in nodes if _name(node) in over and _was_lately(node, faults, labels, now)}
+    faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in settings["conditions"])}
+    labels = settings.get("labels", ())
+    reporting = {_name(node) for node in nodes if _reports_fault(node, faults, labels)}
+    over = {_name(node) for node in nodes if _has_only_our_taint(node, plan)} - reporting
+    lately = {_name(node) for node in nodes if _name(node) in over and _reported_lately(node, faults, labels, now)}
     spares = {spare for unit in units for spare in unit.spares}
     if len(reporting) <= len(spares):
-        return Reports(frozenset(reporting | lately), frozenset(over))
+        return FaultReports(frozenset(reporting | lately), frozenset(over))
     tainted = {_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
-    some = ", ".join(sorted(reporting)[:MOST_NAMED])
+    some = ", ".join(sorted(reporting)[:MAX_NAMED])
     why = f"{len(reporting)} nodes report faults ({some}), more than there are spares ({len(spares)})"
-    return Reports(frozenset(reporting & tainted | lately), frozenset(over), f"{why}: plan again without them")
+    return FaultReports(frozenset(reporting & tainted | lately), frozenset(over), f"{why}: plan again without them")
 
 
-def find_health(
-    units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: Reports, now: float
-) -> Health:
+def find_node_health(
+    units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: FaultReports, now: float
+) -> NodeHealth:
     """Return what nodes and the units' pods say at `now`, the world's time.
 
     A pod that only has the labels of a unit would have the unit move for ever: names can be taken only once.
@@ -93,7 +93,7 @@ def find_health(
     faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
     for pod in placed:
         unit, name = owner[pod["metadata"]["name"]], pod["spec"]["nodeName"]
-        why = _fault(by_name[name], _tolerations(pod), is_over=name in reports.over)
+        why = _find_fault(by_name[name], _tolerations(pod), is_over=name in reports.recovered)
         if why and "deletionTimestamp" not in pod["metadata"]:
             faults[unit][name] = why
     tolerations = _tolerations(placed[0]) if placed else []  # all units' pods have the same
@@ -105,15 +105,15 @@ def find_health(
         for pod in placed
         if _is_over(pod, now) and _has_taint(by_name[pod["spec"]["nodeName"]], LOST)
     )
-    return Health(faults, lost, frozenset(bad | reports.faulty | taken))
+    return NodeHealth(faults, lost, frozenset(bad | reports.faulty | taken))
 
 
-def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
+def heal(situation: Situation, decision: Decision, health: NodeHealth) -> Healing:
     """Return which unit moves, if any does; none where a person has said hold, or units start or drain already."""
     stays = decision.is_held or not situation.orders.may_drain or bool(decision.scales)
-    is_busy = stays or not all(unit.is_ready for unit in _on(situation))
+    is_busy = stays or not all(unit.is_ready for unit in _running_units(situation))
     move, problems = None, []
-    for unit in _on(situation):
+    for unit in _running_units(situation):
         faults = health.faults.get(unit.name, {})
         if not faults:
             continue
@@ -121,20 +121,20 @@ def heal(situation: Situation, decision: Decision, health: Health) -> Healing:
         if problem:
             problems.append(problem)
         elif move is None and unit.is_ready and not is_busy:
-            move = Scale(unit.name, False, f"{_told(faults)}; it moves to a spare")
+            move = Scale(unit.name, False, f"{_describe_faults(faults)}; it moves to a spare")
     return Healing(move, tuple(problems))
 
 
-def _on(situation: Situation) -> Iterator[LiveUnit]:
+def _running_units(situation: Situation) -> Iterator[LiveUnit]:
     return (unit for unit in situation.units if unit.is_on)
 
 
-def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], health: Health) -> str | None:
+def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], health: NodeHealth) -> str | None:
     """Return why a unit cannot leave its faulty nodes, and what a person does; None if it can."""
-    where = f"{unit.name} is on {_told(faults)}"
+    where = f"{unit.name} is on {_describe_faults(faults)}"
     if sum(node not in health.unusable for node in {*unit.nodes, *unit.spares}) < len(faults):
         return f"{where}, and no spare is left: plan again without it"
-    if not any(each.phase == unit.phase and each.is_ready for each in _on(situation) if each is not unit):
+    if not any(each.phase == unit.phase and each.is_ready for each in _running_units(situation) if each is not unit):
         return f"{where}, and no other {unit.phase} unit serves: delete its pods to move it all the same"
     return None
 
@@ -151,38 +151,38 @@ def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
 
 def _is_over(pod: Manifest, now: float) -> bool:
     """True if a pod should be gone by now: the time that the API server writes has its grace period in it."""
-    end = instant_of(pod["metadata"].get("deletionTimestamp") or "")
+    end = parse_instant(pod["metadata"].get("deletionTimestamp") or "")
     return end is not None and end < now
 
 
-def _reports(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str]) -> bool:
+def _reports_fault(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str]) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or []
     own = {f"{key}={value}" for key, value in (node["metadata"].get("labels") or {}).items()}
     return any((each["type"], each["status"]) in faults for each in conditions) or not own.isdisjoint(labels)
 
 
-def _was_lately(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str], now: float) -> bool:
+def _reported_lately(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str], now: float) -> bool:
     """Return whether a node that reports no fault did so in the last `STEADY_S`, as far as that can be known."""
-    instants = [*_changes(node, faults), *(_taintings(node) if labels else ())]
-    return any(_is_near(each, now) for each in instants)
+    instants = [*_change_times(node, faults), *(_taint_times(node) if labels else ())]
+    return any(_is_recent(each, now) for each in instants)
 
 
-def _changes(node: Manifest, faults: Collection[tuple[str, str]]) -> Iterator[str]:
+def _change_times(node: Manifest, faults: Collection[tuple[str, str]]) -> Iterator[str]:
     """Yield when the conditions changed by which a node reports faults."""
     kinds = {kind for kind, _ in faults}
     conditions = (node.get("status") or {}).get("conditions") or []
     return (each.get("lastTransitionTime") or "" for each in conditions if each["type"] in kinds)
 
 
-def _taintings(node: Manifest) -> Iterator[str]:
+def _taint_times(node: Manifest) -> Iterator[str]:
     """Yield when a node got our taint."""
     taints = node["spec"].get("taints") or []
     return (each.get("timeAdded") or "" for each in taints if each["key"] == names.FAULTY_TAINT)
 
 
-def _is_near(written: str, now: float) -> bool:
+def _is_recent(written: str, now: float) -> bool:
     """True for an instant of the last `STEADY_S`, by a clock that is near to ours."""
-    instant = instant_of(written)
+    instant = parse_instant(written)
     return instant is not None and abs(now - instant) < STEADY_S
 
 
@@ -195,17 +195,17 @@ def _has_taint(node: Manifest, key: str) -> bool:
     return any(taint["key"] == key for taint in node["spec"].get("taints") or [])
 
 
-def _is_tainted_by(node: Manifest, plan: str) -> bool:
+def _has_only_our_taint(node: Manifest, plan: str) -> bool:
     """Return whether a node has the taint of faulty nodes from this plan and no other."""
     taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] == names.FAULTY_TAINT]
     return bool(taints) and all(taint.get("value") == plan for taint in taints)
 
 
-def _told(faults: Mapping[str, str]) -> str:
+def _describe_faults(faults: Mapping[str, str]) -> str:
     return ", ".join(f"{node}, which {why}" for node, why in faults.items())
 
 
-def _fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over: bool) -> str | None:
+def _find_fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over: bool) -> str | None:
     """Return why pods with these tolerations have to leave a node, in words that follow `which`.
 
     Where what it reported is over, our taint is no reason any more.
@@ -217,6 +217,6 @@ def _fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over:
             if is_over:
                 continue
             return "reports a fault"
-        if not taint["key"].startswith(OTHERS):
+        if not taint["key"].startswith(KUBERNETES_TAINTS):
             return f"has the taint {taint_text(taint)}"
     return None

@@ -18,7 +18,7 @@ from typing import Any
 from planner.facts.names import Ports
 from stacks.kube.errors import ProviderError
 
-__all__ = ["STALLED_S", "Health", "answering"]
+__all__ = ["STALLED_S", "Health", "serve_probes"]
 
 STALLED_S = 300.0  # assumed: three times what the first look takes where it marks 2,000 nodes at 50 ms each
 LONGEST_S = 5.0  # assumed, of a connection
@@ -33,9 +33,9 @@ class Health:
         self._ended_at = clock()
         self._went_well = False
 
-    def ended(self, *, well: bool) -> None:
+    def note_end(self, *, went_well: bool) -> None:
         """Note that a look has ended now."""
-        self._ended_at, self._went_well = self._clock(), well
+        self._ended_at, self._went_well = self._clock(), went_well
 
     def answer(self, path: str) -> HTTPStatus:
         """Return the status that a kubelet is answered."""
@@ -47,7 +47,7 @@ class Health:
 
 
 @contextmanager
-def answering(health: Health, address: str, port: int = Ports.HEALTH) -> Iterator[int]:
+def serve_probes(health: Health, address: str, port: int = Ports.HEALTH) -> Iterator[int]:
     """Answer on a thread of its own; yield the port, which 0 leaves to the kernel. Raise ProviderError."""
     try:
         server = (_Server6 if ":" in address else _Server)((address, port), _handler(health))

@@ -33,27 +33,27 @@ class Lease:
     def __init__(self, namespace: str, name: str, holder: str, manager: str) -> None:
         self.reference = Reference(API_VERSION, "Lease", namespace, name)
         self.holder, self.manager = holder, manager
-        self._seen: Manifest = {}  # as it was at the last look
-        self._seen_since = 0.0
+        self._last_spec: Manifest = {}  # as it was at the last look
+        self._unchanged_since = 0.0
 
-    def is_taken(self, api: Api, now: float) -> bool:
+    def acquire(self, api: Api, now: float) -> bool:
         """Take or renew it. Return False where somebody else holds it. Raise ProviderError."""
         live = api.get(self.reference)
-        if live is not None and self._is_held(live["spec"], now):
+        if live is not None and self._is_held_by_another(live["spec"], now):
             return False
         return self._write(api, live, self.holder, now)
 
-    def let_go(self, api: Api, now: float) -> None:
+    def release(self, api: Api, now: float) -> None:
         """Let another one take it at once. Raise ProviderError."""
         live = api.get(self.reference)
         if live is not None and live["spec"].get("holderIdentity") == self.holder:
             self._write(api, live, "", now)
 
-    def _is_held(self, spec: Manifest, now: float) -> bool:
+    def _is_held_by_another(self, spec: Manifest, now: float) -> bool:
         """Return whether somebody else holds it still. Where the clock was set back, begin to count anew."""
-        if spec != self._seen or now < self._seen_since:
-            self._seen, self._seen_since = spec, now
-        return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._seen_since + LASTS_S
+        if spec != self._last_spec or now < self._unchanged_since:
+            self._last_spec, self._unchanged_since = spec, now
+        return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._unchanged_since + LASTS_S
 
     def _write(self, api: Api, live: Manifest | None, holder: str, now: float) -> bool:
         """Write it if nobody else has in the meantime; return whether that was so."""

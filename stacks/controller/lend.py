@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from stacks.controller.decide import units_soon
+from stacks.controller.decide import units_required_soon
 from stacks.controller.situation import LiveUnit, Situation
 
-__all__ = ["FREE", "RECLAIMED", "Mark", "Marks", "lent", "marks_at"]
+__all__ = ["FREE", "RECLAIMED", "Mark", "Marks", "decide_marks", "lending_events"]
 
 Mark = Literal["free", "reclaimed"]
 FREE: Mark = "free"
@@ -28,11 +28,11 @@ class Marks:
     free: tuple[str, ...] = ()
     reclaimed: tuple[str, ...] = ()
 
-    def of(self, node: str) -> Mark | None:
+    def lookup(self, node: str) -> Mark | None:
         """Return the mark of a node."""
         return FREE if node in self.free else RECLAIMED if node in self.reclaimed else None
 
-    def but(self, nodes: Collection[str], before: "Marks") -> "Marks":
+    def keep_previous(self, nodes: Collection[str], before: "Marks") -> "Marks":
         """Return these marks, where `nodes` have those of before."""
         return Marks(
             *(
@@ -42,11 +42,11 @@ class Marks:
         )
 
 
-def marks_at(situation: Situation, now: float) -> Marks:
+def decide_marks(situation: Situation, now: float) -> Marks:
     """Return how nodes have to be marked at `now`, in seconds since 1970-01-01 00:00 UTC."""
     if not situation.lends_nodes:
         return Marks()
-    soon = units_soon(situation, now)
+    soon = units_required_soon(situation, now)
     marks: dict[str, set[Mark | None]] = {}
     for unit in situation.units:
         for node in unit.nodes:
@@ -55,7 +55,7 @@ def marks_at(situation: Situation, now: float) -> Marks:
     return Marks(free, tuple(node for node, found in marks.items() if RECLAIMED in found and None not in found))
 
 
-def lent(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
+def lending_events(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
     """Yield the reason and the words of what a change of marks means, unit by unit."""
     words = {
         (FREE, None): ("Freed", "are free"),
@@ -63,7 +63,7 @@ def lent(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[st
         (RECLAIMED, FREE): ("Reclaimed", "are to be left"),
     }
     for unit in situation.units:
-        changed = {(after.of(node), before.of(node)) for node in unit.nodes}
+        changed = {(after.lookup(node), before.lookup(node)) for node in unit.nodes}
         if len(changed) == 1 and (change := changed.pop()) in words:
             reason, what = words[change]
             yield reason, f"the {len(unit.nodes)} nodes of {unit.name} {what}"

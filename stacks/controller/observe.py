@@ -11,7 +11,7 @@ from planner.facts.terms import Phase
 from planner.facts.timezones import is_timezone
 from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
-from stacks.controller.clock import Clock, instant_of
+from stacks.controller.clock import Clock, parse_instant
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
@@ -20,14 +20,14 @@ from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.readiness import missing
 
 __all__ = [
-    "Observed",
+    "Observation",
     "WrongDay",
-    "clock_of",
     "deployment_reference",
     "find_deployment",
-    "marks_before",
     "observe",
-    "situation_of",
+    "previous_marks",
+    "read_clock",
+    "read_situation",
     "unit_pods",
 ]
 
@@ -39,7 +39,7 @@ class WrongDay(ValueError):
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """What the deployment's own object and its units make together, and the clock that it goes by."""
 
     situation: Situation
@@ -56,16 +56,16 @@ def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
     return api.get(deployment_reference(namespace, name))
 
 
-def observe(api: Api, deployment: Manifest, now: float) -> Observed:
+def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     """Look at the units once, at a time of the world. Raise ProviderError or WrongDay."""
-    metadata, spec, clock = deployment["metadata"], deployment["spec"], clock_of(deployment)
+    metadata, spec, clock = deployment["metadata"], deployment["spec"], read_clock(deployment)
     if not clock.has_date(now):
         began = metadata["creationTimestamp"]
         raise WrongDay(f"spec.pace ({clock.pace:g}) has left the calendar since {began}: create the object anew")
     selector = f"{names.PLAN_LABEL}={metadata['name']}"
     units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
-    ending, unseen = _units_with_pods(api, metadata["namespace"], _being_left(deployment, units))
-    return Observed(replace(situation_of(spec, units, clock, now, ending), unseen=unseen), clock)
+    ending, unseen = _units_with_pods(api, metadata["namespace"], _units_being_left(deployment, units))
+    return Observation(replace(read_situation(spec, units, clock, now, ending), unseen=unseen), clock)
 
 
 def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
@@ -74,14 +74,14 @@ def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
     return api.list_all("v1", "Pod", deployment["metadata"]["namespace"], labelSelector=selector)
 
 
-def clock_of(deployment: Manifest) -> Clock:
+def read_clock(deployment: Manifest) -> Clock:
     """Return the clock that its day goes by."""
-    began = instant_of(deployment["metadata"]["creationTimestamp"])
+    began = parse_instant(deployment["metadata"]["creationTimestamp"])
     assert began is not None, "the server writes it"
     return Clock(began, float(deployment["spec"].get("pace", 1)))
 
 
-def situation_of(
+def read_situation(
     spec: Mapping[str, Any], objects: Sequence[Manifest], clock: Clock, now: float, ending: Collection[str] = ()
 ) -> Situation:
     """Return what a deployment's spec and its units' objects say at `now`, the world's time. Raise WrongDay.
@@ -90,23 +90,23 @@ def situation_of(
     """
     live = {each["metadata"]["name"]: each for each in objects}
     units = tuple(_unit(each, live.get(each["name"]), ending) for each in spec["units"])
-    steps = tuple(_steps(spec, "steps", spec["steps"]))
-    orders = _orders(spec, {step.at for step in steps}, clock, now)
-    return Situation(_timetable(spec, steps), units, orders, lends_nodes="lendNodes" in spec)
+    steps = tuple(_read_steps(spec, "steps", spec["steps"]))
+    orders = _read_orders(spec, {step.at for step in steps}, clock, now)
+    return Situation(_read_timetable(spec, steps), units, orders, lends_nodes="lendNodes" in spec)
 
 
-def marks_before(deployment: Manifest) -> Marks:
+def previous_marks(deployment: Manifest) -> Marks:
     """Return the marks of nodes as they were written last."""
     nodes = (deployment.get("status") or {}).get("nodes") or {}
     return Marks(tuple(nodes.get(FREE) or ()), tuple(nodes.get(RECLAIMED) or ()))
 
 
-def _being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
+def _units_being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
     """Return the units that are off and whose nodes are not marked as free yet."""
     if "lendNodes" not in deployment["spec"]:
         return []
     off = {each["metadata"]["name"] for each in units if each["spec"].get("replicas") == 0}
-    free = set(marks_before(deployment).free)
+    free = set(previous_marks(deployment).free)
     return [
         each["name"]
         for each in deployment["spec"]["units"]
@@ -125,39 +125,39 @@ def _units_with_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[se
     return {each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}, None
 
 
-def _unit(told: Mapping[str, Any], live: Manifest | None, ending: Collection[str]) -> LiveUnit:
+def _unit(settings: Mapping[str, Any], live: Manifest | None, ending: Collection[str]) -> LiveUnit:
     replicas = None if live is None else int(live["spec"].get("replicas", 1))
     return LiveUnit(
-        told["name"],
-        told["phase"],
+        settings["name"],
+        settings["phase"],
         replicas,
         is_ready=live is not None and bool(replicas) and missing(live) is None,
-        has_pods=bool(replicas) or told["name"] in ending,
-        num_nodes=told["pods"],
-        nodes=tuple(told.get("nodes", ())),
-        spares=tuple(told.get("spares", ())),
+        has_pods=bool(replicas) or settings["name"] in ending,
+        num_nodes=settings["pods"],
+        nodes=tuple(settings.get("nodes", ())),
+        spares=tuple(settings.get("spares", ())),
     )
 
 
-def _timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:
+def _read_timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:
     if not is_timezone(spec["timezone"]):
         raise WrongDay(f"spec.timezone ({spec['timezone']}) is no name of a time zone")
     notice_s = float(spec["lendNodes"]["noticeSeconds"]) if "lendNodes" in spec else 0.0
-    others = tuple(_other_days(spec))
+    others = tuple(_read_other_days(spec))
     return Timetable(
         spec["timezone"], steps, float(spec["warmUpSeconds"]), float(spec["drainSeconds"]), notice_s, others
     )
 
 
-def _other_days(spec: Mapping[str, Any]) -> Iterator[OtherDays]:
+def _read_other_days(spec: Mapping[str, Any]) -> Iterator[OtherDays]:
     for index, each in enumerate(spec.get("otherDays", ())):
         wrong = next((day for day in each["days"] if not is_day(day)), None)
         if wrong is not None:
             raise WrongDay(f"spec.otherDays.{index}.days has {wrong}, which is no weekday and no date")
-        yield OtherDays(tuple(each["days"]), tuple(_steps(spec, f"otherDays.{index}.steps", each["steps"])))
+        yield OtherDays(tuple(each["days"]), tuple(_read_steps(spec, f"otherDays.{index}.steps", each["steps"])))
 
 
-def _steps(spec: Mapping[str, Any], place: str, written: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
+def _read_steps(spec: Mapping[str, Any], place: str, written: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
     by_phase: dict[Phase, list[str]] = {}
     pods = {each["name"]: each["pods"] for each in spec["units"]}
     for each in spec["units"]:
@@ -181,18 +181,24 @@ def _require_units(place: str, step: Mapping[str, Any], by_phase: Mapping[Phase,
             raise WrongDay(f"spec.{place} at {step['at']} wants {number} {phase} units of {there_are}")
 
 
-def _orders(spec: Mapping[str, Any], states: set[str], clock: Clock, now: float) -> Orders:
+def _read_orders(spec: Mapping[str, Any], states: set[str], clock: Clock, now: float) -> Orders:
     """Return the orders that are not over at `now`. One that is over orders nothing, whatever it names."""
     written = {name: spec[name] for name in ("hold", "force") if spec.get(name) is not None}
-    ends = {name: instant_of(order["until"]) for name, order in written.items()}
+    ends = {name: parse_instant(order["until"]) for name, order in written.items()}
     lasting = {name: order for name, order in written.items() if (end := ends[name]) is None or now < end}
-    unread = {name: why for name, order in lasting.items() if (why := _why_unread(name, order, ends[name], states))}
-    until = {name: clock.of(end) for name in lasting if name not in unread and (end := ends[name]) is not None}
+    unreadable = {
+        name: why
+        for name, order in lasting.items()
+        if (why := _explain_unreadable_order(name, order, ends[name], states))
+    }
+    until = {
+        name: clock.day_time(end) for name in lasting if name not in unreadable and (end := ends[name]) is not None
+    }
     force = Force(written["force"]["state"], until["force"]) if "force" in until else None
-    return Orders(until.get("hold"), force, tuple(unread.values()), may_drain="hold" not in unread)
+    return Orders(until.get("hold"), force, tuple(unreadable.values()), may_drain="hold" not in unreadable)
 
 
-def _why_unread(name: str, order: Mapping[str, Any], end: float | None, states: set[str]) -> str | None:
+def _explain_unreadable_order(name: str, order: Mapping[str, Any], end: float | None, states: set[str]) -> str | None:
     """Return why nobody can follow an order, and what happens instead; None for one that is followed."""
     instead = "so no unit drains until it is corrected or null" if name == "hold" else "so the day goes on without it"
     if end is None:

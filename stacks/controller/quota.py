@@ -18,29 +18,29 @@ from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.quantities import amounts
 
-__all__ = ["groups_with_quota", "keep_quota"]
+__all__ = ["groups_with_quota", "update_quota"]
 
 GROUP, KIND = "kueue.x-k8s.io", "ClusterQueue"
 
 
-def keep_quota(api: Api, told: Mapping[str, Any], num_free: int) -> str | None:
+def update_quota(api: Api, settings: Mapping[str, Any], num_free: int) -> str | None:
     """Let the flavor have what so many nodes hold. Return what has changed, in words. Raise ProviderError."""
     versions = api.versions(GROUP)
     if not versions:
         raise ProviderError("the cluster has no Kueue")
-    reference = Reference(f"{GROUP}/{versions[0]}", KIND, "", told["clusterQueue"])
+    reference = Reference(f"{GROUP}/{versions[0]}", KIND, "", settings["clusterQueue"])
     queue = api.get(reference)
     if queue is None:
-        raise ProviderError(f"there is no ClusterQueue {told['clusterQueue']}")
-    per_node = {name: int(number) for name, _, number in (each.partition("=") for each in told["perNode"])}
+        raise ProviderError(f"there is no ClusterQueue {settings['clusterQueue']}")
+    per_node = {name: int(number) for name, _, number in (each.partition("=") for each in settings["perNode"])}
     quotas = {name: num_free * number for name, number in per_node.items()}
-    groups = groups_with_quota(queue, told["flavor"], quotas)
+    groups = groups_with_quota(queue, settings["flavor"], quotas)
     if groups is None:
         return None
     version = {"resourceVersion": queue["metadata"]["resourceVersion"]}
     api.merge(reference, {"metadata": version, "spec": {"resourceGroups": groups}}, manager=FIELD_MANAGER)
     words = ", ".join(f"{number} {name}" for name, number in quotas.items())
-    return f"the quota of {told['clusterQueue']} in {told['flavor']} is {words}"
+    return f"the quota of {settings['clusterQueue']} in {settings['flavor']} is {words}"
 
 
 def groups_with_quota(queue: Manifest, flavor: str, quotas: Mapping[str, int]) -> list[Any] | None:

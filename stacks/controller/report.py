@@ -17,7 +17,7 @@ from stacks.controller.clock import Clock
 from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand
 from stacks.controller.lend import FREE, RECLAIMED, Marks
-from stacks.controller.measure import Measured
+from stacks.controller.measure import Measurement
 from stacks.controller.situation import Orders, Situation
 from stacks.controller.stragglers import Suspect
 
@@ -26,9 +26,9 @@ __all__ = [
     "FORECAST",
     "HEALTHY",
     "Status",
-    "condition_before",
-    "status_of",
-    "status_of_wrong_day",
+    "build_status",
+    "build_wrong_day_status",
+    "previous_condition",
     "timestamp",
 ]
 
@@ -37,8 +37,8 @@ FOLLOWING, HEALTHY, FORECAST = "Following", "Healthy", "Forecast"
 Status = dict[str, Any]
 
 
-def status_of(
-    measured: Measured,
+def build_status(
+    measurement: Measurement,
     decision: Decision,
     marks: Marks,
     problems: Sequence[str] | None,
@@ -49,35 +49,35 @@ def status_of(
 
     `problems` are what keeps units on faulty nodes; None if nobody has looked.
     """
-    observed, demand = measured.observed, measured.demand
-    situation = observed.situation
-    lent = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
+    observation, demand = measurement.observation, measurement.demand
+    situation = observation.situation
+    lending_events = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     conditions = [
-        (FOLLOWING, *_following(situation.orders, decision), decision.why),
-        ("Served", "False" if decision.short else "True", *_served(decision.short)),
-        *_healthy(problems, condition_before(deployment, HEALTHY)),
-        *_forecast(decision, demand),
+        (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
+        ("Served", "False" if decision.shortages else "True", *_served_reason(decision.shortages)),
+        *_healthy_condition(problems, previous_condition(deployment, HEALTHY)),
+        *_forecast_condition(decision, demand),
     ]
     return {
         "state": decision.state,
-        "units": _units(situation, decision),
-        "next": _next(decision.next_change, situation.timetable.timezone, observed.clock),
-        "why": decision.why,
-        **(lent if situation.lends_nodes else {}),
-        **({"demand": list(_floors(demand))} if demand else {}),
-        **({"stragglers": list(_suspects(measured.suspects))} if measured.suspects else {}),
-        **_observed(conditions, deployment, now),
+        "units": _units_text(situation, decision),
+        "next": _next_change_text(decision.next_change, situation.timetable.timezone, observation.clock),
+        "why": decision.reason,
+        **(lending_events if situation.lends_nodes else {}),
+        **({"demand": list(_floors_json(demand))} if demand else {}),
+        **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
+        **_conditions_json(conditions, deployment, now),
     }
 
 
-def status_of_wrong_day(why: str, now: float, deployment: Mapping[str, Any]) -> Status:
+def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) -> Status:
     """Return the status of a deployment whose day nobody can follow."""
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
         if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers")
     }
-    return kept | {"why": why, **_observed([(FOLLOWING, "False", "WrongDay", why)], deployment, now)}
+    return kept | {"why": why, **_conditions_json([(FOLLOWING, "False", "WrongDay", why)], deployment, now)}
 
 
 def timestamp(instant: float) -> str:
@@ -85,25 +85,27 @@ def timestamp(instant: float) -> str:
     return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def condition_before(deployment: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+def previous_condition(deployment: Mapping[str, Any], kind: str) -> Mapping[str, str]:
     """Return the condition of a kind as it was written last; empty if there is none."""
     written = (deployment.get("status") or {}).get("conditions") or []
     return next((each for each in written if each["type"] == kind), {})
 
 
-def _following(orders: Orders, decision: Decision) -> tuple[str, str]:
+def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
     """Return whether units are made to follow the day, or what a person has forced, and the reason."""
     follows = "True" if orders.may_drain and not decision.is_held else "False"
-    if orders.unread:
+    if orders.unreadable:
         return follows, "WrongOrder"
     return follows, "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
 
 
-def _served(short: Sequence[str]) -> tuple[str, str]:
+def _served_reason(short: Sequence[str]) -> tuple[str, str]:
     return ("TooFewUnits", "; ".join(short)) if short else ("AllReady", "every unit that is wanted is ready")
 
 
-def _healthy(problems: Sequence[str] | None, before: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
+def _healthy_condition(
+    problems: Sequence[str] | None, before: Mapping[str, str]
+) -> Iterator[tuple[str, str, str, str]]:
     if problems:
         yield HEALTHY, "False", "Stuck", "; ".join(problems)
     elif problems is not None:
@@ -112,36 +114,36 @@ def _healthy(problems: Sequence[str] | None, before: Mapping[str, str]) -> Itera
         yield HEALTHY, before["status"], before["reason"], before["message"]
 
 
-def _forecast(decision: Decision, demand: Demand | None) -> Iterator[tuple[str, str, str, str]]:
+def _forecast_condition(decision: Decision, demand: Demand | None) -> Iterator[tuple[str, str, str, str]]:
     if demand is None:
         return
     if demand.unknown:
         yield FORECAST, "Unknown", "NoFigures", demand.unknown
-    elif decision.beyond or decision.more:
-        reason = "BeyondPlan" if decision.beyond else "MoreDemand"
-        yield FORECAST, "False", reason, "; ".join([*decision.beyond, *decision.more])
+    elif decision.unmet_demand or decision.extra_demand:
+        reason = "BeyondPlan" if decision.unmet_demand else "MoreDemand"
+        yield FORECAST, "False", reason, "; ".join([*decision.unmet_demand, *decision.extra_demand])
     else:
         yield FORECAST, "True", "AsForecast", "demand asks for no more units than the day"
 
 
-def _floors(demand: Demand) -> Iterator[dict[str, Any]]:
+def _floors_json(demand: Demand) -> Iterator[dict[str, Any]]:
     """Yield what the next look goes on from."""
     for phase, floor in demand.floors.items():
         until = timestamp(floor.until)
-        yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since(floor.since)}
+        yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since_json(floor.since)}
 
 
-def _suspects(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
+def _suspects_json(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
     """Yield likewise."""
     for unit, each in suspects.items():
-        yield {"unit": unit, "isLast": each.is_last, **_since(each.since)}
+        yield {"unit": unit, "isLast": each.is_last, **_since_json(each.since)}
 
 
-def _since(instant: float | None) -> dict[str, str]:
+def _since_json(instant: float | None) -> dict[str, str]:
     return {} if instant is None else {"since": timestamp(instant)}
 
 
-def _units(situation: Situation, decision: Decision) -> str:
+def _units_text(situation: Situation, decision: Decision) -> str:
     """Return how many units of each phase are ready, of those that are wanted: `prefill 2/2, decode 1/1`."""
     phases = situation.phases()
     wanted = [phases[unit] for unit in decision.wanted]
@@ -149,19 +151,19 @@ def _units(situation: Situation, decision: Decision) -> str:
     return ", ".join(f"{phase} {ready.count(phase)}/{wanted.count(phase)}" for phase in dict.fromkeys(phases.values()))
 
 
-def _next(change: NextChange | None, timezone: str, clock: Clock) -> str:
+def _next_change_text(change: NextChange | None, timezone: str, clock: Clock) -> str:
     """Return when the state changes, by the clocks of the schedule, and how: `22:00: 1 stops (2026-...Z)`."""
     if change is None:
         return "never"
     at = hh_mm(wall_time(change.instant, timezone).minute)
     parts = [f"{len(units)} {verb}" for units, verb in ((change.starts, "more"), (change.stops, "fewer")) if units]
-    return f"{at}: {', '.join(parts)} ({timestamp(clock.real(change.instant))})"
+    return f"{at}: {', '.join(parts)} ({timestamp(clock.world_time(change.instant))})"
 
 
-def _observed(
+def _conditions_json(
     conditions: Sequence[tuple[str, str, str, str]], deployment: Mapping[str, Any], now: float
 ) -> dict[str, Any]:
-    before = {kind: condition_before(deployment, kind) for kind, *_ in conditions}
+    before = {kind: previous_condition(deployment, kind) for kind, *_ in conditions}
     return {
         "observedGeneration": deployment["metadata"]["generation"],
         "conditions": list(_conditions(conditions, before, now)),

@@ -47,7 +47,7 @@ class Orders:
 
     hold_until: float | None = None
     force: Force | None = None
-    unread: tuple[str, ...] = ()  # orders that nobody can follow: which field, why, and what happens instead
+    unreadable: tuple[str, ...] = ()  # orders that nobody can follow: which field, why, and what happens instead
     may_drain: bool = True  # not while nobody knows until when a person said hold
 
 
@@ -61,7 +61,7 @@ class Situation:
     lends_nodes: bool = False
     floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
     unseen: str | None = None  # what could not be looked at, and what does not happen for it
-    soon: frozenset[str] = frozenset()  # units that are on if what the gateway measures lasts
+    expected_units: frozenset[str] = frozenset()  # units that are on if what the gateway measures lasts
 
     def phases(self) -> Mapping[str, Phase]:
         """Return the phase of each unit."""

@@ -15,7 +15,7 @@ from planner.facts.terms import Phase
 from planner.schedule.schedule import Step
 from stacks.controller.situation import Situation
 
-__all__ = ["Suspect", "follow_stragglers", "with_last"]
+__all__ = ["Suspect", "follow_stragglers", "move_last"]
 
 LASTS_S = 120.0  # assumed: requests are spread unevenly for moments only
 
@@ -36,13 +36,13 @@ def follow_stragglers(
     for unit in sorted({*before, *slow}):
         known = before.get(unit, Suspect(False))
         is_slow = unit in slow if unit in serving else known.is_last
-        found = _after(known, now, lasts_s) if is_slow != known.is_last else Suspect(known.is_last)
+        found = _update_suspect(known, now, lasts_s) if is_slow != known.is_last else Suspect(known.is_last)
         if found != Suspect(False):
             after[unit] = found
     return after
 
 
-def with_last(situation: Situation, last: Collection[str]) -> Situation:
+def move_last(situation: Situation, last: Collection[str]) -> Situation:
     """Return the situation with these units behind the others of their phase, in the day's states too."""
     units = sorted(situation.units, key=lambda unit: unit.name in last)  # keeps the order of all others
     queues: dict[Phase, Iterator[str]] = {
@@ -51,18 +51,18 @@ def with_last(situation: Situation, last: Collection[str]) -> Situation:
     becomes = {unit.name: next(queues[unit.phase]) for unit in situation.units}
     by_name = {unit.name: unit for unit in units}
     day = situation.timetable
-    others = tuple(replace(other, steps=_renamed(other.steps, becomes)) for other in day.other_days)
+    others = tuple(replace(other, steps=_rename_units(other.steps, becomes)) for other in day.other_days)
     return replace(
         situation,
-        timetable=replace(day, steps=_renamed(day.steps, becomes), other_days=others),
+        timetable=replace(day, steps=_rename_units(day.steps, becomes), other_days=others),
         units=tuple(by_name[becomes[unit.name]] for unit in situation.units),
     )
 
 
-def _renamed(steps: Sequence[Step], becomes: Mapping[str, str]) -> tuple[Step, ...]:
+def _rename_units(steps: Sequence[Step], becomes: Mapping[str, str]) -> tuple[Step, ...]:
     return tuple(replace(step, units=tuple(becomes[name] for name in step.units)) for step in steps)
 
 
-def _after(known: Suspect, now: float, lasts_s: float) -> Suspect:
+def _update_suspect(known: Suspect, now: float, lasts_s: float) -> Suspect:
     since = now if known.since is None else min(known.since, now)  # the clock may have been set back
     return Suspect(not known.is_last) if now - since >= lasts_s else Suspect(known.is_last, since)

@@ -18,7 +18,7 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from planner.facts.day import hh_mm
-from stacks.controller.observe import clock_of, find_deployment
+from stacks.controller.observe import find_deployment, read_clock
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from tests.benchmarks.played_day import Streams, undisturbed
@@ -64,7 +64,7 @@ def main():
         done = deployed.pulumi.up()
         assert done.status == 0, done.output
         up_s = time.time() - began
-        clock = clock_of(find_deployment(Api(Connection(cluster.api)), NAMESPACE, NAME))
+        clock = read_clock(find_deployment(Api(Connection(cluster.api)), NAMESPACE, NAME))
         address = deployed.endpoint().removeprefix("http://").partition(":")[0]
         with Streams(address, undisturbed(address)) as streams:
             end = time.time() + DAY_S / PACE
@@ -87,7 +87,7 @@ def page(looks, streams, clock, up_s):
     ]
     for (at, look), since, until in zip(looks, [-inf, *ends], ends, strict=False):
         answers = sum(since <= answer.ended < until for answer in streams.answers)
-        minute = int(clock.of(at)) // 60 % (24 * 60)
+        minute = int(clock.day_time(at)) // 60 % (24 * 60)
         running = ", ".join(unit.removeprefix(f"{NAME}-") for unit in look.running)
         status = look.status
         lines.append(
@@ -115,8 +115,8 @@ def counts(status):
 
 def draw(looks, answers, clock):
     """Write the picture: each phase's units, and answers below, against the day's time."""
-    hours = [(clock.of(at) - clock.of(looks[0][0])) / 3600 for at, _ in looks]
-    first = clock.of(looks[0][0]) / 3600 % 24
+    hours = [(clock.day_time(at) - clock.day_time(looks[0][0])) / 3600 for at, _ in looks]
+    first = clock.day_time(looks[0][0]) / 3600 % 24
     phases = list(counts(looks[0][1].status))
     figure, axes = pyplot.subplots(len(phases) + 1, 1, figsize=(9, 5), sharex=True, layout="constrained")
     for axis, phase in zip(axes, phases, strict=False):
@@ -125,7 +125,7 @@ def draw(looks, answers, clock):
         axis.step(hours, wanted, where="post", color="black", linewidth=1.2, label="wanted")
         axis.set(ylabel=f"{phase} units", ylim=(0, NUM_UNITS / 2 + 0.4), yticks=range(NUM_UNITS // 2 + 1))
     axes[0].legend(loc="lower right", ncols=2, frameon=False)
-    ended = [(clock.of(answer.ended) - clock.of(looks[0][0])) / 3600 for answer in answers]
+    ended = [(clock.day_time(answer.ended) - clock.day_time(looks[0][0])) / 3600 for answer in answers]
     width = BIN_S * PACE / 3600
     bins = [index * width for index in range(int(max(hours) / width) + 1)]
     axes[-1].hist(ended, bins=bins, weights=[1 / BIN_S] * len(ended), color="tab:green", alpha=0.6)

@@ -24,9 +24,9 @@ from planner.facts.names import DEPLOYMENT_KIND, UNIT_OBJECTS
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.spec.check import check_spec
 from stacks.controller.act import FIELD_MANAGER
-from stacks.controller.following import Following
+from stacks.controller.follower import Following
 from stacks.controller.lease import Lease
-from stacks.controller.loop import PERIOD_S, one_round
+from stacks.controller.loop import PERIOD_S, run_round
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from tests.benchmarks.day_on_fake_nodes import SPARES, write_spec
@@ -67,7 +67,7 @@ def measure(times, goals):
         lease = Lease(NAMESPACE, f"{NAME}-controller", "benchmark", FIELD_MANAGER)
         following = Following(api, NAMESPACE, NAME, lease, lambda _: None)
         for number in range(12):
-            one_round(following, NIGHT + number * PERIOD_S)
+            run_round(following, NIGHT + number * PERIOD_S)
         connection.counted.clear()
         rounds = [timed(following, NIGHT + 60 + number * PERIOD_S) for number in range(round(MINUTES * 60 / PERIOD_S))]
     counted = connection.counted
@@ -132,7 +132,7 @@ class Counted(Connection):
 def timed(following, now):
     """The seconds of a round."""
     began = time.perf_counter()
-    one_round(following, now)
+    run_round(following, now)
     return time.perf_counter() - began
 
 

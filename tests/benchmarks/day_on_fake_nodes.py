@@ -38,9 +38,9 @@ from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
 from planner.spec.check import check_spec
 from planner.spec.yaml import parse_document
-from stacks.controller.following import Following
-from stacks.controller.loop import PERIOD_S, one_round
-from stacks.controller.observe import clock_of, find_deployment
+from stacks.controller.follower import Following
+from stacks.controller.loop import PERIOD_S, run_round
+from stacks.controller.observe import find_deployment, read_clock
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.readiness import missing
@@ -133,9 +133,9 @@ def requests_a_minute(api):
     connection.request = lambda *words, **more: (counted.append(words[0]), request(*words, **more))[1]
     try:
         dry = Following(api, NAMESPACE, NAME, None, lambda _: None)
-        one_round(dry, time.time())
+        run_round(dry, time.time())
         counted.clear()
-        one_round(dry, time.time())
+        run_round(dry, time.time())
         return (len(counted) + 2) * 60 / PERIOD_S  # and two for the lease, which a dry run does not take
     finally:
         connection.request = request
@@ -180,7 +180,7 @@ def following(control_plane):
 
 def play(control_plane, api, plan, nodes, arguments):
     """Look on for so many days, while the controller is killed and nodes fail."""
-    clock = clock_of(find_deployment(api, NAMESPACE, NAME))
+    clock = read_clock(find_deployment(api, NAMESPACE, NAME))
     draw, seen, core = random.Random(arguments.seed), Seen(), client.CoreV1Api(control_plane.api)
     length = arguments.days * DAY_S / arguments.pace
     begin = time.time()
@@ -257,7 +257,7 @@ def any_node(draw, plan, live):
 
 def judge(seen, plan, nodes, clock, live, now, lost):
     """Hold one look against the day."""
-    day, at = plan.timetable, floor(clock.of(now))
+    day, at = plan.timetable, floor(clock.day_time(now))
     seen.num_looks += 1
     phases = {unit.name: unit.phase for unit in plan.units}
     wanted = units_at(day, at)
@@ -295,7 +295,7 @@ def on_at(day, at):
 
 def told(clock, plan, now):
     """The day's time, for people."""
-    return time.strftime("%d %H:%M", time.gmtime(clock.of(now) + 8 * 3600))  # Asia/Shanghai has one offset
+    return time.strftime("%d %H:%M", time.gmtime(clock.day_time(now) + 8 * 3600))  # Asia/Shanghai has one offset
 
 
 def report(plan, seen, requests, arguments):

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kubernetes import client
 
-from stacks.controller.observe import clock_of
+from stacks.controller.observe import read_clock
 from tests.benchmarks.played_day import Streams, undisturbed
 from tests.cluster.cluster_day import NAME, clock_shows, day_deployed, deployment_of, look, looks_until
 from tests.cluster.policies import connects, enforced_policies
@@ -136,7 +136,7 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
 
 def tell_of_a_night(deployed):
     """Write a day into its spec whose evening is near by the cluster's own clock, and run `up`."""
-    now = clock_of(deployment_of(deployed)).of(time.time())
+    now = read_clock(deployment_of(deployed)).of(time.time())
     evening, morning = (clock_shows(now + 60 * minutes) for minutes in (EVENING_MIN, EVENING_MIN + NIGHT_MIN))
     night = {"prefill_units": 1, "decode_units": 1}
     deployed.change_spec(

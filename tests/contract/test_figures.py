@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, Work
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from stacks.controller.demand import Load
-from stacks.controller.figures import Figures, figures_in
+from stacks.controller.figures import Figures, parse_figures
 
 LIMITS = RankLimits(8, 4096, 0)
 
@@ -30,6 +30,6 @@ def test_the_controller_reads_what_the_gateway_measures():
         ]
     )
 
-    assert figures_in(generate_latest(registry).decode()) == Figures(
+    assert parse_figures(generate_latest(registry).decode()) == Figures(
         {"prefill": Load(1, 4, 0, 720), "decode": Load(2, 7, 768, 0)}, frozenset({"demo-decode-0"})
     )

@@ -13,7 +13,7 @@ import yaml
 import stacks
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.clock import Clock
-from stacks.controller.observe import situation_of
+from stacks.controller.observe import read_situation
 from tests.stacks.controller.day_spec import day_plan
 from tests.templates.test_schemas import VERSION
 
@@ -97,7 +97,7 @@ def test_other_days_are_the_plans_too(tmp_path):
     spec = rendered_of(plan)["TidemillDeployment", "demo-day"]["spec"]
     schema = yaml.safe_load(DEFINITION.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     jsonschema.validate(spec, schema["properties"]["spec"])
-    timetable = situation_of(spec, [], Clock(0, 1), 0).timetable
+    timetable = read_situation(spec, [], Clock(0, 1), 0).timetable
 
     assert timetable.other_days[0].days == ("sunday",)
     assert [step.units for step in timetable.other_days[0].steps] == [

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from kubernetes import client
 
 from stacks.controller.act import FIELD_MANAGER
-from stacks.controller.following import Following
+from stacks.controller.follower import Following
 from stacks.controller.lease import Lease
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection

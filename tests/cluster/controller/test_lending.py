@@ -4,7 +4,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from stacks.controller.loop import one_round
+from stacks.controller.loop import run_round
 from tests.cluster.controller.day import NAME, NAMESPACE, NODES, SECOND, at, deployment, following_as, nodes, report
 from tests.cluster.definitions import serve_definitions
 
@@ -17,24 +17,24 @@ def test_nodes_of_units_that_are_off_are_lent(custom, following, api_server):
     core.create_namespaced_pod(NAMESPACE, {"metadata": {"name": "ends", "labels": labels}, "spec": pod})
     none, free = (None, ["team"]), ("free", ["team"])
     try:
-        one_round(following, at(12))
-        one_round(following, at(12, 1))
+        run_round(following, at(12))
+        run_round(following, at(12, 1))
         assert nodes(api_server) == dict(zip(NODES, [none, free, none, none], strict=True))
     finally:
         core.delete_namespaced_pod("ends", NAMESPACE, grace_period_seconds=0)
 
-    one_round(following, at(12, 2))
+    run_round(following, at(12, 2))
     assert nodes(api_server) == dict(zip(NODES, [none, free, none, free], strict=True))
     assert deployment(custom)["status"]["freeNodes"] == 2
 
-    one_round(following, at(17, 25))
+    run_round(following, at(17, 25))
     reclaimed = ("reclaimed", ["team", "tidemill.dev/reclaimed"])
     assert nodes(api_server) == dict(zip(NODES, [none, reclaimed, none, reclaimed], strict=True))
 
-    one_round(following, at(17, 30))
+    run_round(following, at(17, 30))
     for unit in SECOND:
         report(custom, unit, ready=1)
-    one_round(following, at(17, 59))
+    run_round(following, at(17, 59))
     assert nodes(api_server) == dict.fromkeys(NODES, none)
     said = [each.reason for each in core.list_namespaced_event(NAMESPACE).items]
     assert (said.count("Freed"), said.count("Reclaimed")) == (2, 2)
@@ -62,9 +62,9 @@ def cluster_queue(api_server, tmp_path):
     path.write_text(yaml.safe_dump(definition))
     serve_definitions(api_server, [path])
     calls = client.CustomObjectsApi(api_server.api)
-    lent = {"name": "lent", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "0"}]}
+    lending_events = {"name": "lent", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "0"}]}
     queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ClusterQueue", "metadata": {"name": "batch"}}
-    queue["spec"] = {"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [lent]}]}
+    queue["spec"] = {"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [lending_events]}]}
     calls.create_cluster_custom_object(*QUEUES, queue)
     yield lambda: calls.get_cluster_custom_object(*QUEUES, "batch")["spec"]["resourceGroups"]
     client.ApiextensionsV1Api(api_server.api).delete_custom_resource_definition(definition["metadata"]["name"])
@@ -82,10 +82,10 @@ def listed(item):
 def test_kueues_quota_follows_the_nodes_that_are_free(custom, cluster_queue, account, api_server):
     """Eight GPUs for each; none once they are to be left."""
     following = following_as("one", account)
-    one_round(following, at(12))
-    one_round(following, at(12, 1))
+    run_round(following, at(12))
+    run_round(following, at(12, 1))
     by_day = cluster_queue()
-    one_round(following, at(17, 25))
+    run_round(following, at(17, 25))
 
     assert by_day[0]["flavors"][0]["resources"] == [{"name": "nvidia.com/gpu", "nominalQuota": "16"}]
     assert cluster_queue()[0]["flavors"][0]["resources"] == [{"name": "nvidia.com/gpu", "nominalQuota": "0"}]
@@ -97,11 +97,11 @@ def test_kueues_quota_follows_the_nodes_that_are_free(custom, cluster_queue, acc
 
 def test_a_mark_that_somebody_took_away_comes_back(custom, following, api_server):
     """Nodes are looked at every five minutes, whatever the status says."""
-    one_round(following, at(12))
-    one_round(following, at(12, 1))
+    run_round(following, at(12))
+    run_round(following, at(12, 1))
     gone = {"metadata": {"labels": {"tidemill.dev/node": None}}}
     client.CoreV1Api(api_server.api).patch_node("node-3", gone)
 
-    one_round(following, at(12, 5))
+    run_round(following, at(12, 5))
 
     assert nodes(api_server)["node-3"][0] == "free"

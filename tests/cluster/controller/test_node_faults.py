@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from kubernetes import client
 
-from stacks.controller.loop import one_round
+from stacks.controller.loop import run_round
 from tests.cluster.controller.day import NAME, NAMESPACE, NODES, SPARE, TAINT, UNITS, at, condition, on
 
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -33,15 +33,15 @@ def healthy(custom):
 
 def test_a_unit_leaves_a_node_that_is_cordoned(custom, following, pods):
     """It is drained, and the next round starts it again; the event says why."""
-    one_round(following, at(10))
+    run_round(following, at(10))
     assert healthy(custom) == ("True", "NoFaults")
     pods.patch_node("node-3", {"spec": {"unschedulable": True, "taints": [TAINT, CORDON]}})
     try:
-        one_round(following, at(10, 1) + 10)
+        run_round(following, at(10, 1) + 10)
         assert on(custom) == set(UNITS), "nobody looks at nodes in every round"
-        one_round(following, at(10, 2))
+        run_round(following, at(10, 2))
         assert on(custom) == set(UNITS) - {"demo-day-decode-1"}
-        one_round(following, at(10, 2) + 5)
+        run_round(following, at(10, 2) + 5)
         assert on(custom) == set(UNITS)
     finally:
         pods.patch_node("node-3", {"spec": {"unschedulable": None, "taints": [TAINT]}})
@@ -51,15 +51,15 @@ def test_a_unit_leaves_a_node_that_is_cordoned(custom, following, pods):
 
 def test_a_node_that_reports_a_fault_gets_a_taint_and_its_unit_leaves(custom, following, pods):
     """First the taint, which the scheduler reads; with the condition it goes again."""
-    one_round(following, at(10))
+    run_round(following, at(10))
     report_condition(pods, "node-1", "True")
-    one_round(following, at(10, 1))
+    run_round(following, at(10, 1))
     assert taints(pods, "node-1") == ["team", "tidemill.dev/faulty"]
-    one_round(following, at(10, 2))
+    run_round(following, at(10, 2))
     assert on(custom) == set(UNITS) - {"demo-day-prefill-1"}
 
     report_condition(pods, "node-1", "False")
-    one_round(following, at(10, 3))
+    run_round(following, at(10, 3))
     assert taints(pods, "node-1") == ["team"]
     said = {each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason in ("Faulty", "Mended")}
     assert said == {"node-1 reports a fault", "node-1 reports no fault any more"}
@@ -71,9 +71,9 @@ def test_a_pod_of_a_node_that_does_not_answer_is_forgotten(custom, following, po
     pods.patch_node("node-3", {"spec": {"taints": [TAINT, lost]}})
     try:
         pods.delete_namespaced_pod(name, NAMESPACE, grace_period_seconds=60)
-        one_round(following, now := time.time() // 30 * 30)
+        run_round(following, now := time.time() // 30 * 30)
         assert pods.read_namespaced_pod(name, NAMESPACE).metadata.deletion_timestamp
-        one_round(following, now + 120)
+        run_round(following, now + 120)
         with pytest.raises(client.ApiException) as gone:
             pods.read_namespaced_pod(name, NAMESPACE)
     finally:
@@ -89,8 +89,8 @@ def test_without_a_spare_the_status_asks_for_a_new_plan(custom, following, pods)
         pods.patch_node(node, {"spec": {"taints": [TAINT, CORDON]}})
     try:
         for minute in range(3):
-            one_round(following, at(10, minute))
-            one_round(following, at(10, minute) + 10)
+            run_round(following, at(10, minute))
+            run_round(following, at(10, minute) + 10)
     finally:
         for node in (SPARE, "node-3"):
             pods.patch_node(node, {"spec": {"taints": [TAINT]}})

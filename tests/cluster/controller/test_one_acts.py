@@ -3,10 +3,10 @@
 import threading
 import time
 
-from stacks.controller.following import Following
+from stacks.controller.follower import Following
 from stacks.controller.health import Health
 from stacks.controller.lease import LASTS_S
-from stacks.controller.loop import follow, one_round
+from stacks.controller.loop import follow, run_round
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from tests.cluster.controller.day import NAME, NAMESPACE, UNITS, at, deployment, following_as, on
@@ -16,12 +16,12 @@ def test_one_of_two_controllers_acts(custom, following, account):
     """The other takes over when the first has been silent for as long as a lease lasts."""
     other = following_as("two", account)
     now = at(10)
-    assert one_round(following, now).startswith("state 06:00")
+    assert run_round(following, now).startswith("state 06:00")
 
     for second in (0, LASTS_S - 1):
-        assert one_round(other, now + second) == "another controller follows this deployment"
-    assert one_round(other, now + LASTS_S).startswith("state 06:00")
-    assert one_round(following, now + LASTS_S + 1) == "another controller follows this deployment"
+        assert run_round(other, now + second) == "another controller follows this deployment"
+    assert run_round(other, now + LASTS_S).startswith("state 06:00")
+    assert run_round(following, now + LASTS_S + 1) == "another controller follows this deployment"
 
 
 def test_a_controller_that_ends_lets_go_at_once(custom, account):
@@ -31,7 +31,7 @@ def test_a_controller_that_ends_lets_go_at_once(custom, account):
 
     follow(ended, ending.is_set, lambda _: ending.set(), Health())
 
-    assert one_round(following_as("two", account), time.time()).startswith("state ")
+    assert run_round(following_as("two", account), time.time()).startswith("state ")
     assert said
 
 
@@ -52,7 +52,7 @@ def test_a_dry_run_says_what_it_would_do(custom, account):
     said = []
     before = deployment(custom)
 
-    one_round(Following(Api(Connection(account)), NAMESPACE, NAME, None, said.append), at(12))
+    run_round(Following(Api(Connection(account)), NAMESPACE, NAME, None, said.append), at(12))
 
     assert said == [
         "would drain demo-day-decode-1: nobody needs it now",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from planner.facts import names
 from stacks.controller.act import FIELD_MANAGER
-from stacks.controller.following import Following
+from stacks.controller.follower import Follower
 from stacks.controller.lease import Lease
 from stacks.controller.observe import UNIT_KIND
 from stacks.kube.errors import RefusedError
@@ -55,10 +55,10 @@ class MemoryCluster:
         labels = {names.PLAN_LABEL: PLAN, names.UNIT_LABEL: unit}
         return self.put("Pod", name or f"{unit}-0", labels=labels, spec={"nodeName": node})
 
-    def following(self, holder="one", said=None):
+    def follower(self, holder="one", said=None):
         """Somebody who follows the deployment."""
         lease = Lease(NAMESPACE, f"{PLAN}-controller", holder, FIELD_MANAGER)
-        return Following(self, NAMESPACE, PLAN, lease, (said if said is not None else []).append)
+        return Follower(self, NAMESPACE, PLAN, lease, (said if said is not None else []).append)
 
     @property
     def status(self):

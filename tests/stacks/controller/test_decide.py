@@ -118,13 +118,13 @@ def test_nothing_changes_while_a_person_holds_it():
 
 def test_units_start_and_none_drains_while_nobody_knows_until_when_to_hold():
     """In every state, around each change: the morning has its units, and what the hold was for is not disturbed."""
-    unread = Orders(unread=("until no time",), may_drain=False)
+    unread = Orders(unreadable=("until no time",), may_drain=False)
     for now, states in itertools.product(TIMES[::4], EVERY_STATE):
         found, followed = decide(situation(states, unread), now), decide(situation(states), now)
 
         assert found.scales == tuple(each for each in followed.scales if each.is_on)
-        assert found.why.startswith("until no time")
-        assert "stays until" not in found.why
+        assert found.reason.startswith("until no time")
+        assert "stays until" not in found.reason
 
 
 def test_a_forced_state_is_the_days_until_it_ends():
@@ -164,7 +164,7 @@ def test_a_rollout_under_a_larger_state_keeps_what_the_hour_wants():
 )
 def test_a_person_is_told_why(states, why):
     """By night, with what is missing and what is kept for it."""
-    assert decide(situation(states), MIDNIGHT).why == why
+    assert decide(situation(states), MIDNIGHT).reason == why
 
 
 def test_a_unit_that_somebody_scaled_up_is_one_group_again():
@@ -174,7 +174,7 @@ def test_a_unit_that_somebody_scaled_up_is_one_group_again():
     by_night = decide(situation(states), MIDNIGHT).scales
     held = decide(situation(states, Orders(hold_until=MIDNIGHT + 60)), MIDNIGHT).scales
 
-    assert [(each.unit, each.is_on, each.why) for each in by_day] == [
+    assert [(each.unit, each.is_on, each.reason) for each in by_day] == [
         ("d1", True, "it was scaled to 5 groups, and a unit is one")
     ]
     assert ("d1", False) in [(each.unit, each.is_on) for each in by_night]

@@ -12,10 +12,10 @@ from itertools import pairwise, product
 import pytest
 
 from stacks.controller import figures
-from stacks.controller.decide import decide, units_on
-from stacks.controller.demand import Floor, Limits, Load, Room, asked_units, follow_demand, follow_phase
-from stacks.controller.figures import Figures, NoFigures, figures_in, read_figures
-from stacks.controller.lend import marks_at
+from stacks.controller.decide import decide, required_units
+from stacks.controller.demand import Floor, Limits, Load, Room, demanded_units, follow_demand, follow_phase
+from stacks.controller.figures import Figures, NoFigures, parse_figures, read_figures
+from stacks.controller.lend import decide_marks
 from stacks.controller.situation import Force, Orders
 from tests.ports import free_port
 from tests.stacks.controller.days import HOUR, MIDNIGHT, NIGHT, OFF, READY, TIMETABLE, UNITS, WARM_UP_S, situation
@@ -43,7 +43,7 @@ NIGHT_STATES = (READY, OFF, READY, OFF)
 )
 def test_units_are_asked_for_by_what_is_shortest(load, room, asked):
     """Places, KV or prompts, of which a unit may have so much."""
-    assert asked_units(load, room, LIMITS) == asked
+    assert demanded_units(load, room, LIMITS) == asked
 
 
 @pytest.mark.parametrize("back_s", [1, 3600, 86_400])
@@ -105,7 +105,7 @@ def test_a_phase_without_figures_keeps_its_floor():
     found = follow_demand(before, {"decode": Load(1, 8, 0, 0)}, {"decode": ROOM}, {"decode": 1}, 0, LIMITS)
 
     assert found.floors["prefill"] == before["prefill"]
-    assert not found.soon
+    assert not found.expected_units
 
 
 def asking(states, floors, orders=None):
@@ -133,9 +133,9 @@ def test_the_next_unit_of_a_phase_starts_ahead_of_the_schedule():
     """The schedule wants it in the morning; a person reads why it starts at night."""
     decision = decide(asking(NIGHT_STATES, {"decode": 2}), AT_NIGHT)
 
-    assert [(each.unit, each.is_on, each.why) for each in decision.scales] == [("d1", True, "demand asks for it")]
-    assert decision.more == ("demand asks for 2 decode units, the day for 1",)
-    assert decision.why == f"{decision.more[0]}; 1 of 2 decode units are ready"
+    assert [(each.unit, each.is_on, each.reason) for each in decision.scales] == [("d1", True, "demand asks for it")]
+    assert decision.extra_demand == ("demand asks for 2 decode units, the day for 1",)
+    assert decision.reason == f"{decision.extra_demand[0]}; 1 of 2 decode units are ready"
 
 
 def test_demand_gets_no_more_than_the_plan_has():
@@ -145,11 +145,13 @@ def test_demand_gets_no_more_than_the_plan_has():
     tight = replace(asking(NIGHT_STATES, {"prefill": 2, "decode": 2}), timetable=small)
 
     assert decide(many, AT_NIGHT).wanted == ("p0", "d0", "d1")
-    assert decide(many, AT_NIGHT).beyond == (
+    assert decide(many, AT_NIGHT).unmet_demand == (
         "demand asks for 3 decode units, and the plan's 4 nodes have room for 2: plan again with more",
     )
     assert decide(tight, AT_NIGHT).wanted == ("p0", "p1", "d0")
-    assert [each.partition(",")[0] for each in decide(tight, AT_NIGHT).beyond] == ["demand asks for 2 decode units"]
+    assert [each.partition(",")[0] for each in decide(tight, AT_NIGHT).unmet_demand] == [
+        "demand asks for 2 decode units"
+    ]
 
 
 def test_a_persons_order_is_stronger_than_demand():
@@ -158,8 +160,8 @@ def test_a_persons_order_is_stronger_than_demand():
     seen = asking(NIGHT_STATES, {"decode": 2}, forced)
 
     assert decide(seen, AT_NIGHT).wanted == NIGHT
-    assert decide(seen, AT_NIGHT).beyond == ("demand asks for 2 decode units, and state 22:00 is forced",)
-    assert units_on(seen, AT_NIGHT) == {*NIGHT}
+    assert decide(seen, AT_NIGHT).unmet_demand == ("demand asks for 2 decode units, and state 22:00 is forced",)
+    assert required_units(seen, AT_NIGHT) == {*NIGHT}
     assert not decide(asking(NIGHT_STATES, {"decode": 2}, Orders(hold_until=AT_NIGHT + 1)), AT_NIGHT).scales
 
 
@@ -167,7 +169,7 @@ def test_nodes_are_to_be_left_while_demand_lasts_that_may_take_them():
     """So that jobs hear of it before the unit starts."""
     seen = situation(NIGHT_STATES)
     units = tuple(replace(unit, nodes=(unit.name,)) for unit in seen.units)
-    marks = marks_at(replace(seen, units=units, lends_nodes=True, soon=frozenset({"d1"})), AT_NIGHT)
+    marks = decide_marks(replace(seen, units=units, lends_nodes=True, expected_units=frozenset({"d1"})), AT_NIGHT)
 
     assert (marks.free, marks.reclaimed) == (("p1",), ("d1",))
 
@@ -184,7 +186,7 @@ tidemill_unit_straggler{model_name="tiny",unit="chat-decode-1"} 3.0
 
 def test_the_gateways_page_is_read():
     """A phase without a ready unit is not there: its load is of nobody."""
-    assert figures_in(PAGE) == Figures({"decode": Load(2, 7.0, 1000.0, 0.0)}, frozenset({"chat-decode-1"}))
+    assert parse_figures(PAGE) == Figures({"decode": Load(2, 7.0, 1000.0, 0.0)}, frozenset({"chat-decode-1"}))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +202,14 @@ def test_the_gateways_page_is_read():
 def test_a_page_that_says_nothing_is_named(page, why):
     """Nothing is decided by it."""
     with pytest.raises(NoFigures, match=why):
-        figures_in(page)
+        parse_figures(page)
 
 
 def test_a_hostile_page_costs_no_more_than_its_length():
     """No part of a line is read again and again: four megabytes are read about once."""
     for line in ('tidemill_phase_x{phase="decode"} ', 'tidemill_unit_straggler{unit="a"} ', 'tidemill_phase_x{a="'):
         with pytest.raises(NoFigures, match="the gateway knows of no ready unit"):
-            figures_in(line + line.partition("{")[2] * (figures.MAX_BYTES // 16))
+            parse_figures(line + line.partition("{")[2] * (figures.MAX_BYTES // 16))
 
 
 @pytest.mark.parametrize("url", ["http://[/x", "http://host:port/x"])

@@ -8,7 +8,7 @@ import pytest
 
 from planner.facts import names
 from stacks.controller.decide import decide
-from stacks.controller.heal import STEADY_S, Reports, find_health, find_reports, heal
+from stacks.controller.heal import STEADY_S, FaultReports, find_node_health, find_reports, heal
 from stacks.controller.situation import Orders
 from tests.stacks.controller.days import HOUR, MIDNIGHT, situation
 from tests.stacks.controller.test_decide import EVERY_STATE
@@ -52,7 +52,7 @@ def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupie
     look = seen(states, spares=spares, orders=orders)
     nodes = [node(name, *([CORDON] if name in cordoned else [])) for name in ("p0", "p1", "d0", "d1", *spares)]
     pods = [pod(unit.name, unit.name) for unit in look.units if unit.is_on] + [pod("d9", each) for each in occupied]
-    return heal(look, decide(look, now), find_health(look.units, nodes, pods, Reports(), now))
+    return heal(look, decide(look, now), find_node_health(look.units, nodes, pods, FaultReports(), now))
 
 
 def test_a_unit_moves_only_while_all_others_serve():
@@ -78,8 +78,8 @@ def test_a_unit_on_a_cordoned_node_moves_to_a_spare():
     """It is drained; the day starts it again."""
     found = healing(ALL_READY, ["d1"])
 
-    assert (found.move.unit, found.move.is_on, found.findings) == ("d1", False, ())
-    assert found.move.why == "d1, which is cordoned; it moves to a spare"
+    assert (found.move.unit, found.move.is_on, found.problems) == ("d1", False, ())
+    assert found.move.reason == "d1, which is cordoned; it moves to a spare"
     drained = seen(((1, True), (1, True), (1, True), (0, False)))
     assert [(each.unit, each.is_on) for each in decide(drained, NOON).scales] == [("d1", True)]
 
@@ -105,7 +105,7 @@ def test_without_a_spare_a_person_is_asked_for_a_new_plan(spares, occupied, cord
     found = healing(ALL_READY, cordoned, spares=spares, occupied=occupied)
 
     assert found.move is None
-    assert found.findings == ("d1 is on d1, which is cordoned, and no spare is left: plan again without it",)
+    assert found.problems == ("d1 is on d1, which is cordoned, and no spare is left: plan again without it",)
 
 
 def test_a_unit_moves_back_when_its_spare_is_faulty():
@@ -114,9 +114,9 @@ def test_a_unit_moves_back_when_its_spare_is_faulty():
     pods = [pod(unit.name, SPARE if unit.name == "d1" else unit.name) for unit in look.units]
     nodes = [node("p0"), node("p1"), node("d0"), node("d1"), node(SPARE, CORDON)]
 
-    found = heal(look, decide(look, NOON), find_health(look.units, nodes, pods, Reports(), NOON))
+    found = heal(look, decide(look, NOON), find_node_health(look.units, nodes, pods, FaultReports(), NOON))
 
-    assert (found.move.unit, found.findings) == ("d1", ())
+    assert (found.move.unit, found.problems) == ("d1", ())
 
 
 def test_the_only_unit_of_a_phase_stays():
@@ -124,7 +124,7 @@ def test_the_only_unit_of_a_phase_stays():
     found = healing(AT_NIGHT, ["p0"], now=NIGHT)
 
     assert found.move is None
-    assert found.findings == (
+    assert found.problems == (
         "p0 is on p0, which is cordoned, and no other prefill unit serves: delete its pods to move it all the same",
     )
 
@@ -148,7 +148,7 @@ TAINT = {"key": "team", "value": "batch", "effect": "NoSchedule"}
 def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, why):
     """A taint that they tolerate would only have the unit come back; those of a lost node Kubernetes sees to."""
     units, pods = seen(ALL_READY).units, [pod("d1", "node-1", tolerations=tolerations)]
-    health = find_health(units, [node("node-1", taint), node(SPARE)], pods, Reports(), NOON)
+    health = find_node_health(units, [node("node-1", taint), node(SPARE)], pods, FaultReports(), NOON)
 
     assert health.faults["d1"] == ({"node-1": why} if why else {})
 
@@ -157,7 +157,7 @@ def test_a_node_is_faulty_if_it_repels_the_units_new_pods(taint, tolerations, wh
 def test_a_spare_that_repels_pods_is_none(taint):
     """Whoever put the taint there."""
     nodes, pods = [node("node-1"), node(SPARE, taint)], [pod("d1", "node-1")]
-    health = find_health(seen(ALL_READY).units, nodes, pods, Reports(), NOON)
+    health = find_node_health(seen(ALL_READY).units, nodes, pods, FaultReports(), NOON)
 
     assert SPARE in health.unusable
 
@@ -168,7 +168,7 @@ def test_pods_that_end_or_wait_are_on_no_faulty_node():
     waits = {"metadata": {"name": "d0-0", "labels": {names.UNIT_LABEL: "d0"}}, "spec": {}}
     ends = pod("d1", "node-1", deletionTimestamp="2026-12-01T12:00:00Z")
 
-    health = find_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits], Reports(), NOON)
+    health = find_node_health(units, [node("node-1", CORDON), node(SPARE)], [ends, waits], FaultReports(), NOON)
 
     assert not any(health.faults.values())
     assert "node-1" in health.unusable
@@ -180,7 +180,7 @@ def test_a_strangers_pod_with_a_units_labels_moves_nobody():
     stranger = pod("d1", SPARE)
     stranger["metadata"]["name"] = "mine"
 
-    health = find_health(seen(ALL_READY).units, [node(SPARE, CORDON)], [stranger], Reports(), NOON)
+    health = find_node_health(seen(ALL_READY).units, [node(SPARE, CORDON)], [stranger], FaultReports(), NOON)
 
     assert not any(health.faults.values())
     assert SPARE in health.unusable
@@ -195,7 +195,9 @@ def test_a_pod_is_lost_when_its_time_is_over_and_its_node_does_not_answer(taint,
     nodes = [node("node-1", {"key": f"node.kubernetes.io/{taint}", "effect": "NoExecute"})]
     pods = [pod("d1", "node-1", deletionTimestamp=end), pod("d0", "node-1")]
 
-    assert find_health(seen(ALL_READY).units, nodes, pods, Reports(), NOON).lost == (("d1-0",) if is_lost else ())
+    assert find_node_health(seen(ALL_READY).units, nodes, pods, FaultReports(), NOON).lost == (
+        ("d1-0",) if is_lost else ()
+    )
 
 
 def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
@@ -206,7 +208,7 @@ def test_a_node_is_tainted_while_one_of_the_conditions_is_true():
         node("unknown", conditions=[("GPUMissing", "Unknown")]),
     ]
 
-    assert reports(nodes, "GPUMissing", "XIDErrors") == Reports(frozenset({"bad"}))
+    assert reports(nodes, "GPUMissing", "XIDErrors") == FaultReports(frozenset({"bad"}))
 
 
 def test_a_node_may_report_a_fault_by_another_status_or_a_label():
@@ -216,7 +218,7 @@ def test_a_node_may_report_a_fault_by_another_status_or_a_label():
 
     assert reports(nodes, "GpuReady=False").faulty == {"bad"}
     assert reports(nodes, "GpuReady=False", labels=["example.com/gpu=bad"]).faulty == {"bad", "labelled"}
-    assert reports(nodes, labels=["example.com/gpu=good"]) == Reports()
+    assert reports(nodes, labels=["example.com/gpu=good"]) == FaultReports()
 
 
 def test_no_more_nodes_are_tainted_than_there_are_spares():
@@ -235,9 +237,9 @@ def test_a_fault_that_is_over_moves_no_unit():
     nodes = [node("d1", FAULTY, conditions=[("GPUMissing", "False")]), node(SPARE)]
 
     found = reports(nodes, "GPUMissing")
-    health = find_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], found, NOON)
+    health = find_node_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], found, NOON)
 
-    assert found == Reports(over=frozenset({"d1"}))
+    assert found == FaultReports(recovered=frozenset({"d1"}))
     assert not health.faults["d1"]
 
 
@@ -246,7 +248,7 @@ def test_a_taint_of_another_plan_is_a_fault_all_the_same(value):
     """What that plan goes by is not known here."""
     nodes = [node("d1", FAULTY | {"value": value}), node(SPARE)]
 
-    health = find_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], reports(nodes, "GPUMissing"), NOON)
+    health = find_node_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], reports(nodes, "GPUMissing"), NOON)
 
     assert health.faults["d1"] == {"d1": "reports a fault"}
 
@@ -255,7 +257,7 @@ def test_a_spare_that_has_just_reported_a_fault_takes_no_unit():
     """It gets its taint at this look."""
     nodes = [node("d1", CORDON), node(SPARE, conditions=[("GPUMissing", "True")])]
 
-    health = find_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], reports(nodes, "GPUMissing"), NOON)
+    health = find_node_health(seen(ALL_READY).units, nodes, [pod("d1", "d1")], reports(nodes, "GPUMissing"), NOON)
 
     assert SPARE in health.unusable
 
@@ -269,4 +271,4 @@ def test_a_taint_stays_while_its_condition_changes(changed_s, stays):
     changed = datetime.fromtimestamp(NOON + changed_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     bad["status"]["conditions"][0]["lastTransitionTime"] = changed
 
-    assert reports([bad], "GPUMissing") == Reports(frozenset({"d1"} if stays else ()), frozenset({"d1"}))
+    assert reports([bad], "GPUMissing") == FaultReports(frozenset({"d1"} if stays else ()), frozenset({"d1"}))

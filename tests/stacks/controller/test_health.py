@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stacks.controller import health
-from stacks.controller.health import STALLED_S, Health, answering
+from stacks.controller.health import STALLED_S, Health, serve_probes
 from stacks.kube.errors import ProviderError
 
 HERE = "127.0.0.1"
@@ -44,7 +44,7 @@ def test_a_controller_lives_while_looks_end_and_is_ready_while_they_go_well(look
     """An API server that does not answer is no reason to start it again; a look that never ends is."""
     health = Health(clock)
     for well in looks:
-        health.ended(well=well)
+        health.note_end(went_well=well)
     clock.now = after_s
 
     assert (health.answer("/healthz"), health.answer("/readyz")) == (healthy, ready)
@@ -54,23 +54,23 @@ def test_kubelets_are_answered_by_http(clock):
     """The answer is a status without a body: there is nothing else to see."""
     health = Health(clock)
 
-    with answering(health, HERE, 0) as port:
-        before = [status_of(port, path) for path in ("/healthz", "/readyz", "/metrics")]
-        health.ended(well=True)
+    with serve_probes(health, HERE, 0) as port:
+        before = [build_status(port, path) for path in ("/healthz", "/readyz", "/metrics")]
+        health.note_end(went_well=True)
 
         assert before == [200, 503, 404]
-        assert status_of(port, "/readyz") == 200
+        assert build_status(port, "/readyz") == 200
 
 
 def test_an_address_that_is_not_this_pods_is_a_sentence(clock):
     """So is a port that another process has."""
     with ExitStack() as both:
-        port = both.enter_context(answering(Health(clock), HERE, 0))
+        port = both.enter_context(serve_probes(Health(clock), HERE, 0))
         with pytest.raises(ProviderError, match=f"cannot listen on {HERE}, port {port}: .*in use"):
-            both.enter_context(answering(Health(clock), HERE, port))
+            both.enter_context(serve_probes(Health(clock), HERE, port))
 
 
-def status_of(port, path):
+def build_status(port, path):
     """The status of an answer without words."""
     try:
         with urllib.request.urlopen(f"http://{HERE}:{port}{path}", timeout=30) as answer:

@@ -26,13 +26,13 @@ def test_one_at_a_time_holds_it(cluster):
     """It is renewed by its holder, and taken by another one that has seen it unchanged for as long as it lasts."""
     one, two = lease("one"), lease("two")
 
-    assert one.is_taken(cluster, MIDNIGHT)
-    assert not two.is_taken(cluster, MIDNIGHT + 1)
-    assert one.is_taken(cluster, MIDNIGHT + 5)
-    assert not two.is_taken(cluster, MIDNIGHT + 6)
-    assert not two.is_taken(cluster, MIDNIGHT + 6 + LASTS_S - 1)
-    assert two.is_taken(cluster, MIDNIGHT + 6 + LASTS_S)
-    assert not one.is_taken(cluster, MIDNIGHT + 6 + LASTS_S + 1)
+    assert one.acquire(cluster, MIDNIGHT)
+    assert not two.acquire(cluster, MIDNIGHT + 1)
+    assert one.acquire(cluster, MIDNIGHT + 5)
+    assert not two.acquire(cluster, MIDNIGHT + 6)
+    assert not two.acquire(cluster, MIDNIGHT + 6 + LASTS_S - 1)
+    assert two.acquire(cluster, MIDNIGHT + 6 + LASTS_S)
+    assert not one.acquire(cluster, MIDNIGHT + 6 + LASTS_S + 1)
 
 
 def test_a_namespace_that_is_not_there_is_no_other_holder(cluster, monkeypatch):
@@ -44,18 +44,18 @@ def test_a_namespace_that_is_not_there_is_no_other_holder(cluster, monkeypatch):
     monkeypatch.setattr(cluster, "create", create)
 
     with pytest.raises(RefusedError, match="namespace demo does not exist"):
-        lease("one").is_taken(cluster, MIDNIGHT)
+        lease("one").acquire(cluster, MIDNIGHT)
 
 
 def test_it_is_taken_at_once_when_it_was_let_go(cluster):
     """Nobody waits for it to run out."""
     one, two = lease("one"), lease("two")
-    one.is_taken(cluster, MIDNIGHT)
-    assert not two.is_taken(cluster, MIDNIGHT)
+    one.acquire(cluster, MIDNIGHT)
+    assert not two.acquire(cluster, MIDNIGHT)
 
-    one.let_go(cluster, MIDNIGHT + 1)
+    one.release(cluster, MIDNIGHT + 1)
 
-    assert two.is_taken(cluster, MIDNIGHT + 1)
+    assert two.acquire(cluster, MIDNIGHT + 1)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_what_others_wrote_makes_it_last_no_longer(cluster, written):
     cluster.put("Lease", NAME, spec={"holderIdentity": "gone"} | written)
     one = lease("one")
 
-    assert not one.is_taken(cluster, MIDNIGHT)
-    assert one.is_taken(cluster, MIDNIGHT + LASTS_S)
+    assert not one.acquire(cluster, MIDNIGHT)
+    assert one.acquire(cluster, MIDNIGHT + LASTS_S)
     found = cluster.objects["Lease", NAME]["spec"]
     assert (found["holderIdentity"], found["leaseDurationSeconds"]) == ("one", LASTS_S)
     assert found["leaseTransitions"] <= 2**31 - 1
@@ -83,15 +83,15 @@ def test_a_holder_whose_clock_is_behind_keeps_it(cluster):
     """It renews it, which is all that others look at: otherwise the two would take it from each other at each look."""
     behind, other = lease("behind"), lease("other")
     for second in range(0, 60, 5):
-        assert behind.is_taken(cluster, MIDNIGHT - 86_400 + second)
-        assert not other.is_taken(cluster, MIDNIGHT + second)
+        assert behind.acquire(cluster, MIDNIGHT - 86_400 + second)
+        assert not other.acquire(cluster, MIDNIGHT + second)
 
 
 def test_a_clock_that_is_set_back_waits_no_longer(cluster):
     """It begins to count anew."""
     cluster.put("Lease", NAME, spec={"holderIdentity": "gone"})
     one = lease("one")
-    assert not one.is_taken(cluster, MIDNIGHT)
+    assert not one.acquire(cluster, MIDNIGHT)
 
-    assert not one.is_taken(cluster, MIDNIGHT - 86_400)
-    assert one.is_taken(cluster, MIDNIGHT - 86_400 + LASTS_S)
+    assert not one.acquire(cluster, MIDNIGHT - 86_400)
+    assert one.acquire(cluster, MIDNIGHT - 86_400 + LASTS_S)

@@ -12,7 +12,7 @@ from stacks.controller import loop, measure
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
 from stacks.controller.heal import STEADY_S
-from stacks.controller.loop import follow, once, one_round
+from stacks.controller.loop import follow, run_once, run_round
 from stacks.controller.report import timestamp
 from stacks.kube import api
 from tests.stacks.controller.cluster import PLAN, MemoryCluster
@@ -68,10 +68,10 @@ def test_units_are_scaled_and_the_status_is_written_where_events_are_refused(ove
     said, cluster = [], MemoryCluster(SPEC | overload)
     cluster.unit("p1", 0)
     cluster.refused.add(("create", "Event"))
-    following = cluster.following(said=said)
+    follower = cluster.follower(said=said)
 
     for second in (0, 5):
-        one_round(following, NOON + second)
+        run_round(follower, NOON + second)
 
     assert cluster.replicas()["p1"] == 1
     assert {each["type"]: each["reason"] for each in cluster.status["conditions"]}["Forecast"] == "BeyondPlan"
@@ -83,7 +83,7 @@ def test_units_are_scaled_before_anything_is_told(overload):
     cluster = MemoryCluster(SPEC | overload)
     cluster.unit("p1", 0)
 
-    one_round(cluster.following(), NOON)
+    run_round(cluster.follower(), NOON)
 
     assert [reason for reason, _ in cluster.told()] == ["Start", "BeyondPlan"]
 
@@ -92,10 +92,10 @@ def test_nodes_are_lent_where_events_are_refused():
     """Marks and status are there, and no round marks them again."""
     said, cluster = [], lending()
     cluster.refused.add(("create", "Event"))
-    following = cluster.following(said=said)
+    follower = cluster.follower(said=said)
 
     for second in (0, 5, 10):
-        one_round(following, EVENING + second)
+        run_round(follower, EVENING + second)
 
     assert {node for node in NODES if labels(cluster, node).get(names.NODE_LABEL) == "free"} == {"node-p1", "node-d1"}
     assert cluster.status["freeNodes"] == 2
@@ -105,10 +105,10 @@ def test_nodes_are_lent_where_events_are_refused():
 def test_an_order_that_nobody_can_follow_is_told_once():
     """An event says it, and the condition does for as long as it is so."""
     cluster = MemoryCluster(SPEC | {"force": {"state": "07:00", "until": "2026-01-01T00:00:00Z"}})
-    following = cluster.following()
+    follower = cluster.follower()
 
     for second in (0, 5):
-        one_round(following, EVENING + second)
+        run_round(follower, EVENING + second)
 
     ((reason, why),) = [each for each in cluster.told() if each[0] != "Drain"]
     assert reason == "WrongOrder"
@@ -123,7 +123,7 @@ def test_a_controller_that_looks_once_lets_the_next_one_act():
     cluster = MemoryCluster(SPEC)
 
     for holder in ("one", "two"):
-        assert once(cluster.following(holder), NOON).startswith("state 06:00")
+        assert run_once(cluster.follower(holder), NOON).startswith("state 06:00")
 
 
 @pytest.mark.parametrize("second", [0, 4, 5, 29, 299])
@@ -132,9 +132,9 @@ def test_a_controller_that_looks_once_looks_at_nodes(second):
     cluster, said = healed(), []
     cluster.objects[names.DEPLOYMENT_KIND, PLAN]["spec"]["lendNodes"] = {"noticeSeconds": 60}
     cluster.objects["Node", "node-d1"]["status"] = {"conditions": [{"type": "GPUMissing", "status": "True"}]}
-    once(replace(cluster.following(said=said), lease=None), NOON + second)
+    run_once(replace(cluster.follower(said=said), lease=None), NOON + second)
     told = list(said)
-    once(cluster.following(), NOON + second)
+    run_once(cluster.follower(), NOON + second)
 
     assert told == ["would have 0 nodes free and 0 left", "would keep new pods away from node-d1"]
     assert cluster.told() == [("Faulty", "node-d1 reports a fault")]
@@ -143,7 +143,7 @@ def test_a_controller_that_looks_once_looks_at_nodes(second):
 def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
     """At every look its condition is another one: the unit leaves once, and its pods find the taint there."""
     cluster = healed()
-    following = cluster.following()
+    follower = cluster.follower()
     for look in range(20):
         now = NOON + 30 * look
         condition = {
@@ -152,7 +152,7 @@ def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
             "lastTransitionTime": timestamp(now),
         }
         cluster.objects["Node", "node-d1"]["status"] = {"conditions": [condition]}
-        one_round(following, now)
+        run_round(follower, now)
         if not cluster.replicas()["d1"]:
             cluster.unit("d1")
             cluster.pod("d1", "spare")
@@ -160,7 +160,7 @@ def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
     assert [reason for reason, _ in cluster.told()] == ["Faulty", "Drain"]
     assert cluster.objects["Node", "node-d1"]["spec"]["taints"]
 
-    one_round(following, now + STEADY_S)
+    run_round(follower, now + STEADY_S)
     assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
     assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
 
@@ -168,10 +168,10 @@ def test_a_node_that_reports_a_fault_again_and_again_costs_one_move():
 def test_a_label_that_comes_and_goes_costs_one_move():
     """Whenever the unit's pods start again, the taint is there: it stays for ten minutes from when it was added."""
     cluster = healed(labels=["gpu=bad"])
-    following = cluster.following()
+    follower = cluster.follower()
     for look in range(19):
         cluster.objects["Node", "node-d1"]["metadata"]["labels"] = {"gpu": "bad" if look % 4 < 2 else "good"}
-        one_round(following, NOON + 30 * look)
+        run_round(follower, NOON + 30 * look)
         if not cluster.replicas()["d1"]:
             cluster.unit("d1")
             del cluster.objects["Pod", "d1-0"]
@@ -181,7 +181,7 @@ def test_a_label_that_comes_and_goes_costs_one_move():
     assert [reason for reason, _ in cluster.told()] == ["Faulty", "Drain"]
 
     cluster.objects["Node", "node-d1"]["metadata"]["labels"] = {"gpu": "good"}
-    one_round(following, NOON + STEADY_S)
+    run_round(follower, NOON + STEADY_S)
     assert cluster.told()[-1] == ("Mended", "node-d1 reports no fault any more")
     assert "taints" not in cluster.objects["Node", "node-d1"]["spec"]
 
@@ -190,7 +190,7 @@ def test_a_label_that_comes_and_goes_costs_one_move():
 def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
     """The first round of each half a minute looks, whenever it begins, and so does the very first."""
     cluster, begun, looks = healed(), [], []
-    health = SimpleNamespace(ended=lambda *, well: None)
+    health = SimpleNamespace(note_end=lambda *, went_well: None)
     listed = cluster.list_all
 
     def clock():
@@ -203,7 +203,7 @@ def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
         return listed(api_version, kind, *arguments, **options)
 
     monkeypatch.setattr(cluster, "list_all", list_all)
-    follow(replace(cluster.following(), clock=clock), lambda: len(begun) == 600 // round_s, lambda _: None, health)
+    follow(replace(cluster.follower(), clock=clock), lambda: len(begun) == 600 // round_s, lambda _: None, health)
 
     assert looks[0] == begun[0]
     assert {each // 30 for each in looks} == {each // 30 for each in begun[:-1]}  # the lease is let go at the last
@@ -212,7 +212,7 @@ def test_nodes_are_looked_at_however_long_rounds_take(round_s, monkeypatch):
 def test_the_controller_goes_by_the_clock_of_the_api_server(monkeypatch, capsys):
     """The server has said when pods have to be gone, and our own clock may be an hour ahead."""
     monkeypatch.setattr(api, "connect", lambda _: SimpleNamespace(now=lambda: NOON))
-    monkeypatch.setattr(loop, "once", lambda following, now: f"{now}, then {following.clock()}")
+    monkeypatch.setattr(loop, "run_once", lambda follower, now: f"{now}, then {follower.clock()}")
 
     assert main(["controller", "ns/a", "--context", "kind", "--dry-run", "--once"]) == 0
     assert capsys.readouterr().out.endswith(f" {NOON}, then {NOON}\n")
@@ -221,10 +221,10 @@ def test_the_controller_goes_by_the_clock_of_the_api_server(monkeypatch, capsys)
 def test_a_fault_that_was_seen_once_moves_no_unit():
     """It is over when its unit would go."""
     cluster = healed()
-    following = cluster.following()
+    follower = cluster.follower()
     for look, status in enumerate(("True", "False", "False")):
         cluster.objects["Node", "node-d1"]["status"] = {"conditions": [{"type": "GPUMissing", "status": status}]}
-        one_round(following, NOON + 30 * look)
+        run_round(follower, NOON + 30 * look)
 
     assert [reason for reason, _ in cluster.told()] == ["Faulty", "Mended"]
     assert cluster.replicas()["d1"] == 1
@@ -242,9 +242,9 @@ def test_a_node_that_another_plan_has_marked_is_left_to_it(marked, taints):
     said, cluster = [], lending()
     node = cluster.objects["Node", "node-d1"]
     node["metadata"]["labels"], node["spec"] = dict(marked), {"taints": list(taints)}
-    following = cluster.following(said=said)
+    follower = cluster.follower(said=said)
 
-    lines = {one_round(following, EVENING + second) for second in (0, 5, 300)}
+    lines = {run_round(follower, EVENING + second) for second in (0, 5, 300)}
 
     assert (labels(cluster, "node-d1"), node["spec"]) == (marked, {"taints": taints})
     assert labels(cluster, "node-p1")[names.NODE_LABEL] == "free"
@@ -261,7 +261,7 @@ def test_marks_that_are_the_plans_own_come_and_go():
     node = cluster.objects["Node", "node-d1"]
     node["spec"] = {"taints": [{"key": names.RECLAIMED_TAINT, "effect": "NoSchedule"}]}
 
-    one_round(cluster.following(), EVENING)
+    run_round(cluster.follower(), EVENING)
 
     assert labels(cluster, "node-d1") == {names.PLAN_LABEL: PLAN, names.NODE_LABEL: "free"}
     assert "taints" not in node["spec"]
@@ -272,7 +272,7 @@ def test_a_status_is_written_where_nobody_may_look_at_nodes():
     cluster = lending()
     cluster.refused.add(("list", "Node"))
 
-    line = one_round(cluster.following(), EVENING)
+    line = run_round(cluster.follower(), EVENING)
 
     assert "4 of the units' nodes cannot be marked: " in line
     assert cluster.status["nodes"] == {"free": [], "reclaimed": []}
@@ -282,11 +282,11 @@ def test_units_are_scaled_where_nobody_may_look_at_pods():
     """Only lending asks for them: no node becomes free, and the status says why."""
     cluster = lending()
     cluster.refused.add(("list", "Pod"))
-    following = cluster.following()
+    follower = cluster.follower()
 
-    one_round(following, EVENING)
+    run_round(follower, EVENING)
     why, marked = cluster.status["why"], [node for node in NODES if labels(cluster, node)]
-    one_round(following, NOON)
+    run_round(follower, NOON)
 
     assert not marked
     assert why.startswith("no further node becomes free, since pods cannot be looked at: ")

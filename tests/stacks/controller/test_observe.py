@@ -6,7 +6,7 @@ import pytest
 
 from stacks.controller.clock import Clock
 from stacks.controller.decide import decide
-from stacks.controller.observe import WrongDay, observe, situation_of
+from stacks.controller.observe import WrongDay, observe, read_situation
 from stacks.controller.situation import Orders
 from tests.stacks.controller.days import MIDNIGHT
 
@@ -33,7 +33,7 @@ def group(name, **spec):
 
 def test_the_day_is_read_as_it_was_planned():
     """States last until the next one, the last into the next day, with the first units of each phase."""
-    seen = situation_of(SPEC, [group("p0"), group("d0", replicas=0)], CLOCK, MIDNIGHT, ending=["d0"])
+    seen = read_situation(SPEC, [group("p0"), group("d0", replicas=0)], CLOCK, MIDNIGHT, ending=["d0"])
 
     steps = seen.timetable.steps
     assert [(step.at, step.minutes, step.units, step.num_nodes) for step in steps] == [
@@ -51,7 +51,7 @@ def test_the_day_is_read_as_it_was_planned():
 def test_other_days_are_read_like_the_day():
     """States of weekdays and dates, with the units that they count."""
     others = [{"days": ["sunday", "2026-12-24"], "steps": [{"at": "08:00", "units": {"prefill": 1, "decode": 1}}]}]
-    (other,) = situation_of(SPEC | {"otherDays": others}, [], CLOCK, MIDNIGHT).timetable.other_days
+    (other,) = read_situation(SPEC | {"otherDays": others}, [], CLOCK, MIDNIGHT).timetable.other_days
 
     assert other.days == ("sunday", "2026-12-24")
     assert [(step.at, step.units) for step in other.steps] == [("08:00", ("p0", "d0"))]
@@ -80,7 +80,7 @@ def test_other_days_are_read_like_the_day():
 def test_what_nobody_could_follow_is_said(change, why):
     """With the field and what it holds; the controller goes on and waits for a better one."""
     with pytest.raises(WrongDay) as error:
-        situation_of(SPEC | change, [], CLOCK, MIDNIGHT)
+        read_situation(SPEC | change, [], CLOCK, MIDNIGHT)
 
     assert str(error.value) == why
 
@@ -88,7 +88,7 @@ def test_what_nobody_could_follow_is_said(change, why):
 def test_orders_have_the_worlds_time_and_the_day_its_own():
     """At a pace of 60, a hold of a minute lasts for an hour of the day."""
     clock = Clock(MIDNIGHT, 60)
-    seen = situation_of(SPEC | {"hold": {"until": "2025-11-25T00:01:00Z"}}, [], clock, MIDNIGHT)
+    seen = read_situation(SPEC | {"hold": {"until": "2025-11-25T00:01:00Z"}}, [], clock, MIDNIGHT)
 
     assert seen.orders.hold_until == MIDNIGHT + 3600
 
@@ -99,16 +99,16 @@ def test_an_order_that_is_over_orders_nothing(state):
     over = {"until": "2025-11-25T00:00:00Z"}
     written = SPEC | {"hold": over, "force": {"state": state} | over}
 
-    assert situation_of(written, [], CLOCK, MIDNIGHT).orders == Orders()
+    assert read_situation(written, [], CLOCK, MIDNIGHT).orders == Orders()
 
 
 @pytest.mark.parametrize("until", ["2025-11-31T00:00:00Z", "2025-12-31T23:59:60Z", "9999-12-31T23:59:59-23:59"])
 def test_a_hold_until_no_time_is_said_and_drains_nothing(until):
     """It was meant, and nobody knows for how long."""
-    orders = situation_of(SPEC | {"hold": {"until": until}}, [], CLOCK, MIDNIGHT).orders
+    orders = read_situation(SPEC | {"hold": {"until": until}}, [], CLOCK, MIDNIGHT).orders
 
     assert (orders.hold_until, orders.may_drain) == (None, False)
-    assert orders.unread == (
+    assert orders.unreadable == (
         f"spec.hold.until ({until}) is no time such as 2026-11-25T06:00:00Z, "
         "so no unit drains until it is corrected or null",
     )
@@ -132,9 +132,9 @@ def test_a_force_that_nobody_can_follow_is_said_and_orders_nothing(force, why):
     """The hold beside it is followed."""
     hold = {"until": "2025-11-25t01:00:00z"}  # small letters are times too, by RFC 3339
 
-    orders = situation_of(SPEC | {"hold": hold, "force": force}, [], CLOCK, MIDNIGHT).orders
+    orders = read_situation(SPEC | {"hold": hold, "force": force}, [], CLOCK, MIDNIGHT).orders
 
-    assert orders == Orders(hold_until=MIDNIGHT + 3600, unread=(why,))
+    assert orders == Orders(hold_until=MIDNIGHT + 3600, unreadable=(why,))
 
 
 def test_a_clock_that_has_left_the_calendar_is_said():
@@ -144,7 +144,7 @@ def test_a_clock_that_has_left_the_calendar_is_said():
     days = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(2025, 11, 25, tzinfo=UTC)).days  # of the fast clock
     last = observe(NoUnits(), deployment, MIDNIGHT + days - 1)
 
-    assert decide(last.situation, last.clock.of(MIDNIGHT + days - 1)).state == "22:00"
+    assert decide(last.situation, last.clock.day_time(MIDNIGHT + days - 1)).state == "22:00"
     with pytest.raises(
         WrongDay, match=r"^spec.pace \(86400\) has left the calendar since 2025-11-25T00:00:00Z: create"
     ):

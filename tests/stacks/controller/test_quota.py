@@ -11,8 +11,8 @@ GPU = "nvidia.com/gpu"
 def queue(**quotas):
     """A ClusterQueue with a flavor of its own nodes, and one of nodes that are lent."""
     own = [{"name": name, "nominalQuota": "64"} for name in (GPU, "cpu")]
-    lent = [{"name": GPU, "nominalQuota": quotas.get("gpu", "0")}, {"name": "cpu", "nominalQuota": "1k"}]
-    flavors = [{"name": "own", "resources": own}, {"name": "lent", "resources": lent}]
+    lending_events = [{"name": GPU, "nominalQuota": quotas.get("gpu", "0")}, {"name": "cpu", "nominalQuota": "1k"}]
+    flavors = [{"name": "own", "resources": own}, {"name": "lent", "resources": lending_events}]
     groups = [{"coveredResources": [GPU, "cpu"], "flavors": flavors}]
     return {"metadata": {"name": "batch"}, "spec": {"resourceGroups": groups}}
 

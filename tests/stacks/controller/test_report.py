@@ -8,9 +8,9 @@ from stacks.controller.clock import Clock
 from stacks.controller.decide import decide
 from stacks.controller.demand import Demand, Floor
 from stacks.controller.lend import Marks
-from stacks.controller.measure import Measured, floors_before, suspects_before
-from stacks.controller.observe import Observed
-from stacks.controller.report import status_of
+from stacks.controller.measure import Measurement, previous_floors, previous_suspects
+from stacks.controller.observe import Observation
+from stacks.controller.report import build_status
 from stacks.controller.stragglers import Suspect
 from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, situation
 
@@ -22,8 +22,8 @@ def status(demand, suspects=None):
     """The status at night, when one unit of each phase is on."""
     floors = {phase: floor.units for phase, floor in demand.floors.items()} if demand else {}
     seen = replace(situation((READY, OFF, READY, OFF)), floors=floors)
-    measured = Measured(Observed(seen, Clock(MIDNIGHT, 1)), demand, suspects)
-    return status_of(measured, decide(seen, NOW), Marks(), None, NOW, DEPLOYMENT)
+    measurement = Measurement(Observation(seen, Clock(MIDNIGHT, 1)), demand, suspects)
+    return build_status(measurement, decide(seen, NOW), Marks(), None, NOW, DEPLOYMENT)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_the_next_look_goes_on_from_what_was_written():
     suspects = {"d0": Suspect(True), "d1": Suspect(False, NOW - 5)}
     written = {"status": status(Demand(floors, {}), suspects)}
 
-    assert floors_before(written) == floors
-    assert suspects_before(written) == suspects
-    assert floors_before({}) == suspects_before({}) == {}
+    assert previous_floors(written) == floors
+    assert previous_suspects(written) == suspects
+    assert previous_floors({}) == previous_suspects({}) == {}
 
 
 @pytest.mark.parametrize("until", ["2026-11-31T00:00:00Z", "9999-12-31T23:59:59-23:59"])
@@ -67,7 +67,7 @@ def test_a_floor_until_no_time_is_none(until):
     """The server's schema admits it. The next look decides anew, and writes a time that there is."""
     no_time = [{"phase": "decode", "units": 5, "until": until, "peak": 5}]
 
-    assert floors_before({"status": {"demand": no_time}}) == {}
-    assert suspects_before({"status": {"stragglers": [{"unit": "d0", "isLast": True, "since": until}]}}) == {
+    assert previous_floors({"status": {"demand": no_time}}) == {}
+    assert previous_suspects({"status": {"stragglers": [{"unit": "d0", "isLast": True, "since": until}]}}) == {
         "d0": Suspect(True)
     }

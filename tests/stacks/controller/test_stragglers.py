@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from planner.schedule.schedule import OtherDays
-from stacks.controller.decide import decide, units_on
-from stacks.controller.stragglers import Suspect, follow_stragglers, with_last
+from stacks.controller.decide import decide, required_units
+from stacks.controller.stragglers import Suspect, follow_stragglers, move_last
 from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, TIMETABLE, UNITS, WARM_UP_S, situation
 from tests.stacks.controller.test_decide import EVENING, EVERY_STATE, MORNING, applied, on_at, ready, wanted_at
 
@@ -33,10 +33,10 @@ def test_every_sequence_of_looks_is_believed_once_it_has_lasted():
 
 def test_a_unit_that_nobody_suspects_is_not_kept():
     """The status has only what the next look needs."""
-    once = follow_stragglers({}, {"d0"}, {"d0"}, 0, LASTS_S)
+    run_once = follow_stragglers({}, {"d0"}, {"d0"}, 0, LASTS_S)
 
-    assert once == {"d0": Suspect(False, 0)}
-    assert follow_stragglers(once, set(), {"d0"}, LOOK_S, LASTS_S) == {}
+    assert run_once == {"d0": Suspect(False, 0)}
+    assert follow_stragglers(run_once, set(), {"d0"}, LOOK_S, LASTS_S) == {}
 
 
 @pytest.mark.parametrize("now", [MORNING - WARM_UP_S, MORNING, EVENING, AT_NIGHT])
@@ -45,7 +45,7 @@ def test_the_others_take_its_place_and_nobody_misses_it(now):
     on = {SWAPPED.get(name, name) for name in on_at(now)}
     wanted = {SWAPPED.get(name, name) for name in wanted_at(now)}
     for states in EVERY_STATE:
-        seen = with_last(situation(states), {"d0"})
+        seen = move_last(situation(states), {"d0"})
         scales = decide(seen, now).scales
 
         started, drained = ({each.unit for each in scales if each.is_on is is_on} for is_on in (True, False))
@@ -58,9 +58,9 @@ def test_the_others_take_its_place_and_nobody_misses_it(now):
 
 def test_the_slow_unit_leaves_the_peak_first():
     """In the evening it goes, and the other one of its phase stays; at night another one is started for it."""
-    evening = decide(with_last(situation((READY,) * 4), {"d0"}), EVENING)
-    night = decide(with_last(situation((READY, OFF, READY, OFF)), {"d0"}), AT_NIGHT)
-    replaced = decide(with_last(situation((READY, OFF, READY, READY)), {"d0"}), AT_NIGHT)
+    evening = decide(move_last(situation((READY,) * 4), {"d0"}), EVENING)
+    night = decide(move_last(situation((READY, OFF, READY, OFF)), {"d0"}), AT_NIGHT)
+    replaced = decide(move_last(situation((READY, OFF, READY, READY)), {"d0"}), AT_NIGHT)
 
     assert {each.unit for each in evening.scales} == {"d0", "p1"}
     assert [(each.unit, each.is_on) for each in night.scales] == [("d1", True)]
@@ -71,11 +71,11 @@ def test_weekdays_and_dates_have_the_same_order():
     """On Tuesdays, such as this one, it is always night; a state of any day may be the one with most nodes."""
     by_night = TIMETABLE.steps[1:]
     weekly = replace(TIMETABLE, other_days=(OtherDays(("tuesday",), by_night),))
-    seen = with_last(replace(situation((READY,) * 4), timetable=weekly), {"d0"})
+    seen = move_last(replace(situation((READY,) * 4), timetable=weekly), {"d0"})
     small = replace(weekly, steps=by_night, other_days=(OtherDays(("monday",), TIMETABLE.steps),))
     asking = replace(situation((READY, OFF, READY, OFF)), timetable=small, floors={"decode": 2})
 
-    assert units_on(seen, MIDNIGHT + 12 * HOUR) == {"p0", "d1"}
+    assert required_units(seen, MIDNIGHT + 12 * HOUR) == {"p0", "d1"}
     assert decide(asking, MIDNIGHT + 12 * HOUR).wanted == ("p0", "d0", "d1")
 
 
@@ -83,8 +83,8 @@ def test_the_order_is_the_plans_where_nobody_is_slow_or_all_are():
     """Nothing changes then."""
     seen = situation((READY,) * 4)
 
-    assert with_last(seen, ()) == seen == with_last(seen, {"d0", "d1"})
-    assert units_on(with_last(seen, {"d0", "d1"}), AT_NIGHT) == {"p0", "d0"}
+    assert move_last(seen, ()) == seen == move_last(seen, {"d0", "d1"})
+    assert required_units(move_last(seen, {"d0", "d1"}), AT_NIGHT) == {"p0", "d0"}
 
 
 def test_a_clock_that_is_set_back_delays_a_suspect_by_no_more_than_ever():

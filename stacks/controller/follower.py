@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stacks.controller.act import scale, tell
+from stacks.controller.act import scale, write_event
 from stacks.controller.decide import Scale
 from stacks.controller.lease import Lease
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["Following", "change", "note"]
+__all__ = ["Follower", "change", "report_event"]
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Following:
+class Follower:
     """A deployment that is followed, and the one who follows it."""
 
     api: Api
@@ -33,28 +33,28 @@ class Following:
         return self.lease is None
 
 
-def change(following: Following, deployment: Manifest, scales: Scale, now: float) -> None:
+def change(follower: Follower, deployment: Manifest, scales: Scale, now: float) -> None:
     """Scale one unit, and say so. A unit that cannot be scaled keeps none of the others."""
     word = "start" if scales.is_on else "drain"
-    if following.is_dry_run:
-        following.say(f"would {word} {scales.unit}: {scales.why}")
+    if follower.is_dry_run:
+        follower.say(f"would {word} {scales.unit}: {scales.reason}")
         return
     try:
-        scale(following.api, following.namespace, scales)
+        scale(follower.api, follower.namespace, scales)
     except ProviderError as error:
-        following.say(f"cannot {word} {scales.unit}: {error}")
+        follower.say(f"cannot {word} {scales.unit}: {error}")
         return
-    following.say(f"{word} {scales.unit}: {scales.why}")
-    note(following, deployment, word.capitalize(), f"{scales.unit}: {scales.why}", now)
+    follower.say(f"{word} {scales.unit}: {scales.reason}")
+    report_event(follower, deployment, word.capitalize(), f"{scales.unit}: {scales.reason}", now)
 
 
-def note(
-    following: Following, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False
+def report_event(
+    follower: Follower, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False
 ) -> None:
     """Write an event, but in a dry run. Where none may be written, that is said, and everything else goes on."""
-    if following.is_dry_run:
+    if follower.is_dry_run:
         return
     try:
-        tell(following.api, deployment, reason, message, now, is_warning=is_warning)
+        write_event(follower.api, deployment, reason, message, now, is_warning=is_warning)
     except ProviderError as error:
-        following.say(f"cannot write an event: {error}")
+        follower.say(f"cannot write an event: {error}")

@@ -1,0 +1,87 @@
+"""What a round does about faulty nodes: look at them, mark them, forget lost pods, and have one unit move.
+
+`heal.py` decides. Nodes and pods are much to read, so not every round looks.
+"""
+
+from collections.abc import Sequence
+
+from stacks.controller.act import forget_pod, taint_faulty_nodes
+from stacks.controller.decide import Decision
+from stacks.controller.follower import Follower, change, report_event
+from stacks.controller.heal import FaultReports, find_node_health, find_reports, heal
+from stacks.controller.observe import unit_pods
+from stacks.controller.report import HEALTHY, previous_condition
+from stacks.controller.situation import Situation
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest
+
+__all__ = ["handle_faulty_nodes"]
+
+LOOK_S = 30.0  # assumed: to move a unit takes minutes
+
+
+def handle_faulty_nodes(
+    follower: Follower, deployment: Manifest, situation: Situation, decision: Decision, now: float, elapsed_s: float
+) -> Sequence[str] | None:
+    """Have one unit leave faulty nodes. Return what keeps units there; None if nobody has looked.
+
+    The first round in each `LOOK_S` looks; the round before this one was `elapsed_s` ago.
+    """
+    if "heal" not in deployment["spec"] or now % LOOK_S >= elapsed_s:
+        return None
+    own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
+    try:
+        everywhere = follower.api.list_all("v1", "Node", "", resourceVersion="0")  # what the server has in memory
+        nodes = [each for each in everywhere if each["metadata"]["name"] in own]
+        pods = unit_pods(follower.api, deployment)
+    except ProviderError as error:
+        follower.say(f"cannot look at nodes: {error}")
+        return None
+    plan, settings = deployment["metadata"]["name"], deployment["spec"]["heal"]
+    reports = find_reports(plan, situation.units, nodes, settings, now)
+    health = find_node_health(situation.units, nodes, pods, reports, now)
+    healing = heal(situation, decision, health)
+    _taint_nodes(follower, deployment, nodes, reports, now)
+    for pod in pods:
+        if pod["metadata"]["name"] in health.lost:
+            _forget_pod(follower, deployment, pod, now)
+    if healing.move:
+        change(follower, deployment, healing.move, now)
+    problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
+    said = previous_condition(deployment, HEALTHY).get("message", "").split("; ")
+    for problem in problems:
+        if problem not in said:
+            report_event(follower, deployment, "Stuck", problem, now, is_warning=True)
+    return problems
+
+
+def _forget_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: float) -> None:
+    """Let another pod take the place of one that is lost, and say so."""
+    what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and its time to end is over"
+    if follower.is_dry_run:
+        follower.say(f"would forget {what}")
+        return
+    try:
+        forget_pod(follower.api, pod)
+    except ProviderError as error:
+        follower.say(f"cannot forget {pod['metadata']['name']}: {error}")
+        return
+    follower.say(f"forget {what}")
+    report_event(follower, deployment, "Forget", what, now)
+
+
+def _taint_nodes(
+    follower: Follower, deployment: Manifest, nodes: Sequence[Manifest], reports: FaultReports, now: float
+) -> None:
+    """Keep new pods away from nodes that report a fault, and no longer from others."""
+    if follower.is_dry_run:
+        follower.say(f"would keep new pods away from {', '.join(sorted(reports.faulty)) or 'no node'}")
+        return
+    for node, problem in taint_faulty_nodes(follower.api, deployment["metadata"]["name"], nodes, reports.faulty, now):
+        if problem:
+            follower.say(f"cannot mark a node: {problem}")
+            continue
+        is_faulty = node in reports.faulty
+        reason, what = ("Faulty", "reports a fault") if is_faulty else ("Mended", "reports no fault any more")
+        follower.say(f"{node} {what}")
+        report_event(follower, deployment, reason, f"{node} {what}", now)
