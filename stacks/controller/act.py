@@ -68,7 +68,7 @@ def taint_faulty_nodes(
 
 def forget_pod(api: Api, pod: Manifest) -> None:
     """Delete a pod whose node will not say that it has ended. Raise ProviderError."""
-    api.delete(Reference.of(pod), pod["metadata"]["uid"], at_once=True)
+    api.delete(Reference.from_manifest(pod), pod["metadata"]["uid"], immediately=True)
 
 
 def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:

@@ -19,13 +19,13 @@ __all__ = ["findings"]
 CheckFunction = Callable[[Needs, ClusterFacts], Iterator[Finding]]
 
 CHECKS: tuple[CheckFunction, ...] = (
-    cluster_checks.unseen,
+    cluster_checks.read_failures,
     cluster_checks.rights,
     cluster_checks.kinds,
     cluster_checks.definition,
     cluster_checks.objects,
     namespace_checks.namespace,
-    namespace_checks.named_objects,
+    namespace_checks.required_objects,
     namespace_checks.claims,
     namespace_checks.quotas,
     namespace_checks.pods,

@@ -40,7 +40,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     plan = deployable_from(arguments.given)
     warn(plan.warnings)
-    found = examine(plan, arguments.context, with_probe=arguments.probe, report=say)
+    found = examine(plan, arguments.context, runs_probe=arguments.probe, report=say)
     if found.probed is not None:
         say(found.probed)
     if arguments.format == "json":

@@ -3,28 +3,28 @@
 from collections.abc import Iterator
 
 from planner.facts.names import DEPLOYMENT_KIND
-from stacks.doctor.definition import DEFINITION, lacking
-from stacks.doctor.facts import ClusterFacts, Refused
+from stacks.doctor.definition import DEFINITION, find_missing_fields
+from stacks.doctor.facts import ClusterFacts, Refusal
 from stacks.doctor.findings import Finding, plural, split_sentence
 from stacks.doctor.needs import Needs
 from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedError
 
-__all__ = ["definition", "kinds", "objects", "rights", "unseen"]
+__all__ = ["definition", "kinds", "objects", "read_failures", "rights"]
 
 MAX_FIELDS = 4  # that a sentence names
 UNDECLARED = "field not declared in schema"  # as an API server says it of a field that is applied
 
 
-def unseen(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Yield what nobody looked at. It may be right, and `up` may not need the right to look."""
-    for each in facts.unseen:
+    for each in facts.read_failures:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)
 
 
 def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the provider may get, create, patch and delete objects of each kind of the plan."""
-    for each in facts.denied:
+    for each in facts.missing_rights:
         where = f"in namespace {each.namespace}" if each.namespace else "in the whole cluster"
         reason = f"the kubeconfig's user may not {' or '.join(each.verbs)} them {where}"
         role = "Role" if each.namespace else "ClusterRole"
@@ -36,7 +36,7 @@ def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that every kind of the plan is served, in the plan's version."""
-    for (api_version, kind), versions in facts.unserved.items():
+    for (api_version, kind), versions in facts.unserved_kinds.items():
         group, wanted = api_version.rpartition("/")[0], api_version.rpartition("/")[2]
         install = INSTALL.get(kind, "install what defines it")
         if versions:
@@ -52,41 +52,41 @@ def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
     `up` fails where the plan's object has one that is not there. Otherwise the controller forgets what it writes.
     """
-    fields = _lacking(facts)
+    fields = _missing_definition_fields(facts)
     if fields:
         more = f" and {len(fields) - MAX_FIELDS} more" if len(fields) > MAX_FIELDS else ""
         reason = f"it is older than this version: it lacks {', '.join(fields[:MAX_FIELDS])}{more}, which are not stored"
-        blocks = any(_is_undeclared(each) for each in facts.refused)
+        blocks = any(_is_undeclared(each) for each in facts.refusals)
         yield Finding("kind", str(DEFINITION), reason, f"upgrade it: {INSTALL[DEPLOYMENT_KIND]}", blocks=blocks)
 
 
 def objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that neither the server nor our own rules about ownership object to any object of the plan."""
-    for each in facts.refused:
-        if _is_undeclared(each) and _lacking(facts):
+    for each in facts.refusals:
+        if _is_undeclared(each) and _missing_definition_fields(facts):
             continue  # which `definition` says
         if isinstance(each.error, (ForeignError, OtherPlanError)):
             reason, fix = split_sentence(str(each.error).removeprefix(f"{each.object} "))
             yield Finding("owner", each.object, f"it {reason}", fix)
         elif isinstance(each.error, RefusedError):
-            yield from _refused(each, each.error, needs, facts)
+            yield from _refused_object(each, each.error, needs, facts)
 
 
-def _refused(refused: Refused, error: RefusedError, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+def _refused_object(refused: Refusal, error: RefusedError, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     reason, fix = split_sentence(error.sentence)
     if error.is_about_the_manifest:
-        fix = needs.correction(refused.object, error.server_message) or fix
+        fix = needs.suggest_correction(refused.object, error.server_message) or fix
     if error.silent_webhook:
         yield Finding("webhook", error.silent_webhook, reason, fix)
-    elif not (error.is_about_rights and facts.denied):  # which `rights` says, for all objects of the kind
+    elif not (error.is_about_rights and facts.missing_rights):  # which `rights` says, for all objects of the kind
         yield Finding("object", refused.object, reason, fix)
 
 
-def _lacking(facts: ClusterFacts) -> list[str]:
-    return [] if facts.definition is None else lacking(facts.definition)
+def _missing_definition_fields(facts: ClusterFacts) -> list[str]:
+    return [] if facts.definition is None else find_missing_fields(facts.definition)
 
 
-def _is_undeclared(refused: Refused) -> bool:
+def _is_undeclared(refused: Refusal) -> bool:
     """Return whether the server knows no such field of an object of our own kind."""
     is_ours = refused.object.startswith(f"{DEPLOYMENT_KIND} ")
     return is_ours and isinstance(refused.error, RefusedError) and UNDECLARED in refused.error.server_message

@@ -14,26 +14,26 @@ import yaml
 from planner.facts.names import DOMAIN
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["DEFINITION", "lacking"]
+__all__ = ["DEFINITION", "find_missing_fields"]
 
 DEFINITION = Reference("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", f"deployments.{DOMAIN}")
 SHIPPED = Path(__file__).parents[1] / "controller" / "definition.yaml"
 
 
-def lacking(live: Manifest) -> list[str]:
+def find_missing_fields(live: Manifest) -> list[str]:
     """Return the fields of this version's schema that the cluster's lacks, the outermost of each.
 
     `spec.demand`, `spec.units[].spares`. A version that the cluster does not serve at all is another check's.
     """
     found = []
-    for version, schema in _schemas(_shipped()).items():
+    for version, schema in _schemas(_shipped_definition()).items():
         there = _schemas(live).get(version)
         if there is not None:
-            found += list(_lacking(schema, there, ""))
+            found += list(_missing_fields(schema, there, ""))
     return found
 
 
-def _lacking(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+def _missing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield the paths of `ours` below `path` that `theirs` does not have."""
     if theirs.get("x-kubernetes-preserve-unknown-fields"):
         return
@@ -41,12 +41,12 @@ def _lacking(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> I
     for name, schema in (ours.get("properties") or {}).items():
         place = f"{path}.{name}" if path else name
         if name in known:
-            yield from _lacking(schema, known[name], place)
+            yield from _missing_fields(schema, known[name], place)
         else:
             yield place
     for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
         if key in ours and isinstance(theirs.get(key), Mapping):
-            yield from _lacking(ours[key], theirs[key], f"{path}{mark}")
+            yield from _missing_fields(ours[key], theirs[key], f"{path}{mark}")
 
 
 def _schemas(definition: Manifest) -> dict[str, Mapping[str, Any]]:
@@ -56,6 +56,6 @@ def _schemas(definition: Manifest) -> dict[str, Mapping[str, Any]]:
 
 
 @cache
-def _shipped() -> Manifest:
+def _shipped_definition() -> Manifest:
     definition: Manifest = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
     return definition

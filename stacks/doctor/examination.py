@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.plan.deployable import Deployable
 from stacks.doctor.checks import findings
 from stacks.doctor.findings import Finding
-from stacks.doctor.needs import needs_of
+from stacks.doctor.needs import read_needs
 from stacks.doctor.probe_checks import probe_findings, probe_summary
 from stacks.doctor.probing import STARTED_TIMEOUT_S, probe
 from stacks.doctor.reading import read_facts
@@ -40,17 +40,17 @@ class Examination:
         return any(each.blocks for each in self.findings)
 
 
-def examine(plan: Deployable, context: str, *, with_probe: bool, report: Callable[[str], None]) -> Examination:
+def examine(plan: Deployable, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
     """Compare the cluster of that kubeconfig context with `plan`. Without a probe nothing is created.
 
     Raise InfeasibleError for a plan that cannot be rendered, ClusterError when the cluster cannot be asked.
     """
-    needs = needs_of(plan)
+    needs = read_needs(plan)
     try:
         api = connect(context)
         facts = read_facts(api, needs)
-        looked = Examination(findings(needs, facts), NOT_PROBED if with_probe else None)
-        if not with_probe or looked.blocks:
+        looked = Examination(findings(needs, facts), NOT_PROBED if runs_probe else None)
+        if not runs_probe or looked.blocks:
             return looked
         probed = probe(api, needs, facts, Patience(STARTED_TIMEOUT_S, threading.Event(), report))
     except ProviderError as error:

@@ -1,21 +1,21 @@
 """The state of a cluster, as far as a plan cares, at one moment. `reading.py` looks; the checks judge.
 
 Objects are manifests as the API server gives them. A list is None where the user may not read it, and the checks go
-without it: `unseen` says what and why.
+without it: `read_failures` says what and why.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stacks.doctor.needs import Named
+from stacks.doctor.needs import RequiredObject
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["ClusterFacts", "Denied", "Refused", "Unseen", "is_ending"]
+__all__ = ["ClusterFacts", "MissingRight", "ReadFailure", "Refusal", "is_ending"]
 
 
 @dataclass(frozen=True)
-class Denied:
+class MissingRight:
     """Verbs that the kubeconfig's user lacks for a kind."""
 
     kind: str
@@ -24,7 +24,7 @@ class Denied:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refusal:
     """An object that the server refuses in a dry run, or that our rules refuse because someone else's is there."""
 
     object: str  # `ServiceAccount tidemill/demo-runtime`; of a pod that was tried, its component
@@ -32,7 +32,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class ReadFailure:
     """Something that could not be looked at."""
 
     what: str
@@ -49,12 +49,14 @@ class ClusterFacts:
     quotas: tuple[Manifest, ...] | None = ()  # of the plan's namespace
     storage_classes: tuple[Manifest, ...] | None = ()
     definition: Manifest | None = None  # of our own kind; None where the plan has no such object, or none was seen
-    named: Mapping[Named, Manifest | None] = field(default_factory=dict)  # those that could be looked for
-    unserved: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)  # kind -> versions of its group
-    denied: tuple[Denied, ...] = ()
-    refused: tuple[Refused, ...] = ()  # objects of the plan
-    refused_pods: tuple[Refused, ...] = ()  # one tried for each component
-    unseen: tuple[Unseen, ...] = ()
+    # Those that could be looked for; None for one that is not there.
+    required_objects: Mapping[RequiredObject, Manifest | None] = field(default_factory=dict)
+    # (apiVersion, kind) -> the versions in which the cluster serves its group
+    unserved_kinds: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    missing_rights: tuple[MissingRight, ...] = ()
+    refusals: tuple[Refusal, ...] = ()  # objects of the plan
+    pod_refusals: tuple[Refusal, ...] = ()  # one tried for each component
+    read_failures: tuple[ReadFailure, ...] = ()
 
 
 def is_ending(live: Manifest) -> bool:

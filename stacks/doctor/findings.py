@@ -86,7 +86,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     for nameless, members in sorted(alike.items(), key=lambda pair: not pair[0].blocks):
         said = members[0] if len(members) == 1 else nameless
         kind = "blocks" if said.blocks else "note"
-        yield f"  {kind}  {said.check}  {_named([each.object for each in members])}: {said.reason}; {said.fix}"
+        yield f"  {kind}  {said.check}  {_name_objects([each.object for each in members])}: {said.reason}; {said.fix}"
 
 
 def _nameless(finding: Finding) -> Finding:
@@ -95,7 +95,7 @@ def _nameless(finding: Finding) -> Finding:
     return replace(finding, object="", reason=name.sub("NAME", finding.reason), fix=name.sub("NAME", finding.fix))
 
 
-def _named(objects: Sequence[str]) -> str:
+def _name_objects(objects: Sequence[str]) -> str:
     """Name up to three, and count the others."""
     shown, num_more = ", ".join(objects[:3]), len(objects) - 3
     return f"{shown} and {num_more} more" if num_more > 0 else shown

@@ -4,17 +4,17 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
-from stacks.doctor.facts import ClusterFacts, Refused, is_ending
+from stacks.doctor.facts import ClusterFacts, Refusal, is_ending
 from stacks.doctor.findings import Check, Finding, split_sentence
-from stacks.doctor.needs import Needs, limits_of, requests_of, summed
+from stacks.doctor.needs import Needs, pod_limits, pod_requests, sum_amounts
 from stacks.kube.errors import RefusedError
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.quantities import Amounts, amount_text, amounts
 
-__all__ = ["claims", "named_objects", "namespace", "pods", "quotas"]
+__all__ = ["claims", "namespace", "pods", "quotas", "required_objects"]
 
 # kind of what pods name -> the check, and how it comes to be there
-NAMED: Mapping[str, tuple[Check, str]] = {
+REQUIRED: Mapping[str, tuple[Check, str]] = {
     "PersistentVolumeClaim": ("storage", "create it"),
     "Secret": ("secret", "create it"),
     "PriorityClass": ("priority-class", "create it"),
@@ -38,7 +38,7 @@ CLASS = re.compile(r"no PriorityClass with name|RuntimeClass .* not found|runtim
 def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the namespace is there if the plan does not make it, and that it is not being deleted."""
     live, subject = facts.namespace, f"Namespace {needs.namespace}"
-    was_seen = all(each.what != "the namespace" for each in facts.unseen)
+    was_seen = all(each.what != "the namespace" for each in facts.read_failures)
     if live is None and not needs.creates_namespace and was_seen:
         fix = f"create it: kubectl create namespace {needs.namespace}; or set kubernetes.create_namespace: true"
         yield Finding("namespace", subject, "it does not exist, and the plan does not create it", fix)
@@ -47,35 +47,35 @@ def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding("namespace", subject, "it is being deleted", fix, blocks=not needs.creates_namespace)
 
 
-def named_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+def required_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that every object that the pods name is there."""
-    for named, found in facts.named.items():
+    for required, found in facts.required_objects.items():
         if found is None:
-            check, how = NAMED[named.kind]
-            if named.namespace and facts.namespace is None and needs.creates_namespace:
+            check, how = REQUIRED[required.kind]
+            if required.namespace and facts.namespace is None and needs.creates_namespace:
                 how = "create first the namespace and then it, and set kubernetes.create_namespace: false"
             yield Finding(
-                check, str(named), f"it does not exist, and {named.field} names it", f"{how}; or correct the name"
+                check, str(required), f"it does not exist, and {required.field} names it", f"{how}; or correct the name"
             )
 
 
 def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that each claim has its volume, and that all nodes whose pods mount it may."""
-    for named, found in facts.named.items():
-        if named.kind != "PersistentVolumeClaim" or found is None:
+    for required, found in facts.required_objects.items():
+        if required.kind != "PersistentVolumeClaim" or found is None:
             continue
         phase = (found.get("status") or {}).get("phase", "Pending")
         modes = (found.get("status") or {}).get("accessModes") or found["spec"].get("accessModes") or []
-        num_nodes = len(_nodes_mounting(named.name, needs))
+        num_nodes = len(_nodes_mounting(required.name, needs))
         if is_ending(found):
-            yield Finding("storage", str(named), "it is being deleted", "wait until it is gone, and create it again")
+            yield Finding("storage", str(required), "it is being deleted", "wait until it is gone, and create it again")
         elif phase != "Bound" and not (phase == "Pending" and _waits_for_pods(found, facts)):
-            fix = f"see why: kubectl describe pvc {named.name} --namespace {named.namespace}"
-            yield Finding("storage", str(named), f"it has no volume: its phase is {phase}", fix)
+            fix = f"see why: kubectl describe pvc {required.name} --namespace {required.namespace}"
+            yield Finding("storage", str(required), f"it has no volume: its phase is {phase}", fix)
         elif num_nodes > 1 and not FOR_MANY_NODES.intersection(modes):
             reason = f"pods on {num_nodes} nodes mount it, and {', '.join(modes)} allows only one node"
             fix = "create the claim again with ReadOnlyMany or ReadWriteMany, on storage that can do that"
-            yield Finding("storage", str(named), reason, fix)
+            yield Finding("storage", str(required), reason, fix)
 
 
 def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
     Its own pods, of an earlier `up`, do not count twice.
     """
-    wanted, own = _wanted(needs), _held_by_plan(needs, facts)
+    wanted, own = _planned_usage(needs), _current_usage(needs, facts)
     for quota in facts.quotas or ():
         spec, status = quota["spec"], quota.get("status") or {}
         if spec.get("scopes") or spec.get("scopeSelector"):
@@ -104,11 +104,13 @@ def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that a pod of each component is let in."""
     said_quotas = {each.object.rpartition("/")[2] for each in quotas(needs, facts)}
-    has_no_class = any(found is None for named, found in facts.named.items() if named.kind.endswith("Class"))
+    has_no_class = any(
+        found is None for required, found in facts.required_objects.items() if required.kind.endswith("Class")
+    )
     violations: dict[str, list[str]] = {}
-    for each in facts.refused_pods:
+    for each in facts.pod_refusals:
         assert isinstance(each.error, RefusedError)
-        if each.error.is_invalid and _is_said_of_workload(each.object, needs, facts):
+        if each.error.is_invalid and _workload_is_refused(each.object, needs, facts):
             continue
         message = each.error.server_message
         if violation := POD_SECURITY.search(message):
@@ -119,24 +121,24 @@ def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
                 subject = f"ResourceQuota {needs.namespace}/{quota['name']}"
                 yield Finding("quota", subject, message, "raise it, or write kubernetes.resources if it asks for them")
         elif not (has_no_class and CLASS.search(message)):
-            yield _refused_pod(each, each.error, needs)
+            yield _refused_pod_finding(each, each.error, needs)
     for standard, whys in violations.items():
         reason = f"it enforces the standard {standard}, which the plan's pods violate: {'; '.join(whys)}"
         fix = f"kubectl label --overwrite namespace {needs.namespace} {PRIVILEGED}; or choose another namespace"
         yield Finding("pod-security", f"Namespace {needs.namespace}", reason, fix)
 
 
-def _is_said_of_workload(component: str, needs: Needs, facts: ClusterFacts) -> bool:
+def _workload_is_refused(component: str, needs: Needs, facts: ClusterFacts) -> bool:
     """Return whether the object with a pod's template is refused, which says the same."""
-    workloads = {str(Reference.of(each)) for each in needs.workloads_of(component)}
-    invalid = (each.object for each in facts.refused if isinstance(each.error, RefusedError) and each.error.is_invalid)
+    workloads = {str(Reference.from_manifest(each)) for each in needs.find_workloads(component)}
+    invalid = (each.object for each in facts.refusals if isinstance(each.error, RefusedError) and each.error.is_invalid)
     return not workloads.isdisjoint(invalid)
 
 
-def _refused_pod(refused: Refused, error: RefusedError, needs: Needs) -> Finding:
+def _refused_pod_finding(refused: Refusal, error: RefusedError, needs: Needs) -> Finding:
     reason, fix = split_sentence(error.sentence)
     if error.is_about_the_manifest:
-        fix = needs.correction(refused.object, error.server_message) or fix
+        fix = needs.suggest_correction(refused.object, error.server_message) or fix
     if error.is_about_rights:
         return Finding("rights", f"pods of {refused.object}", f"not tried: {reason}", fix, blocks=False)
     if error.silent_webhook:
@@ -157,24 +159,24 @@ def _nodes_mounting(claim: str, needs: Needs) -> set[str]:
     return {node for each in mounting for node in each.nodes or (f"any for {each.owner}",)}
 
 
-def _wanted(needs: Needs) -> dict[str, Decimal]:
+def _planned_usage(needs: Needs) -> dict[str, Decimal]:
     """Return what the plan's pods take, under the names that quotas use.
 
     Source: https://kubernetes.io/docs/concepts/policy/resource-quotas/ (types of resource quota)
     """
-    requests = summed(_times(each.requests, each.num_pods) for each in needs.pod_sets)
-    limits = summed(_times(each.limits, each.num_pods) for each in needs.pod_sets)
-    return _as_quotas_say(requests, limits, sum(each.num_pods for each in needs.pod_sets))
+    requests = sum_amounts(_multiply(each.requests, each.num_pods) for each in needs.pod_sets)
+    limits = sum_amounts(_multiply(each.limits, each.num_pods) for each in needs.pod_sets)
+    return _quota_usage(requests, limits, sum(each.num_pods for each in needs.pod_sets))
 
 
-def _held_by_plan(needs: Needs, facts: ClusterFacts) -> dict[str, Decimal]:
+def _current_usage(needs: Needs, facts: ClusterFacts) -> dict[str, Decimal]:
     """Return the same for the plan's pods that are there already."""
     own = [each["spec"] for each in facts.pods or () if needs.owns(each)]
-    requests, limits = summed(map(requests_of, own)), summed(map(limits_of, own))
-    return _as_quotas_say(requests, limits, len(own))
+    requests, limits = sum_amounts(map(pod_requests, own)), sum_amounts(map(pod_limits, own))
+    return _quota_usage(requests, limits, len(own))
 
 
-def _as_quotas_say(requests: Amounts, limits: Amounts, num_pods: int) -> dict[str, Decimal]:
+def _quota_usage(requests: Amounts, limits: Amounts, num_pods: int) -> dict[str, Decimal]:
     plain = {name: amount for name, amount in requests.items() if name in ("cpu", "memory")}
     return {
         **plain,
@@ -185,5 +187,5 @@ def _as_quotas_say(requests: Amounts, limits: Amounts, num_pods: int) -> dict[st
     }
 
 
-def _times(each: Amounts, number: int) -> Amounts:
+def _multiply(each: Amounts, number: int) -> Amounts:
     return {name: amount * number for name, amount in each.items()}

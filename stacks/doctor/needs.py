@@ -19,14 +19,14 @@ from planner.plan.deployable import Deployable
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.spec.pods import OverlaySpec
-from stacks.doctor.overlaid import correction
+from stacks.doctor.corrections import suggest_correction
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.pods import template_place
 from stacks.kube.quantities import Amounts, amounts
 from stacks.kube.shape import WORKLOADS, misfit
 from stacks.program.plan_objects import plan_objects
 
-__all__ = ["Named", "Needs", "PodSet", "limits_of", "needs_of", "requests_of", "summed"]
+__all__ = ["Needs", "PodSet", "RequiredObject", "pod_limits", "pod_requests", "read_needs", "sum_amounts"]
 
 # An annotation of pods; its two forms: github.com/k8snetworkplumbingwg/multus-cni 37adefb docs/how-to-use.md
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
@@ -39,7 +39,7 @@ Template = dict[str, Any]  # of pods: their metadata and spec
 
 
 @dataclass(frozen=True)
-class Named:
+class RequiredObject:
     """An object that the plan's pods need by name and that `up` does not make."""
 
     group: str  # `scheduling.k8s.io`; empty for the core
@@ -68,12 +68,12 @@ class PodSet:
     @property
     def requests(self) -> Amounts:
         """The resources that each pod holds of its node."""
-        return requests_of(self.template["spec"])
+        return pod_requests(self.template["spec"])
 
     @property
     def limits(self) -> Amounts:
         """The most that each pod may take."""
-        return limits_of(self.template["spec"])
+        return pod_limits(self.template["spec"])
 
     @property
     def claims(self) -> list[str]:
@@ -91,7 +91,7 @@ class Needs:
     creates_namespace: bool
     objects: tuple[Manifest, ...]  # in the order in which they can be created
     pod_sets: tuple[PodSet, ...]
-    named: tuple[Named, ...]
+    required_objects: tuple[RequiredObject, ...]
     overlay: OverlaySpec | None = None
 
     @property
@@ -99,19 +99,19 @@ class Needs:
         """The (apiVersion, kind) of everything that is applied, each once."""
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
 
-    def correction(self, refused: str, words: str) -> str | None:
+    def suggest_correction(self, refused: str, words: str) -> str | None:
         """Say where the overlay wrote what a server refuses of an object; None where none is about it.
 
         `refused` is an object, or the component of a pod that was tried.
         """
-        for each in self.workloads_of(refused):
-            return correction(each, self.overlay, words, template_place(each) or ())
+        for each in self.find_workloads(refused):
+            return suggest_correction(each, self.overlay, words, template_place(each) or ())
         for each in self.objects:
-            if str(Reference.of(each)) == refused:
-                return correction(each, self.overlay, words)
+            if str(Reference.from_manifest(each)) == refused:
+                return suggest_correction(each, self.overlay, words)
         return None
 
-    def workloads_of(self, component: str) -> list[Manifest]:
+    def find_workloads(self, component: str) -> list[Manifest]:
         """Return the objects whose pods are of one component."""
         owners = {each.owner for each in self.pod_sets if each.component == component}
         return [each for each in self.objects if each["metadata"]["name"] in owners and template_place(each)]
@@ -123,13 +123,13 @@ class Needs:
         return is_labelled and metadata.get("namespace") == self.namespace
 
 
-def needs_of(plan: Deployable) -> Needs:
+def read_needs(plan: Deployable) -> Needs:
     """Return what `plan` asks for. Raise InfeasibleError when it cannot be rendered, or holds no pods.
 
     An overlay may write anything anywhere; without this check `up` would hear of it from the server.
     """
     rendered = plan_objects(plan)
-    objects = tuple(each.manifest for each in rendered.in_order())
+    objects = tuple(each.manifest for each in rendered.all_objects())
     _require_readable(plan, objects)
     places = {unit.name: (unit.nodes, tuple(plan.unit_document(unit)["spares"])) for unit in plan.units}
     pod_sets = tuple(_pod_set(each, places) for each in objects if _template(each) is not None)
@@ -140,22 +140,24 @@ def needs_of(plan: Deployable) -> Needs:
         creates_namespace=plan.kubernetes.create_namespace,
         objects=objects,
         pod_sets=pod_sets,
-        named=tuple(dict.fromkeys(_named(objects, pod_sets, namespace))),
+        required_objects=tuple(dict.fromkeys(_find_required(objects, pod_sets, namespace))),
         overlay=plan.kubernetes.overlay,
     )
 
 
-def requests_of(spec: Template) -> Amounts:
+def pod_requests(spec: Template) -> Amounts:
     """Sum up what a pod of that spec holds of its node; a limit stands for a request that is not written."""
-    return _of_pod(spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))})
+    return _sum_containers(
+        spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
+    )
 
 
-def limits_of(spec: Template) -> Amounts:
+def pod_limits(spec: Template) -> Amounts:
     """Sum up the most that a pod of that spec may take."""
-    return _of_pod(spec, lambda resources: amounts(resources.get("limits")))
+    return _sum_containers(spec, lambda resources: amounts(resources.get("limits")))
 
 
-def summed(parts: Iterable[Amounts]) -> dict[str, Decimal]:
+def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
     """Add amounts up, resource by resource."""
     total: dict[str, Decimal] = {}
     for part in parts:
@@ -164,16 +166,16 @@ def summed(parts: Iterable[Amounts]) -> dict[str, Decimal]:
     return total
 
 
-def _of_pod(spec: Template, of_container: Callable[[Template], Amounts]) -> Amounts:
+def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts]) -> Amounts:
     """Sum containers and sidecars; an init container that ends counts where it alone takes more.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
     """
     initial = spec.get("initContainers") or []
     lasting = [*spec["containers"], *(each for each in initial if each.get("restartPolicy") == "Always")]
-    total = summed(of_container(each.get("resources") or {}) for each in lasting)
+    total = sum_amounts(read_amounts(each.get("resources") or {}) for each in lasting)
     for each in initial:
-        for name, amount in of_container(each.get("resources") or {}).items():
+        for name, amount in read_amounts(each.get("resources") or {}).items():
             total[name] = max(total.get(name, Decimal(0)), amount)
     return total
 
@@ -183,15 +185,15 @@ def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
     findings = [
         Finding("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
         for each in objects
-        if (wrong := _wrong_with(each))
-        for reason in [f"{Reference.of(each)} would be refused"]
-        for fix in [correction(each, plan.kubernetes.overlay, wrong) or CORRECT]
+        if (wrong := _find_mistake(each))
+        for reason in [f"{Reference.from_manifest(each)} would be refused"]
+        for fix in [suggest_correction(each, plan.kubernetes.overlay, wrong) or CORRECT]
     ]
     if findings:
         raise InfeasibleError(findings)
 
 
-def _wrong_with(manifest: Manifest) -> str | None:
+def _find_mistake(manifest: Manifest) -> str | None:
     """Return what is wrong with the shape of an object, or with what its pods ask of Multus."""
     if wrong := misfit(manifest, WORKLOADS.get("", {}), WORKLOADS.get(manifest["kind"], {})):
         return wrong
@@ -233,44 +235,46 @@ def _num_pods(workload: Manifest) -> int:
     return int(size) * int(spec.get("replicas", 1))
 
 
-def _named(objects: Sequence[Manifest], pod_sets: Sequence[PodSet], namespace: str) -> Iterator[Named]:
+def _find_required(objects: Sequence[Manifest], pod_sets: Sequence[PodSet], namespace: str) -> Iterator[RequiredObject]:
     made = {("Secret", each["spec"]["secretName"]) for each in objects if each.get("kind") == "Certificate"}
     for each in objects:
         if each.get("kind") == "Certificate":
-            yield _issuer(each["spec"]["issuerRef"], namespace)
+            yield _required_issuer(each["spec"]["issuerRef"], namespace)
         for secret in each.get("imagePullSecrets") or []:
-            yield Named("", "Secret", namespace, secret["name"], "kubernetes.image_pull_secrets")
+            yield RequiredObject("", "Secret", namespace, secret["name"], "kubernetes.image_pull_secrets")
         if queue := (each["metadata"].get("labels") or {}).get(QUEUE):
-            yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
+            yield RequiredObject("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
     for pod_set in pod_sets:
-        yield from (each for each in _named_by_pod(pod_set, namespace) if (each.kind, each.name) not in made)
+        yield from (each for each in _required_by_pod(pod_set, namespace) if (each.kind, each.name) not in made)
 
 
-def _issuer(reference: dict[str, str], namespace: str) -> Named:
+def _required_issuer(reference: dict[str, str], namespace: str) -> RequiredObject:
     """Return who is to issue a Certificate."""
     kind = reference["kind"]
     within = namespace if kind == "Issuer" else ""
-    return Named(reference["group"], kind, within, reference["name"], "kubernetes.tls.issuer")
+    return RequiredObject(reference["group"], kind, within, reference["name"], "kubernetes.tls.issuer")
 
 
-def _named_by_pod(pod_set: PodSet, namespace: str) -> Iterator[Named]:
+def _required_by_pod(pod_set: PodSet, namespace: str) -> Iterator[RequiredObject]:
     spec = pod_set.template["spec"]
     for claim in pod_set.claims:
-        yield Named("", "PersistentVolumeClaim", namespace, claim, "kubernetes.volumes")
+        yield RequiredObject("", "PersistentVolumeClaim", namespace, claim, "kubernetes.volumes")
     for secret in _secrets(spec):
-        yield Named("", "Secret", namespace, secret, "kubernetes.env")
+        yield RequiredObject("", "Secret", namespace, secret, "kubernetes.env")
     for secret, keys in _mounted_secrets(spec):
         field = "gateway.keys" if KEYS_FILE in keys else "kubernetes.tls"
-        yield Named("", "Secret", namespace, secret, field)
+        yield RequiredObject("", "Secret", namespace, secret, field)
     if name := spec.get("priorityClassName"):
-        yield Named("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
+        yield RequiredObject("scheduling.k8s.io", "PriorityClass", "", name, "kubernetes.priority_class")
     if name := spec.get("runtimeClassName"):
-        yield Named("node.k8s.io", "RuntimeClass", "", name, "kubernetes.overlay.unit_pod.spec.runtimeClassName")
+        yield RequiredObject(
+            "node.k8s.io", "RuntimeClass", "", name, "kubernetes.overlay.unit_pod.spec.runtimeClassName"
+        )
     metadata = pod_set.template.get("metadata") or {}
     if queue := (metadata.get("labels") or {}).get(QUEUE):
-        yield Named("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
+        yield RequiredObject("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
     for within, name in _networks((metadata.get("annotations") or {}).get(NETWORKS, ""), namespace):
-        yield Named("k8s.cni.cncf.io", "NetworkAttachmentDefinition", within, name, "kubernetes.networks")
+        yield RequiredObject("k8s.cni.cncf.io", "NetworkAttachmentDefinition", within, name, "kubernetes.networks")
 
 
 def _secrets(spec: Template) -> Iterator[str]:

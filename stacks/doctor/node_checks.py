@@ -10,9 +10,9 @@ from decimal import Decimal
 
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.findings import Check, Finding
-from stacks.doctor.needs import Needs, PodSet, requests_of, summed
+from stacks.doctor.needs import Needs, PodSet, pod_requests, sum_amounts
 from stacks.kube.manifest import Manifest
-from stacks.kube.pods import not_ready_nodes
+from stacks.kube.pods import unready_nodes
 from stacks.kube.quantities import Amounts, amount_text, amounts
 from stacks.kube.taints import repelling_taints, taint_text
 
@@ -24,7 +24,7 @@ PLAN_WITHOUT = "list the nodes to use in cluster.nodes, and plan again"
 
 # What the node controller puts on nodes that are said for not ready or cordoned, which other findings say.
 # Source: https://kubernetes.io/docs/reference/labels-annotations-taints/
-SAID_OTHERWISE = {f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")}
+COVERED_TAINTS = {f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")}
 
 # resource -> what makes a node offer it
 OFFERED_BY = {
@@ -57,14 +57,14 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     for place in (*planned, *spares):
         node = known.get(place.name)
         if node is None:
-            yield place.finding("node", *_absent(place.name, known))
-        elif not_ready_nodes([node]):
+            yield place.finding("node", *_explain_absence(place.name, known))
+        elif unready_nodes([node]):
             fix = f"see why: kubectl describe node {place.name}; or without it: {PLAN_WITHOUT}"
-            yield place.finding("node", f"it is not ready: {_why_not_ready(node)}", fix)
+            yield place.finding("node", f"it is not ready: {_explain_unready(node)}", fix)
         else:
-            yield from _closed(place, node)
-            yield from _too_small(place, node)
-            yield from _occupied(place, node, needs, facts)
+            yield from _find_barriers(place, node)
+            yield from _find_shortages(place, node)
+            yield from _find_occupied(place, node, needs, facts)
 
 
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
@@ -76,15 +76,15 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         if not pod_set.nodes and not any(
             _has_room(node, pod_set, taken.get(node["metadata"]["name"], []), needs, facts) for node in facts.nodes
         ):
-            yield Finding("gateway", f"pods of {pod_set.owner}", *_nowhere(pod_set, facts.nodes))
+            yield Finding("gateway", f"pods of {pod_set.owner}", *_explain_no_room(pod_set, facts.nodes))
 
 
-def _nowhere(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
+def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
     """Return why no node takes a pod that may go anywhere, and what to do."""
-    closed = [node for node in nodes if _taints_in_the_way(node, pod_set) or _labels_lacking(node, pod_set)]
+    closed = [node for node in nodes if _blocking_taints(node, pod_set) or _missing_labels(node, pod_set)]
     if closed and len(closed) == len(nodes):
-        lacking = dict.fromkeys(label for node in nodes for label in _labels_lacking(node, pod_set))
-        taints = dict.fromkeys(taint for node in nodes for taint in _taints_in_the_way(node, pod_set))
+        lacking = dict.fromkeys(label for node in nodes for label in _missing_labels(node, pod_set))
+        taints = dict.fromkeys(taint for node in nodes for taint in _blocking_taints(node, pod_set))
         parts = [f"{what} {', '.join([*each][:3])}" for what, each in (("labels", lacking), ("taints", taints)) if each]
         reason = f"each of {len(nodes)} nodes lacks a label that they ask for or has a taint: {'; '.join(parts)}"
         return reason, "correct kubernetes.overlay.gateway_pod.spec: its nodeSelector, or its tolerations"
@@ -95,20 +95,20 @@ def _nowhere(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
     )
 
 
-def _closed(place: Place, node: Manifest) -> Iterator[Finding]:
+def _find_barriers(place: Place, node: Manifest) -> Iterator[Finding]:
     """Yield what keeps the scheduler from putting the pods there, however much room there is."""
     if node["spec"].get("unschedulable"):
         fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
         yield place.finding("node", "it is cordoned", fix)
-    for label in _labels_lacking(node, place.pod_set):
+    for label in _missing_labels(node, place.pod_set):
         fix = f"label it: kubectl label node {place.name} {label}; or correct kubernetes.node_selector"
         yield place.finding("node", f"it lacks the label {label}, which the pods ask for", fix)
-    for taint in _taints_in_the_way(node, place.pod_set):
+    for taint in _blocking_taints(node, place.pod_set):
         fix = f"remove it: kubectl taint node {place.name} {taint}-; or tolerate it in kubernetes.tolerations"
         yield place.finding("taint", f"it has the taint {taint}, which the pods do not tolerate", fix)
 
 
-def _absent(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
+def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
     """Return why a node is not there, and what to do. Many clusters also keep names in a label."""
     alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
     if alias:
@@ -117,7 +117,7 @@ def _absent(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
     return "the cluster has no Node of that name", f"as `kubectl get nodes` names them: {PLAN_WITHOUT}"
 
 
-def _why_not_ready(node: Manifest) -> str:
+def _explain_unready(node: Manifest) -> str:
     conditions = (node.get("status") or {}).get("conditions") or []
     ready: Mapping[str, str] = next((each for each in conditions if each["type"] == "Ready"), {})
     said = ready.get("message") or ready.get("reason") or "it has said nothing yet"
@@ -128,18 +128,18 @@ def _labels(node: Manifest) -> Mapping[str, str]:
     return node["metadata"].get("labels") or {}
 
 
-def _labels_lacking(node: Manifest, pod_set: PodSet) -> list[str]:
+def _missing_labels(node: Manifest, pod_set: PodSet) -> list[str]:
     selector = pod_set.template["spec"].get("nodeSelector") or {}
     return [f"{key}={value}" for key, value in selector.items() if _labels(node).get(key) != value]
 
 
-def _taints_in_the_way(node: Manifest, pod_set: PodSet) -> list[str]:
+def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
     """Return the taints as `kubectl taint` writes them, without those that another finding covers."""
     taints = repelling_taints(node, pod_set.template["spec"].get("tolerations") or [])
-    return [taint_text(each) for each in taints if each["key"] not in SAID_OTHERWISE]
+    return [taint_text(each) for each in taints if each["key"] not in COVERED_TAINTS]
 
 
-def _too_small(place: Place, node: Manifest) -> Iterator[Finding]:
+def _find_shortages(place: Place, node: Manifest) -> Iterator[Finding]:
     """Yield resources that the node does not offer, or offers too little of, even when it is empty."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
@@ -162,27 +162,27 @@ def _too_small(place: Place, node: Manifest) -> Iterator[Finding]:
             yield place.finding("device", reason, f"{mend}without the node: {PLAN_WITHOUT}")
 
 
-def _occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+def _find_occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Yield resources of which there would be enough if other pods did not hold them."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
-    holders = _others_on(node, place.pod_set, needs, facts)
-    held = summed(requests_of(each["spec"]) for each in holders)
+    holders = _foreign_pods(node, place.pod_set, needs, facts)
+    held = sum_amounts(pod_requests(each["spec"]) for each in holders)
     for resource, wanted in place.pod_set.requests.items():
         taken, there_is = held.get(resource, NONE), offered.get(resource, NONE)
         if wanted <= there_is < wanted + taken:
-            by = _named([each for each in holders if resource in requests_of(each["spec"])])
+            by = _name_pods([each for each in holders if resource in pod_requests(each["spec"])])
             amount = f"{amount_text(taken)} of its {amount_text(there_is)} {resource}"
             reason = f"other pods hold {amount}, and {amount_text(wanted)} are needed: {by}"
             yield place.finding("occupied", reason, f"stop or move them; or without the node: {PLAN_WITHOUT}")
 
 
-def _named(pods: Sequence[Manifest]) -> str:
+def _name_pods(pods: Sequence[Manifest]) -> str:
     """Name up to three pods, and count the others."""
     shown = ", ".join(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods[:3])
     return f"{shown} and {len(pods) - 3} more" if len(pods) > 3 else shown
 
 
-def _others_on(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
+def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
     """Return the pods on a node that are not the plan's and do not give way to the plan's by priority."""
     name, priority = node["metadata"]["name"], _priority(pod_set, facts)
     return [
@@ -198,7 +198,12 @@ def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
     """Return the priority by which the pods evict others; None where they evict nobody."""
     wanted = pod_set.template["spec"].get("priorityClassName")
     found = next(
-        (live for named, live in facts.named.items() if (named.kind, named.name) == ("PriorityClass", wanted)), None
+        (
+            live
+            for required, live in facts.required_objects.items()
+            if (required.kind, required.name) == ("PriorityClass", wanted)
+        ),
+        None,
     )
     if found is None or found.get("preemptionPolicy") == "Never":
         return None
@@ -206,10 +211,10 @@ def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
 
 
 def _has_room(node: Manifest, pod_set: PodSet, taken: Sequence[Amounts], needs: Needs, facts: ClusterFacts) -> bool:
-    if not_ready_nodes([node]) or node["spec"].get("unschedulable"):
+    if unready_nodes([node]) or node["spec"].get("unschedulable"):
         return False
-    if _taints_in_the_way(node, pod_set) or _labels_lacking(node, pod_set):
+    if _blocking_taints(node, pod_set) or _missing_labels(node, pod_set):
         return False
     offered = amounts((node.get("status") or {}).get("allocatable"))
-    held = summed([*taken, *(requests_of(each["spec"]) for each in _others_on(node, pod_set, needs, facts))])
+    held = sum_amounts([*taken, *(pod_requests(each["spec"]) for each in _foreign_pods(node, pod_set, needs, facts))])
     return all(wanted + held.get(name, NONE) <= offered.get(name, NONE) for name, wanted in pod_set.requests.items())

@@ -14,7 +14,7 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 def probe_findings(probe: Probe) -> Iterator[Finding]:
     """Yield each node that keeps a unit from working as planned, once."""
-    for each in probe.in_the_way:
+    for each in probe.foreign_objects:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
         yield Finding("owner", str(each), reason, fix)
@@ -22,15 +22,15 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
         reason, fix = split_sentence(why)
         yield Finding("image", f"Node {node}", f"a pod with the units' image does not start there: {reason}", fix)
     for node, others in _cut_off(probe):
-        reason = f"pods there have no connection with those on {_counted(others)}"
+        reason = f"pods there have no connection with those on {_name_nodes(others)}"
         fix = "look at its network, and at policies and firewalls between the nodes: units need all TCP ports"
         yield Finding("reach", f"Node {node}", reason, fix)
-    yield from _slow(probe)
+    yield from _slow_nodes(probe)
 
 
 def probe_summary(probe: Probe) -> str:
     """Return what was measured, in a line."""
-    if probe.in_the_way:
+    if probe.foreign_objects:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
         return f"nothing was measured between {len(probe.nodes)} nodes"
@@ -59,11 +59,11 @@ def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
         missing = {pair for pair in missing if worst not in pair}
 
 
-def _slow(probe: Probe) -> Iterator[Finding]:
+def _slow_nodes(probe: Probe) -> Iterator[Finding]:
     if probe.median is None:
         return
     for node in probe.nodes:
-        own = _rates_of(node, probe.mb_per_s)
+        own = _node_rates(node, probe.mb_per_s)
         if own and statistics.median(own) < SLOW * probe.median:
             reason = (
                 f"it exchanges {statistics.median(own):g} MB/s with other nodes; the median between nodes is "
@@ -73,7 +73,7 @@ def _slow(probe: Probe) -> Iterator[Finding]:
             yield Finding("slow", f"Node {node}", reason, fix, blocks=False)
 
 
-def _rates_of(node: str, rates: Mapping[tuple[str, str], float]) -> list[float]:
+def _node_rates(node: str, rates: Mapping[tuple[str, str], float]) -> list[float]:
     return [rate for pair, rate in rates.items() if node in pair]
 
 
@@ -82,6 +82,6 @@ def _delete_command(each: Reference) -> str:
     return f"kubectl delete {each.kind.lower()} {each.name}{within}"
 
 
-def _counted(nodes: tuple[str, ...]) -> str:
+def _name_nodes(nodes: tuple[str, ...]) -> str:
     shown, more = ", ".join(nodes[:3]), len(nodes) - 3
     return f"{shown} and {more} more" if more > 0 else shown

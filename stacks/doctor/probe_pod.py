@@ -49,7 +49,7 @@ def main(words: Sequence[str], last_words: str = LAST_WORDS) -> None:
     Path(last_words).write_text(json.dumps({"missing": missing, "mb_per_s": rates}, separators=(",", ":")))
 
 
-def address_of(peer: int, service: str, port: int) -> tuple[str, int]:
+def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
     """Return the address where a peer listens."""
     return f"probe-{peer}.{service}", port
 
@@ -68,7 +68,7 @@ def _connect(index: int, others: Iterable[int], service: str, port: int, deadlin
     def reach(peer: int) -> None:
         while time.monotonic() < deadline:
             try:
-                connection = socket.create_connection(address_of(peer, service, port), timeout=5)
+                connection = socket.create_connection(peer_address(peer, service, port), timeout=5)
             except OSError:
                 time.sleep(RETRY_S)
                 continue

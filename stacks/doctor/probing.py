@@ -36,8 +36,8 @@ SECONDS = 3.0
 STARTED_TIMEOUT_S = 600.0  # for pulling images
 WORDS = {"missing": [int], "mb_per_s": list}  # those of `probe_pod.py`
 LARGEST_RATE = 1e9  # MB/s; assumed: no link carries a thousandth of it
-KEPT = ("hostNetwork", "dnsPolicy", "nodeSelector", "priorityClassName", "runtimeClassName", "securityContext")
-OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
+POD_KEYS = ("hostNetwork", "dnsPolicy", "nodeSelector", "priorityClassName", "runtimeClassName", "securityContext")
+CONTAINER_KEYS = ("image", "imagePullPolicy", "securityContext")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Probe:
     not_started: Mapping[str, str]  # node -> why its pod has no last words
     unreached: Mapping[str, tuple[str, ...]]  # node -> the nodes that it has no connection with
     mb_per_s: Mapping[tuple[str, str], float]  # (from, to), while all sent to all
-    in_the_way: tuple[Reference, ...] = ()  # objects of others that have the names of the probe's; then nothing ran
+    foreign_objects: tuple[Reference, ...] = ()  # others' objects with the names of the probe's; then nothing ran
 
     @property
     def median(self) -> float | None:
@@ -62,34 +62,34 @@ def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Pr
 
     Nothing is started, and nothing deleted, where objects of others have the names of the probe's.
     """
-    own_space = facts.namespace is None
-    namespace = name_of(needs) if own_space else needs.namespace
+    makes_namespace = facts.namespace is None
+    namespace = probe_name(needs) if makes_namespace else needs.namespace
     places = list(_places(needs))
     manifests = list(_manifests(needs, places, namespace, patience.timeout_s))
-    if own_space:
+    if makes_namespace:
         manifests.insert(0, _namespace(needs, namespace))
     names = {
         str(each["metadata"]["name"]): node for each, (node, _) in zip(manifests[-len(places) :], places, strict=True)
     }
-    found = [live for each in manifests if (live := api.get(Reference.of(each))) is not None]
-    if foreign := tuple(Reference.of(each) for each in found if not _is_left_over(each, needs)):
+    found = [live for each in manifests if (live := api.get(Reference.from_manifest(each))) is not None]
+    if foreign := tuple(Reference.from_manifest(each) for each in found if not _is_left_over(each, needs)):
         return Probe(tuple(names.values()), {}, {}, {}, foreign)
     delete_exactly(api, found, patience)
-    delete_exactly(api, [] if own_space else _pods(api, needs, namespace), patience)  # of an earlier, larger plan
+    delete_exactly(api, [] if makes_namespace else _pods(api, needs, namespace), patience)  # of an earlier, larger plan
     made: list[Manifest] = []
     try:
         for each in manifests:
             stored = api.apply(each, force=False)
             if not _is_made_by_us_alone(stored):
-                return Probe(tuple(names.values()), {}, {}, {}, (Reference.of(stored),))
+                return Probe(tuple(names.values()), {}, {}, {}, (Reference.from_manifest(stored),))
             made.append(stored)
-        patience.until_none(lambda: _still_running(_pods(api, needs, namespace)))
-        return _read(names, _pods(api, needs, namespace))
+        patience.wait_until_none(lambda: _describe_running(_pods(api, needs, namespace)))
+        return _read_results(names, _pods(api, needs, namespace))
     finally:
         delete_exactly(api, made[::-1], patience)
 
 
-def name_of(needs: Needs) -> str:
+def probe_name(needs: Needs) -> str:
     """Return the name of the probe's Service and namespace, with which the names of its pods begin."""
     return f"{needs.plan}-probe"
 
@@ -122,7 +122,7 @@ def _manifests(
 ) -> Iterator[Manifest]:
     """Yield the Service that gives the pods their names, and the pods."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: needs.plan}}
-    service = name_of(needs)
+    service = probe_name(needs)
     yield {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(needs, service, namespace), "spec": spec}
     script = resources.files("stacks.doctor").joinpath("probe_pod.py").read_text(encoding="utf-8")
     secrets = [secret for each in needs.objects for secret in each.get("imagePullSecrets") or []]
@@ -145,17 +145,17 @@ def _metadata(needs: Needs, name: str, namespace: str) -> dict[str, Any]:
     return {"name": name, "namespace": namespace, "labels": {LABEL: needs.plan}}
 
 
-def _spec(of_unit: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
+def _spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
     """Return the spec of a probe's pod, made from that of the unit's."""
-    container = of_unit["containers"][0]
-    volumes = [each for each in of_unit.get("volumes") or [] if "projected" not in each and "configMap" not in each]
+    container = unit_spec["containers"][0]
+    volumes = [each for each in unit_spec.get("volumes") or [] if "projected" not in each and "configMap" not in each]
     names = {each["name"] for each in volumes}
     mounts = [each for each in container.get("volumeMounts") or [] if each["name"] in names]
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    own = {key: container[key] for key in OF_CONTAINER if key in container}
+    own = {key: container[key] for key in CONTAINER_KEYS if key in container}
     return {
-        **{key: of_unit[key] for key in (*KEPT, "tolerations") if key in of_unit},
+        **{key: unit_spec[key] for key in (*POD_KEYS, "tolerations") if key in unit_spec},
         "automountServiceAccountToken": False,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
@@ -181,7 +181,7 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
     return api.list_all("v1", "Pod", namespace, labelSelector=f"{LABEL}={needs.plan}")
 
 
-def _still_running(found: Sequence[Manifest]) -> str | None:
+def _describe_running(found: Sequence[Manifest]) -> str | None:
     """Return what is waited for; pods that cannot start are waited for no longer than the others."""
     running = [each for each in found if _last_words(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
@@ -202,7 +202,7 @@ def _last_words(pod: Manifest) -> str | None:
     return None if ended is None else str(ended.get("message") or "")
 
 
-def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
+def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
     """Return the probe from the pods' last words. `names` says which node each pod was for; the first has index 0."""
     nodes, by_name = list(names.values()), {each["metadata"]["name"]: each for each in found}
     not_started: dict[str, str] = {}
@@ -214,9 +214,9 @@ def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
         if pod is not None and said is None and _phase(pod) == "Running":
             continue  # it waits for those that cannot start, and is all right
         if not said:
-            not_started[node] = _why_silent(pod)
+            not_started[node] = _explain_silence(pod)
             continue
-        answer = _answer(said, len(nodes))
+        answer = _parse_answer(said, len(nodes))
         if answer is None:
             not_started[node] = (
                 f"its container ended with {said[:60]!r}; run python3 in the image by hand, and see what it says"
@@ -229,7 +229,7 @@ def _read(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
     return Probe(tuple(nodes), not_started, unreached, rates)
 
 
-def _answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None]] | None:
+def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None]] | None:
     """Return the peers that a probe misses, and what it received from each; None for words that no probe writes."""
     try:
         answer = json.loads(said)
@@ -243,7 +243,7 @@ def _answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None]] |
     return (missing, rates) if are_peers and are_rates else None
 
 
-def _why_silent(pod: Manifest | None) -> str:
+def _explain_silence(pod: Manifest | None) -> str:
     if pod is None:
         return "its pod was deleted by somebody; repeat"
     lacking = reasons({"kind": "Pod"}, [pod], frozenset(), events=[])

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from planner.facts.names import DEPLOYMENT_KIND
 from stacks.doctor.definition import DEFINITION
-from stacks.doctor.facts import ClusterFacts, Denied, Refused, Unseen, is_ending
-from stacks.doctor.needs import Named, Needs
+from stacks.doctor.facts import ClusterFacts, MissingRight, ReadFailure, Refusal, is_ending
+from stacks.doctor.needs import Needs, RequiredObject
 from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.errors import NotServedError, ProviderError, RefusedError, UnreachableError
 from stacks.kube.lifecycle import foresee_create
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.pods import pod_of
+from stacks.kube.pods import make_pod
 
 __all__ = ["read_facts"]
 
@@ -30,37 +30,37 @@ SECURITY = "pod-security.kubernetes.io/"  # labels of a namespace
 RUNNING = "status.phase!=Succeeded,status.phase!=Failed"  # pods that have ended hold nothing
 
 Kind = tuple[str, str]  # apiVersion, kind
-Asked = TypeVar("Asked")
+Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
     """Look at all that `needs` asks for. Raise ProviderError when the cluster as a whole gives no answer."""
     api.require_answer()
-    unseen: list[Unseen] = []
-    namespace = _seen(unseen, "the namespace", lambda: _get(api, "v1", "Namespace", "", needs.namespace))
-    unserved = dict(_unserved(api, needs.kinds))
+    failures: list[ReadFailure] = []
+    namespace = _try_read(failures, "the namespace", lambda: _get(api, "v1", "Namespace", "", needs.namespace))
+    unserved = dict(_find_unserved_kinds(api, needs.kinds))
     served = [kind for kind in needs.kinds if kind not in unserved]
     objects = [each for each in needs.objects if (each["apiVersion"], each["kind"]) in served]
     if namespace is not None and is_ending(namespace):
         objects = []  # it takes no objects, and says so to each
     return ClusterFacts(
         namespace=namespace,
-        nodes=_listed(api, unseen, "nodes", "v1", "Node", ""),
-        pods=_listed(api, unseen, "pods", "v1", "Pod", "", fieldSelector=RUNNING),
-        quotas=_listed(api, unseen, "quotas", "v1", "ResourceQuota", needs.namespace),
-        storage_classes=_listed(api, unseen, "storage classes", "storage.k8s.io/v1", "StorageClass", ""),
-        definition=_definition(api, unseen, served),
-        named=dict(_named(api, unseen, needs.named)),
-        unserved=unserved,
-        denied=tuple(_denied(api, served, needs.namespace)),
-        refused=tuple(_refused(api, objects)),
-        refused_pods=tuple(_refused_pods(api, needs, takes_pods=_takes_pods(namespace, needs))),
-        unseen=tuple(unseen),
+        nodes=_try_list(api, failures, "nodes", "v1", "Node", ""),
+        pods=_try_list(api, failures, "pods", "v1", "Pod", "", fieldSelector=RUNNING),
+        quotas=_try_list(api, failures, "quotas", "v1", "ResourceQuota", needs.namespace),
+        storage_classes=_try_list(api, failures, "storage classes", "storage.k8s.io/v1", "StorageClass", ""),
+        definition=_definition(api, failures, served),
+        required_objects=dict(_find_required(api, failures, needs.required_objects)),
+        unserved_kinds=unserved,
+        missing_rights=tuple(_find_missing_rights(api, served, needs.namespace)),
+        refusals=tuple(_find_refusals(api, objects)),
+        pod_refusals=tuple(_find_pod_refusals(api, needs, takes_pods=_takes_pods(namespace, needs))),
+        read_failures=tuple(failures),
     )
 
 
-def _unserved(api: Api, kinds: Iterable[Kind]) -> Iterator[tuple[Kind, list[str]]]:
+def _find_unserved_kinds(api: Api, kinds: Iterable[Kind]) -> Iterator[tuple[Kind, list[str]]]:
     """Yield each kind that the cluster does not serve, with the versions in which it serves the kind's group."""
     for api_version, kind in kinds:
         try:
@@ -69,64 +69,68 @@ def _unserved(api: Api, kinds: Iterable[Kind]) -> Iterator[tuple[Kind, list[str]
             yield (api_version, kind), api.versions(api_version.rpartition("/")[0])
 
 
-def _listed(
-    api: Api, unseen: list[Unseen], what: str, api_version: str, kind: str, namespace: str, **selectors: str
+def _try_list(
+    api: Api, failures: list[ReadFailure], what: str, api_version: str, kind: str, namespace: str, **selectors: str
 ) -> tuple[Manifest, ...] | None:
-    found = _seen(unseen, what, lambda: api.list_all(api_version, kind, namespace, **selectors))
+    found = _try_read(failures, what, lambda: api.list_all(api_version, kind, namespace, **selectors))
     return None if found is None else tuple(found)
 
 
-def _definition(api: Api, unseen: list[Unseen], served: Iterable[Kind]) -> Manifest | None:
+def _definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -> Manifest | None:
     """Look at the definition of our own kind, where the plan has an object of it."""
     if all(kind != DEPLOYMENT_KIND for _, kind in served):
         return None
-    return _seen(unseen, str(DEFINITION), lambda: api.get(DEFINITION))
+    return _try_read(failures, str(DEFINITION), lambda: api.get(DEFINITION))
 
 
-def _named(api: Api, unseen: list[Unseen], named: Iterable[Named]) -> Iterator[tuple[Named, Manifest | None]]:
+def _find_required(
+    api: Api, failures: list[ReadFailure], required: Iterable[RequiredObject]
+) -> Iterator[tuple[RequiredObject, Manifest | None]]:
     """Yield each object with what was found of it; one whose kind nobody serves is not there either."""
-    for each in named:
-        before = len(unseen)
-        found = _seen(unseen, str(each), lambda each=each: _find(api, each))  # type: ignore[misc]
-        if len(unseen) == before:
+    for each in required:
+        before = len(failures)
+        found = _try_read(failures, str(each), lambda each=each: _find(api, each))  # type: ignore[misc]
+        if len(failures) == before:
             yield each, found
 
 
-def _find(api: Api, named: Named) -> Manifest | None:
+def _find(api: Api, required: RequiredObject) -> Manifest | None:
     """Look for an object in whatever version its group is served."""
-    versions = api.versions(named.group) if named.group else ["v1"]
+    versions = api.versions(required.group) if required.group else ["v1"]
     for version in versions:
         try:
-            return _get(api, "/".join(filter(None, (named.group, version))), named.kind, named.namespace, named.name)
+            return _get(
+                api, "/".join(filter(None, (required.group, version))), required.kind, required.namespace, required.name
+            )
         except NotServedError:
             continue
     return None
 
 
-def _denied(api: Api, kinds: Iterable[Kind], namespace: str) -> Iterator[Denied]:
+def _find_missing_rights(api: Api, kinds: Iterable[Kind], namespace: str) -> Iterator[MissingRight]:
     questions = [(verb, kind) for kind in kinds for verb in VERBS]
-    answers = _at_once(lambda question: api.may(question[0], *question[1], namespace), questions)
+    answers = _run_concurrently(lambda question: api.may(question[0], *question[1], namespace), questions)
     lacking: dict[Kind, list[str]] = {}
     for (verb, kind), may in zip(questions, answers, strict=True):
         if not may:
             lacking.setdefault(kind, []).append(verb)
     for (_, name), verbs in lacking.items():
-        yield Denied(name, "" if name == "Namespace" else namespace, tuple(verbs))
+        yield MissingRight(name, "" if name == "Namespace" else namespace, tuple(verbs))
 
 
-def _refused(api: Api, objects: Iterable[Manifest]) -> Iterator[Refused]:
+def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
     """Yield what a preview of the whole plan would hear."""
 
-    def foresee(manifest: Manifest) -> Refused | None:
+    def foresee(manifest: Manifest) -> Refusal | None:
         try:
             foresee_create(api, manifest)
         except UnreachableError:
             raise
         except ProviderError as error:
-            return Refused(str(Reference.of(manifest)), error)
+            return Refusal(str(Reference.from_manifest(manifest)), error)
         return None
 
-    yield from filter(None, _at_once(foresee, objects))
+    yield from filter(None, _run_concurrently(foresee, objects))
 
 
 def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
@@ -137,41 +141,41 @@ def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
     if namespace is None or is_ending(namespace):
         return False
     ours = next((each for each in needs.objects if each["kind"] == "Namespace"), namespace)
-    return _security(ours) == _security(namespace)
+    return _security_labels(ours) == _security_labels(namespace)
 
 
-def _security(namespace: Manifest) -> dict[str, str]:
+def _security_labels(namespace: Manifest) -> dict[str, str]:
     labels = namespace["metadata"].get("labels") or {}
     return {key: value for key, value in labels.items() if key.startswith(SECURITY)}
 
 
-def _refused_pods(api: Api, needs: Needs, *, takes_pods: bool) -> Iterator[Refused]:
+def _find_pod_refusals(api: Api, needs: Needs, *, takes_pods: bool) -> Iterator[Refusal]:
     one_of_each = {each.component: each for each in reversed(needs.pod_sets)}
     namespace = needs.namespace if takes_pods else DEFAULT_NAMESPACE
     for component, pod_set in sorted(one_of_each.items()):
         try:
-            api.apply(pod_of(pod_set.template, namespace), force=False, dry_run=True)
+            api.apply(make_pod(pod_set.template, namespace), force=False, dry_run=True)
         except RefusedError as error:
             if takes_pods or error.is_invalid:
-                yield Refused(component, error)
+                yield Refusal(component, error)
 
 
 def _get(api: Api, api_version: str, kind: str, namespace: str, name: str) -> Manifest | None:
     return api.get(Reference(api_version, kind, namespace, name))
 
 
-def _seen(unseen: list[Unseen], what: str, look: Callable[[], Answer]) -> Answer | None:
-    """Return what `look` finds; None, and an entry in `unseen`, for what the user may not look at."""
+def _try_read(failures: list[ReadFailure], what: str, look: Callable[[], Answer]) -> Answer | None:
+    """Return what `look` finds; None, and an entry in `read_failures`, for what the user may not look at."""
     try:
         return look()
     except RefusedError as error:
         if not error.is_about_rights:
             raise
-        unseen.append(Unseen(what, error.sentence))
+        failures.append(ReadFailure(what, error.sentence))
         return None
 
 
-def _at_once(ask: Callable[[Asked], Answer], questions: Iterable[Asked]) -> list[Answer]:
+def _run_concurrently(ask: Callable[[Question], Answer], questions: Iterable[Question]) -> list[Answer]:
     """Ask many questions at a time; return the answers in their order. Raise what the first that fails raises."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(ask, questions))

@@ -27,12 +27,12 @@ REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 def connect(context: str | None) -> "Api":
     """Return the cluster of a kubeconfig context, or of the current one. No call is made yet. Raise KubeconfigError."""
-    return Api(Connection.by_kubeconfig(context))
+    return Api(Connection.from_kubeconfig(context))
 
 
 def connect_inside() -> "Api":
     """Return the cluster that this process is a pod of. No call is made yet. Raise KubeconfigError outside of one."""
-    return Api(Connection.by_account())
+    return Api(Connection.from_service_account())
 
 
 class Api:
@@ -50,15 +50,15 @@ class Api:
 
     def now(self) -> float:
         """Return the time by the clock of the API server, which writes the times of objects. Raise ProviderError."""
-        if (told := self._connection.server_time) is None:
+        if (server_time := self._connection.server_time) is None:
             self.require_answer()
-            told = self._connection.server_time
-        assert told is not None
-        return told
+            server_time = self._connection.server_time
+        assert server_time is not None
+        return server_time
 
     def require_kind(self, api_version: str, kind: str) -> None:
         """Raise NotServedError for a kind that the cluster does not know."""
-        self._discovered(api_version, kind)
+        self._find_resource(api_version, kind)
 
     def versions(self, group: str) -> list[str]:
         """Return the versions of an API group that the cluster serves, preferred one first; empty if it serves none."""
@@ -76,7 +76,7 @@ class Api:
 
         The question has the form of an object, but no server stores it. Raise NotServedError for an unknown kind.
         """
-        resource = self._discovered(api_version, kind)
+        resource = self._find_resource(api_version, kind)
         group = api_version.rpartition("/")[0]
         attributes = {"verb": verb, "group": group, "resource": resource["name"]}
         if resource["namespaced"]:
@@ -90,7 +90,7 @@ class Api:
         """Return the live object, or None."""
         try:
             shapes = (*object_shapes(reference.kind), STORED)
-            return _named(reference, self._object("GET", self._path(reference), str(reference), shapes))
+            return _add_identity(reference, self._object("GET", self._path(reference), str(reference), shapes))
         except RefusedError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
@@ -126,7 +126,7 @@ class Api:
         Without `force` the server takes no field that another manager owns. With `uid` it refuses an object with any
         other uid, and also when there is no object.
         """
-        reference = Reference.of(manifest)
+        reference = Reference.from_manifest(manifest)
         if uid is not None:
             manifest = manifest | {"metadata": manifest["metadata"] | {"uid": uid}}
         query = [("fieldManager", FIELD_MANAGER), ("fieldValidation", "Strict"), ("force", str(force).lower())]
@@ -135,7 +135,7 @@ class Api:
         path, subject = self._path(reference), str(reference)
         shapes = object_shapes(reference.kind) if dry_run else (*object_shapes(reference.kind), STORED)
         answer = self._object("PATCH", path, subject, shapes, query=query, body=manifest, content_type=APPLY)
-        return _named(reference, answer)
+        return _add_identity(reference, answer)
 
     def merge(self, reference: Reference, changes: Manifest, *, manager: str, part: str = "") -> None:
         """Merge `changes` into an object, or into its `part`, such as `scale`; null removes. Raise ProviderError."""
@@ -145,18 +145,18 @@ class Api:
 
     def create(self, manifest: Manifest, *, manager: str) -> None:
         """Create an object that nobody has made. Raise ProviderError."""
-        reference = Reference.of(manifest)
+        reference = Reference.from_manifest(manifest)
         query = [("fieldManager", manager)]
         self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
-    def delete(self, reference: Reference, uid: str, *, at_once: bool = False) -> None:
+    def delete(self, reference: Reference, uid: str, *, immediately: bool = False) -> None:
         """Begin to delete in the foreground: the object stays until what it owns is gone. If it is gone, do nothing.
 
-        An object of the same name with another uid stays: a request may arrive late, or twice. `at_once` forgets a pod
-        without its kubelet's word, and waits for nothing.
+        An object of the same name with another uid stays: a request may arrive late, or twice. With `immediately`, the
+        server removes a pod without waiting for its kubelet.
         """
         way: dict[str, Any] = {"propagationPolicy": "Foreground"}
-        if at_once:
+        if immediately:
             way = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
         try:
             how = way | {"preconditions": {"uid": uid}}
@@ -170,12 +170,12 @@ class Api:
 
     def _collection(self, reference: Reference, *, everywhere: bool = False) -> str:
         """Return the path of the collection: `/apis/apps/v1/namespaces/demo/deployments`."""
-        resource = self._discovered(reference.api_version, reference.kind)
+        resource = self._find_resource(reference.api_version, reference.kind)
         namespace = quote(reference.namespace or DEFAULT_NAMESPACE, safe="")
         scope = f"/namespaces/{namespace}" if resource["namespaced"] and not everywhere else ""
         return f"{_root(reference.api_version)}{scope}/{resource['name']}"
 
-    def _discovered(self, api_version: str, kind: str) -> Manifest:
+    def _find_resource(self, api_version: str, kind: str) -> Manifest:
         """Return what the server says of a kind.
 
         It is asked again until the kind is there: a CRD may come at any time.
@@ -207,11 +207,11 @@ class Api:
         """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
         if wrong := misfit(answer, *shapes):
-            raise self._connection.no_api_server(f"{subject}: {wrong}")
+            raise self._connection.unexpected_answer(f"{subject}: {wrong}")
         return answer
 
 
-def _named(reference: Reference, answer: Manifest) -> Manifest:
+def _add_identity(reference: Reference, answer: Manifest) -> Manifest:
     """Return the object with the identity that was asked for, however little the answer says of it."""
     return answer | {"apiVersion": reference.api_version, "kind": reference.kind}
 

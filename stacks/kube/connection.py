@@ -70,14 +70,14 @@ class Connection:
     """A way to one cluster. May be used by many threads."""
 
     def __init__(
-        self, client: ApiClient, own: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic
+        self, client: ApiClient, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`own` is this machine's time, for where a server tells none, and `elapsed` counts seconds."""
-        self._client, self._own, self._elapsed = client, own, elapsed
-        self._told: tuple[float, float] | None = None  # the server's time, and when we heard it
+        """`clock` is this machine's time, for where a server tells none, and `monotonic` counts seconds."""
+        self._client, self._clock, self._monotonic = client, clock, monotonic
+        self._last_date: tuple[float, float] | None = None  # the server's time, and when we heard it
 
     @classmethod
-    def by_kubeconfig(cls, context: str | None) -> Self:
+    def from_kubeconfig(cls, context: str | None) -> Self:
         """Read the kubeconfig of KUBECONFIG or of the home folder; take the named context, else the current one.
 
         No call is made. Raise KubeconfigError.
@@ -86,11 +86,11 @@ class Connection:
         try:
             config.load_kube_config(context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
         except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
-            raise KubeconfigError(_about_kubeconfig(context, error)) from error
+            raise KubeconfigError(_kubeconfig_problem(context, error)) from error
         return cls(ApiClient(settings))
 
     @classmethod
-    def by_account(cls) -> Self:
+    def from_service_account(cls) -> Self:
         """Take the service account of the pod that this process is in; its token is read anew as it is renewed.
 
         No call is made. Raise KubeconfigError.
@@ -113,10 +113,10 @@ class Connection:
     @property
     def server_time(self) -> float | None:
         """The server's time, or ours where its answers have none; None before the first answer."""
-        if self._told is None:
+        if self._last_date is None:
             return None
-        told, heard_at = self._told
-        return told + self._elapsed() - heard_at
+        told, heard_at = self._last_date
+        return told + self._monotonic() - heard_at
 
     def request(
         self,
@@ -143,18 +143,18 @@ class Connection:
                 auth_settings=["BearerToken"],
             )
             response = self._client.call_api(*request, _request_timeout=(CONNECT_TIMEOUT_S, answer_timeout_s))
-            self._told = _date(response.headers.get("Date"), self._own()), self._elapsed()
-            answer = _document(response.read())  # type: ignore[no-untyped-call]
+            self._last_date = _parse_date(response.headers.get("Date"), self._clock()), self._monotonic()
+            answer = _parse_body(response.read())  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, ApiException, OSError, config.ConfigException) as error:
-            why = _about_connection(self.address, error).replace(str(self._client.configuration.host), self.address)
+            why = _connection_problem(self.address, error).replace(str(self._client.configuration.host), self.address)
             raise UnreachableError(why) from error
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             raise RefusedError(subject, response.status, answer)
         if not isinstance(answer, dict):
-            raise self.no_api_server(f"its answer to {verb} {path} is no JSON object")
+            raise self.unexpected_answer(f"its answer to {verb} {path} is no JSON object")
         return answer
 
-    def no_api_server(self, why: str) -> UnreachableError:
+    def unexpected_answer(self, why: str) -> UnreachableError:
         """Return the error for an answer that no API server gives."""
         return UnreachableError(
             f"{self.address} answers, but not as an API server does ({why}); correct the kubeconfig's server"
@@ -168,7 +168,7 @@ def _settings() -> Configuration:
     return settings
 
 
-def _date(written: str | None, otherwise: float) -> float:
+def _parse_date(written: str | None, otherwise: float) -> float:
     """Return the time that the head of an answer tells (RFC 9110, 6.6.1), in whole seconds."""
     try:
         return parsedate_to_datetime(written or "").timestamp()
@@ -176,7 +176,7 @@ def _date(written: str | None, otherwise: float) -> float:
         return otherwise
 
 
-def _document(body: bytes) -> Any:
+def _parse_body(body: bytes) -> Any:
     """Return the JSON of a body, or its text if it is no JSON, or nested too deep to be read."""
     try:
         return json.loads(body)
@@ -184,7 +184,7 @@ def _document(body: bytes) -> Any:
         return body.decode(errors="replace")
 
 
-def _about_kubeconfig(context: str | None, error: Exception) -> str:
+def _kubeconfig_problem(context: str | None, error: Exception) -> str:
     wanted = f"context {context}" if context else "current context"
     place = os.environ.get("KUBECONFIG") or "~/.kube/config"
     reason = " ".join(str(error).split()).removeprefix("Invalid kube-config file. ").rstrip(".")
@@ -194,7 +194,7 @@ def _about_kubeconfig(context: str | None, error: Exception) -> str:
     )
 
 
-def _about_connection(address: str, error: Exception) -> str:
+def _connection_problem(address: str, error: Exception) -> str:
     """Return why there is no answer.
 
     urllib3 wraps the cause, and the Kubernetes client turns TLS errors into its own.

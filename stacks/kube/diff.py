@@ -43,9 +43,9 @@ class Difference:
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
     """Yield every difference below `path`, in the order of the keys."""
     if isinstance(old, dict) and isinstance(new, dict):
-        yield from _of_maps(old, new, path)
+        yield from _map_differences(old, new, path)
     elif isinstance(old, list) and isinstance(new, list):
-        yield from _of_lists(old, new, path)
+        yield from _list_differences(old, new, path)
     elif not _equal(old, new):
         yield Difference(path, Change.UPDATE)
 
@@ -55,7 +55,7 @@ def path_text(path: Path) -> str:
     return "".join(map(_step_text, path)).removeprefix(".")
 
 
-def _of_maps(old: dict[str, Any], new: dict[str, Any], path: Path) -> Iterator[Difference]:
+def _map_differences(old: dict[str, Any], new: dict[str, Any], path: Path) -> Iterator[Difference]:
     for key in sorted(old.keys() | new.keys()):
         if key not in old:
             yield Difference((*path, key), Change.ADD)
@@ -65,7 +65,7 @@ def _of_maps(old: dict[str, Any], new: dict[str, Any], path: Path) -> Iterator[D
             yield from differences(old[key], new[key], (*path, key))
 
 
-def _of_lists(old: list[Any], new: list[Any], path: Path) -> Iterator[Difference]:
+def _list_differences(old: list[Any], new: list[Any], path: Path) -> Iterator[Difference]:
     end = _common_end(old, new)
     old_end, new_end = len(old) - end, len(new) - end
     shared = min(old_end, new_end)

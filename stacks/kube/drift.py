@@ -4,7 +4,7 @@ Drift is what applying the manifest again would change. So three objects go in: 
 the server answers to a dry run of applying the manifest. The last two went through the same server, with the same
 defaults, the same spelling of quantities and the same admission, so they are equal wherever nothing drifted, and no
 knowledge of any kind's schema is needed. Where they are equal the manifest's own value stands; where they differ, the
-live one. Where an object surely stands as it was applied (`stands_as_applied`), the server is spared the dry run.
+live one. Where an object surely stands as it was applied (`is_surely_unchanged`), the server is spared the dry run.
 
 What others put beside our fields is in both and is no drift: defaults, status, a sidecar, an annotation. A field that
 we own and the manifest no longer has is in the live object only, and is drift: applying would remove it.
@@ -22,36 +22,36 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["FIELD_MANAGER", "as_found", "laid_over", "owned_fields", "stands_as_applied"]
+__all__ = ["FIELD_MANAGER", "guess_applied", "is_surely_unchanged", "merge_live_values", "owned_fields"]
 
 FIELD_MANAGER = "tidemill"
 
 Owned = dict[str, Any]  # a node of fieldsV1
 
 
-def as_found(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
+def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
     """Return `manifest` with the live value at each path where `live` and `applied` (by dry run) differ."""
-    answer = _map_as_found(manifest, live, applied, owned_fields(applied))
+    answer = _merge_map(manifest, live, applied, owned_fields(applied))
     assert isinstance(answer, dict)
     return answer
 
 
-def stands_as_applied(manifest: Manifest, live: Manifest) -> bool:
+def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
     """Return whether applying would surely change nothing: we own the manifest's fields and no others, with its values.
 
     What has another spelling, such as a quantity, or a default within an item's key, is not sure: ask the server.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}
-    return _stands(ours | ({"metadata": metadata} if metadata else {}), live, owned_fields(live))
+    return _is_unchanged(ours | ({"metadata": metadata} if metadata else {}), live, owned_fields(live))
 
 
-def laid_over(live: Manifest, manifest: Manifest) -> Manifest:
+def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
     """Guess what applying would make of `live`, without the server: for manifests that it would not take.
 
     Items of lists are matched by their place.
     """
-    return {**live, **{key: _laid_over(live.get(key), value) for key, value in manifest.items()}}
+    return {**live, **{key: _guess_applied_value(live.get(key), value) for key, value in manifest.items()}}
 
 
 def owned_fields(stored: Manifest) -> Owned:
@@ -61,87 +61,87 @@ def owned_fields(stored: Manifest) -> Owned:
     return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
 
 
-def _stands(ours: Any, live: Any, owned: Owned) -> bool:
+def _is_unchanged(ours: Any, live: Any, owned: Owned) -> bool:
     names = owned.keys() - {"."}
     if not names:  # a value that is owned as a whole
         return bool(ours == live)
     if isinstance(ours, dict) and isinstance(live, dict):
         is_ours = names == {f"f:{key}" for key in ours} and ours.keys() <= live.keys()
-        return is_ours and all(_stands(value, live[key], owned[f"f:{key}"]) for key, value in ours.items())
+        return is_ours and all(_is_unchanged(value, live[key], owned[f"f:{key}"]) for key, value in ours.items())
     keys = {name: json.loads(name.removeprefix("k:")) for name in names if name.startswith("k:")}
     if isinstance(ours, list) and isinstance(live, list) and len(keys) == len(names) == len(ours):
-        return all(_item_stands(key, ours, live, owned[name]) for name, key in keys.items())
+        return all(_item_is_unchanged(key, ours, live, owned[name]) for name, key in keys.items())
     return False
 
 
-def _item_stands(key: Manifest, ours: list[Any], live: list[Any], owned: Owned) -> bool:
-    item, found = _with(key, ours), _with(key, live)
-    return item is not None and found is not None and _stands(item, found, owned)
+def _item_is_unchanged(key: Manifest, ours: list[Any], live: list[Any], owned: Owned) -> bool:
+    item, found = _find_item(key, ours), _find_item(key, live)
+    return item is not None and found is not None and _is_unchanged(item, found, owned)
 
 
-def _laid_over(live: Any, value: Any) -> Any:
+def _guess_applied_value(live: Any, value: Any) -> Any:
     if isinstance(live, dict) and isinstance(value, dict):
-        return laid_over(live, value)
+        return guess_applied(live, value)
     if isinstance(live, list) and isinstance(value, list) and len(live) == len(value):
-        return list(map(_laid_over, live, value))
+        return list(map(_guess_applied_value, live, value))
     return value
 
 
-def _found(ours: Any, live: Any, applied: Any, owned: Owned) -> Any:
+def _merge_value(ours: Any, live: Any, applied: Any, owned: Owned) -> Any:
     if live == applied:
         return ours
     if isinstance(ours, dict) and isinstance(live, dict) and isinstance(applied, dict):
-        return _map_as_found(ours, live, applied, owned)
+        return _merge_map(ours, live, applied, owned)
     if isinstance(ours, list) and isinstance(live, list) and isinstance(applied, list):
-        return _list_as_found(ours, live, applied, owned)
+        return _merge_list(ours, live, applied, owned)
     return live
 
 
-def _map_as_found(ours: Manifest, live: Manifest, applied: Manifest, owned: Owned) -> Manifest:
+def _merge_map(ours: Manifest, live: Manifest, applied: Manifest, owned: Owned) -> Manifest:
     answer = {}
     for key, value in ours.items():
         if key in live:
-            answer[key] = _found(value, live[key], applied.get(key), owned.get(f"f:{key}") or {})
+            answer[key] = _merge_value(value, live[key], applied.get(key), owned.get(f"f:{key}") or {})
         elif key not in applied:
             answer[key] = value  # the server keeps no such field, drifted or not
     ended = live.keys() - applied.keys() - ours.keys()
     return answer | {key: live[key] for key in sorted(ended)}
 
 
-def _list_as_found(ours: list[Any], live: list[Any], applied: list[Any], owned: Owned) -> list[Any]:
+def _merge_list(ours: list[Any], live: list[Any], applied: list[Any], owned: Owned) -> list[Any]:
     keys = [json.loads(each.removeprefix("k:")) for each in owned if each.startswith("k:")]
     if keys:
-        return list(_items_as_found(ours, live, applied, keys, owned))
+        return list(_merge_items(ours, live, applied, keys, owned))
     if any(each.startswith("v:") for each in owned):
         ended = [each for each in live if each not in applied and each not in ours]
         return [each for each in ours if each in live] + ended
     return live
 
 
-def _items_as_found(
+def _merge_items(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
     """Yield our items that are live, then those that applying would remove."""
     left = list(keys)
     for item in ours:
-        key = next((each for each in left if _may_have(item, each)), None)
+        key = next((each for each in left if _may_have_key(item, each)), None)
         if key is None:  # the server keeps no such item: nothing to compare
             yield item
             continue
         left.remove(key)
-        found, expected = _with(key, live), _with(key, applied)
+        found, expected = _find_item(key, live), _find_item(key, applied)
         if found is not None:
-            yield _found(item, found, expected, _owned_item(owned, key))
+            yield _merge_value(item, found, expected, _owned_item(owned, key))
     names = keys[0].keys()
-    yield from (each for each in live if _with({name: each.get(name) for name in names}, applied) is None)
+    yield from (each for each in live if _find_item({name: each.get(name) for name in names}, applied) is None)
 
 
-def _may_have(item: Manifest, key: Manifest) -> bool:
+def _may_have_key(item: Manifest, key: Manifest) -> bool:
     """Return whether the item may have the key: it may omit a part that has a default, such as a port's protocol."""
     return all(item.get(name, value) == value for name, value in key.items())
 
 
-def _with(key: Manifest, items: list[Any]) -> Any:
+def _find_item(key: Manifest, items: list[Any]) -> Any:
     """Return the item that has this key, or None."""
     return next((each for each in items if all(each.get(name) == value for name, value in key.items())), None)
 

@@ -64,7 +64,7 @@ FIELD = re.compile(r"([A-Za-z][\w.\[\]]*): (?:Invalid value|Forbidden)")
 
 OTHER_UID = re.compile(r"UID in precondition|uid mismatch|metadata\.uid: Invalid value")
 
-MEND = "correct kubernetes.overlay, or the field that writes it"
+CORRECT_OVERLAY = "correct kubernetes.overlay, or the field that writes it"
 LONGEST_MESSAGE = 500  # characters of what a server says; assumed: whole pages come from proxies, not from servers
 
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -130,11 +130,11 @@ class NotReadyError(ProviderError):
 
 
 class PartlyStoredError(ProviderError):
-    """The work on several objects ended early, for `reasons`; those in `there` exist, or may."""
+    """The work on several objects ended early, for `reasons`; those in `existing` exist, or may."""
 
-    def __init__(self, there: Mapping[str, Manifest], reasons: Sequence[str]) -> None:
+    def __init__(self, existing: Mapping[str, Manifest], reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
-        self.there = dict(there)
+        self.existing = dict(existing)
         self.reasons = list(reasons)
 
 
@@ -157,8 +157,8 @@ class RefusedError(ProviderError):
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer
-        self.server_message = _cut(str(document.get("message") or answer or _phrase(status)).strip())
-        self.sentence = _explained(status, self.server_message)
+        self.server_message = _shorten(str(document.get("message") or answer or _phrase(status)).strip())
+        self.sentence = _explain(status, self.server_message)
         super().__init__(f"{subject}: {self.sentence}")
 
     @property
@@ -214,11 +214,11 @@ def _phrase(status: int) -> str:
     return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"status {status}"
 
 
-def _cut(message: str) -> str:
+def _shorten(message: str) -> str:
     return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
 
 
-def _explained(status: int, message: str) -> str:
+def _explain(status: int, message: str) -> str:
     """Return the server's words and what to do about them."""
     if status == HTTPStatus.UNAUTHORIZED:
         return (
@@ -226,7 +226,7 @@ def _explained(status: int, message: str) -> str:
             "renew them, or choose another context"
         )
     if status == HTTPStatus.FORBIDDEN and (right := LACKS_RIGHT.search(message)):
-        return _lacking(**right.groupdict())
+        return _explain_missing_right(**right.groupdict())
     if status == HTTPStatus.FORBIDDEN and TERMINATING in message:
         return "its namespace is being deleted; wait until it is gone, then repeat"
     if status == HTTPStatus.NOT_FOUND and (missing := MISSING_NAMESPACE.match(message)):
@@ -240,17 +240,17 @@ def _explained(status: int, message: str) -> str:
             f"the admission webhook {silent['name']} does not answer ({silent['why']}); check that its controller runs"
         )
     if mistake := SCHEMA.match(message):  # by a status that blames the server, 500
-        return f"the API server finds it invalid ({mistake['why']}); {MEND}"
+        return f"the API server finds it invalid ({mistake['why']}); {CORRECT_OVERLAY}"
     if denied := DENIED.match(message):  # by a status that speaks of rights, 403
-        return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); {MEND}"
+        return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); {CORRECT_OVERLAY}"
     if status in INVALID:
-        return f"the API server finds it invalid ({message}); {MEND}"
+        return f"the API server finds it invalid ({message}); {CORRECT_OVERLAY}"
     if status in OVERLOADED:
         return f"the API server is overloaded ({status}: {message}); repeat later"
     return f"the API server refuses ({status}: {message})"
 
 
-def _lacking(user: str, verb: str, resource: str, group: str, namespace: str | None) -> str:
+def _explain_missing_right(user: str, verb: str, resource: str, group: str, namespace: str | None) -> str:
     what = f"{resource}.{group}" if group else resource
     where, kind = (f"in namespace {namespace}", "Role") if namespace else ("in the whole cluster", "ClusterRole")
     is_whole = "/" not in resource and verb in ("get", "create", "patch", "delete")

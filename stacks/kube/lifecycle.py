@@ -18,7 +18,7 @@ from planner.facts.names import PLAN_LABEL
 from stacks.kube import pods
 from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.diff import Difference, path_text
-from stacks.kube.drift import as_found, laid_over, stands_as_applied
+from stacks.kube.drift import guess_applied, is_surely_unchanged, merge_live_values
 from stacks.kube.errors import (
     NotGoneError,
     NotReadyError,
@@ -29,22 +29,22 @@ from stacks.kube.errors import (
     UnreachableError,
 )
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.ownership import is_still_ours, plan_of, require_still_ours, require_takeable
+from stacks.kube.ownership import is_still_ours, owning_plan, require_still_ours, require_takeable
 from stacks.kube.readiness import is_off, missing
 from stacks.kube.waiting import Patience
 
 __all__ = [
-    "Found",
-    "Stored",
+    "FoundObject",
+    "StoredObject",
     "await_all",
     "create",
     "delete",
     "delete_all",
     "delete_exactly",
+    "find_frozen_changes",
     "foresee_create",
     "foresee_pods",
     "foresee_update",
-    "frozen",
     "read",
     "update",
 ]
@@ -59,7 +59,7 @@ HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredObject:
     """An object that is as its manifest says."""
 
     uid: str
@@ -67,20 +67,20 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundObject:
     """A live object, seen through the manifest it was made from."""
 
     manifest: Manifest
     missing: str | None  # what it lacks to be ready
-    unsure: str | None = None  # why drift could not be looked for
+    drift_unknown: str | None = None  # why drift could not be looked for
 
 
-def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True) -> Stored:
+def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True) -> StoredObject:
     """Make the object and wait until it is ready, unless somebody else does (`await_all`).
 
     Raise NotReadyError once it exists or may exist; any other error means that it was not made.
     """
-    live = _standing(api, Reference.of(manifest), patience)
+    live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is not None:
         require_takeable(live, manifest)
     return _store(api, manifest, live, patience, waits=waits)
@@ -101,15 +101,15 @@ def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> 
             left.pop(0)
         return None
 
-    if patience.until_none(look, LONGEST_PAUSE_FOR_ALL_S):
-        reasons = [reason for each in left for reason in _not_ready(api, each, stored[each], patience)]
+    if patience.wait_until_none(look, LONGEST_PAUSE_FOR_ALL_S):
+        reasons = [reason for each in left for reason in _explain_unready(api, each, stored[each], patience)]
         if reasons:  # else the last one has just become ready
             raise NotReadyError(reasons)
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
     """Raise what `create` would, as far as it can be known; the namespace may come in the same run."""
-    live = api.get(Reference.of(manifest))
+    live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_takeable(live, manifest)
     try:
@@ -121,12 +121,12 @@ def foresee_create(api: Api, manifest: Manifest) -> None:
             raise
 
 
-def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> Stored:
+def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> StoredObject:
     """Make what was made from `old` as `manifest` says, whoever changed it, and wait; make it anew if it is gone.
 
     Raises NotReadyError once that is stored, or may be.
     """
-    live = _standing(api, Reference.of(manifest), patience)
+    live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is not None:
         require_still_ours(live, manifest, old)
     return _store(api, manifest, live, patience)
@@ -134,7 +134,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
     """Raise what `update` would; a namespace that someone deleted may come back in the same run."""
-    live = api.get(Reference.of(manifest))
+    live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_still_ours(live, manifest, old)
     try:
@@ -150,12 +150,12 @@ def foresee_pods(api: Api, manifest: Manifest) -> None:
     It judges the templates of its own kinds with the object, and those of custom kinds only when a controller makes
     the pods. What admission says of them may change until then.
     """
-    place, reference = pods.template_place(manifest), Reference.of(manifest)
+    place, reference = pods.template_place(manifest), Reference.from_manifest(manifest)
     if place is None or manifest["apiVersion"].partition("/")[0] in OWN_GROUPS:
         return
     for namespace in (reference.namespace, DEFAULT_NAMESPACE):
         try:
-            api.apply(pods.pod_of(reduce(dict.__getitem__, place, manifest), namespace), force=False, dry_run=True)
+            api.apply(pods.make_pod(reduce(dict.__getitem__, place, manifest), namespace), force=False, dry_run=True)
         except RefusedError as error:
             if error.misses_namespace:  # it may come in the same run
                 continue
@@ -164,7 +164,7 @@ def foresee_pods(api: Api, manifest: Manifest) -> None:
         return
 
 
-def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[Difference]:
+def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[Difference]:
     """Return the changes that the server would not make in place: `spec.selector` of a Deployment.
 
     It is empty when the server makes them all, and when it cannot be asked: whoever applies will hear it then.
@@ -184,49 +184,50 @@ def frozen(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[
     return []
 
 
-def read(api: Api, manifest: Manifest) -> Found | None:
+def read(api: Api, manifest: Manifest) -> FoundObject | None:
     """Return the object that was made from `manifest` as it now is; None when it is gone.
 
     It is gone, too, where somebody else's now has its name: `create` will say whose.
     """
     try:
-        live = api.get(Reference.of(manifest))
+        live = api.get(Reference.from_manifest(manifest))
     except NotServedError:  # the kind went, and took its objects with it
         return None
     if live is None or not is_still_ours(live, manifest):
         return None
-    if stands_as_applied(manifest, live):  # which spares the server most of the work
-        return Found(manifest, missing(live))
+    if is_surely_unchanged(manifest, live):  # which spares the server most of the work
+        return FoundObject(manifest, missing(live))
     try:
         applied = api.apply(manifest, force=True, dry_run=True)
     except RefusedError as error:
         if error.is_about_rights:
             raise
         if not error.is_about_frozen_fields:  # whatever it is, it must not keep anybody from `destroy`
-            return Found(manifest, missing(live), str(error))
-        applied = laid_over(live, manifest)
-    return Found(as_found(manifest, live, applied), missing(live))
+            return FoundObject(manifest, missing(live), str(error))
+        applied = guess_applied(live, manifest)
+    return FoundObject(merge_live_values(manifest, live, applied), missing(live))
 
 
-def delete(api: Api, manifest: Manifest, patience: Patience, spared: Collection[str] = ()) -> None:
+def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
     """Delete what was made from `manifest`, with all that it owns, and wait. What is gone already is fine.
 
-    An object whose uid is in `spared` stays, and so does what somebody else has made under the name. Raise SharedError
-    for a namespace that other plans use.
+    An object whose uid is in `kept_uids` stays, and so does what somebody else has made under the name.
+
+    Raise SharedError for a namespace that other plans use.
     """
-    reference = Reference.of(manifest)
+    reference = Reference.from_manifest(manifest)
     try:
         live = api.get(reference)
-        if live is None or _uid(live) in spared or not is_still_ours(live, manifest):
+        if live is None or _uid(live) in kept_uids or not is_still_ours(live, manifest):
             return
-        _delete(api, reference, _uid(live), plan_of(manifest), patience)
+        _delete(api, reference, _uid(live), owning_plan(manifest), patience)
     except NotServedError:
         return
 
 
 def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
     """Delete them all at once, each as `delete` does. Raise what one of them raises, after all were tried."""
-    _at_once(lambda each: delete(api, each, patience), manifests)
+    _run_concurrently(lambda each: delete(api, each, patience), manifests)
 
 
 def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
@@ -234,10 +235,12 @@ def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> 
 
     Raise what one of them raises, after all were tried.
     """
-    _at_once(lambda each: _delete(api, Reference.of(each), _uid(each), plan_of(each), patience), stored)
+    _run_concurrently(
+        lambda each: _delete(api, Reference.from_manifest(each), _uid(each), owning_plan(each), patience), stored
+    )
 
 
-def _at_once(act: Callable[[Manifest], None], manifests: Sequence[Manifest]) -> None:
+def _run_concurrently(act: Callable[[Manifest], None], manifests: Sequence[Manifest]) -> None:
     with ThreadPoolExecutor(max(1, len(manifests))) as threads:
         ended = [threads.submit(act, each) for each in manifests]
     for each in ended:
@@ -250,7 +253,7 @@ def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience
     _await_gone(api, reference, uid, patience)
 
 
-def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
+def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
     """Return the object of that name; one that is being deleted is waited for until it is gone."""
     live = api.get(reference)
     if live is None or not _is_ending(live):
@@ -259,9 +262,11 @@ def _standing(api: Api, reference: Reference, patience: Patience) -> Manifest | 
     return api.get(reference)
 
 
-def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True) -> Stored:
+def _store(
+    api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True
+) -> StoredObject:
     """Apply, over `live` and no other object, and wait."""
-    reference = Reference.of(manifest)
+    reference = Reference.from_manifest(manifest)
     try:
         stored = api.apply(manifest, force=live is not None, uid=_uid(live) if live else None)
     except (UnreachableError, RefusedError) as error:
@@ -270,7 +275,7 @@ def _store(api: Api, manifest: Manifest, live: Manifest | None, patience: Patien
         # It may be stored, now or in a minute: what is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
     ready = _await_ready(api, reference, _uid(stored), patience) if waits and missing(stored) else stored
-    return Stored(_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
+    return StoredObject(_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
@@ -280,11 +285,11 @@ def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
     """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:
-        if api.get(Reference.of(stand_in)) is None:
+        if api.get(Reference.from_manifest(stand_in)) is None:
             api.apply(stand_in, force=False, dry_run=True)
     except RefusedError as error:
         if error.is_about_the_manifest or error.silent_webhook:
-            raise RefusedError(str(Reference.of(manifest)), error.status, error.answer) from error
+            raise RefusedError(str(Reference.from_manifest(manifest)), error.status, error.answer) from error
 
 
 def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
@@ -296,8 +301,8 @@ def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -
         seen[:] = [live] if live else seen
         return lacking
 
-    if lacking := patience.until_none(look):
-        raise NotReadyError([f"{reference} is not ready {patience.spent}: {lacking}", *_reasons(api, reference)])
+    if lacking := patience.wait_until_none(look):
+        raise NotReadyError([f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)])
     return seen[0]
 
 
@@ -315,13 +320,13 @@ def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, st
     return live, missing(live)
 
 
-def _not_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
+def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
     """Return that the object is not ready, and why; empty if it has become so."""
     try:
         _, lacking = _look(api, reference, uid)
     except NotReadyError as error:
         return error.reasons
-    return [f"{reference} is not ready {patience.spent}: {lacking}", *_reasons(api, reference)] if lacking else []
+    return [f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)] if lacking else []
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
@@ -334,24 +339,24 @@ def _reasons(api: Api, reference: Reference) -> list[str]:
         return []
     found = _pods(api, live)
     about = f"involvedObject.name={reference.name},type=Warning"
-    events = [] if found else _seen(api, "Event", reference.namespace, fieldSelector=about)
-    return pods.reasons(live, found, _down(api, found), events)
+    events = [] if found else _try_list(api, "Event", reference.namespace, fieldSelector=about)
+    return pods.reasons(live, found, _down_nodes(api, found), events)
 
 
 def _pods(api: Api, live: Manifest) -> list[Manifest]:
     """Return the pods of a workload, or of a whole namespace."""
     if live["kind"] == "Namespace":
-        return _seen(api, "Pod", live["metadata"]["name"])
+        return _try_list(api, "Pod", live["metadata"]["name"])
     selector = pods.pod_selector(live)
-    return _seen(api, "Pod", live["metadata"]["namespace"], labelSelector=selector) if selector else []
+    return _try_list(api, "Pod", live["metadata"]["namespace"], labelSelector=selector) if selector else []
 
 
-def _down(api: Api, found: Sequence[Manifest]) -> set[str]:
+def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
     """Return the nodes that do not answer; they matter where there are pods."""
-    return pods.not_ready_nodes(_seen(api, "Node", "")) if found else set()
+    return pods.unready_nodes(_try_list(api, "Node", "")) if found else set()
 
 
-def _seen(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
+def _try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
     """Return a list for an explanation; empty where we may not look."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
@@ -366,8 +371,8 @@ def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
     """
     if reference.kind != "Namespace":
         return
-    accounts = _seen(api, "ServiceAccount", reference.name, labelSelector=PLAN_LABEL)
-    if others := sorted({str(plan_of(each)) for each in accounts} - {plan}):
+    accounts = _try_list(api, "ServiceAccount", reference.name, labelSelector=PLAN_LABEL)
+    if others := sorted({str(owning_plan(each)) for each in accounts} - {plan}):
         raise SharedError(reference, others)
 
 
@@ -379,9 +384,9 @@ def _await_gone(api: Api, reference: Reference, uid: str, patience: Patience) ->
             return str(error)
         return "being deleted" if live is not None and _uid(live) == uid else None
 
-    if left := patience.until_none(look):
+    if left := patience.wait_until_none(look):
         raise NotGoneError(
-            f"{reference} is still there {patience.spent}: {'; '.join(_holding(api, reference)) or left}"
+            f"{reference} is still there {patience.end_reason}: {'; '.join(_explain_deletion(api, reference)) or left}"
         )
 
 
@@ -393,7 +398,7 @@ def _is_ending(live: Manifest) -> bool:
     return "deletionTimestamp" in live["metadata"]
 
 
-def _holding(api: Api, reference: Reference) -> Iterator[str]:
+def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
     """Yield what keeps an object that is being deleted, as far as we may look."""
     try:
         live = api.get(reference)
@@ -407,7 +412,7 @@ def _holding(api: Api, reference: Reference) -> Iterator[str]:
     if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
         yield f"finalizers {', '.join(sorted(finalizers))}"
     ending = list(filter(_is_ending, _pods(api, live)))
-    down = _down(api, ending)
+    down = _down_nodes(api, ending)
     for pod in ending:
         node = pod["spec"].get("nodeName", "")
         state = f"on node {node}, which is not ready" if node in down else "still ending"

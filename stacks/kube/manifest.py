@@ -24,7 +24,7 @@ class Reference:
     name: str
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "Reference":
+    def from_manifest(cls, manifest: Manifest) -> "Reference":
         """Return the object that `manifest` describes. The manifest must have passed `Check`."""
         metadata = manifest["metadata"]
         return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "", metadata["name"])

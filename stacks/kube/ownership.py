@@ -10,10 +10,10 @@ from stacks.kube.drift import owned_fields
 from stacks.kube.errors import ForeignError, OtherPlanError
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["is_still_ours", "plan_of", "require_still_ours", "require_takeable"]
+__all__ = ["is_still_ours", "owning_plan", "require_still_ours", "require_takeable"]
 
 
-def plan_of(manifest: Manifest) -> str | None:
+def owning_plan(manifest: Manifest) -> str | None:
     """Return the plan that an object belongs to, or None."""
     plan = (manifest["metadata"].get("labels") or {}).get(PLAN_LABEL)
     return str(plan) if plan else None
@@ -21,14 +21,14 @@ def plan_of(manifest: Manifest) -> str | None:
 
 def require_takeable(live: Manifest, manifest: Manifest) -> None:
     """Raise ForeignError or OtherPlanError unless `live` may be made from `manifest`, with its state lost since."""
-    if not (owned_fields(live) and plan_of(live) in (None, plan_of(manifest))):
+    if not (owned_fields(live) and owning_plan(live) in (None, owning_plan(manifest))):
         raise _foreign(live, manifest)
 
 
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
     """Return whether `live` was made from one of `manifests`, whoever has edited it since."""
-    plan = plan_of(live)
-    return plan in set(map(plan_of, manifests)) or (plan is None and bool(owned_fields(live)))
+    plan = owning_plan(live)
+    return plan in set(map(owning_plan, manifests)) or (plan is None and bool(owned_fields(live)))
 
 
 def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
@@ -38,8 +38,8 @@ def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
 
 
 def _foreign(live: Manifest, *manifests: Manifest) -> ForeignError | OtherPlanError:
-    reference, plan = Reference.of(live), plan_of(live)
-    if plan is not None and plan not in set(map(plan_of, manifests)):
+    reference, plan = Reference.from_manifest(live), owning_plan(live)
+    if plan is not None and plan not in set(map(owning_plan, manifests)):
         return OtherPlanError(reference, plan)
     managers = {each["manager"] for each in live["metadata"].get("managedFields") or []}
     return ForeignError(reference, sorted(managers))

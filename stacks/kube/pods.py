@@ -9,7 +9,7 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["cannot_start", "not_ready_nodes", "pod_of", "pod_selector", "reasons", "template_place"]
+__all__ = ["cannot_start", "make_pod", "pod_selector", "reasons", "template_place", "unready_nodes"]
 
 LWS_NAME_LABEL = "leaderworkerset.sigs.k8s.io/name"
 PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
@@ -40,14 +40,14 @@ def template_place(workload: Manifest) -> tuple[str, ...] | None:
     return None
 
 
-def pod_of(template: Manifest, namespace: str) -> Manifest:
+def make_pod(template: Manifest, namespace: str) -> Manifest:
     """Return a pod as a controller would make it, except for the account: the plan's account comes with the plan."""
     metadata = (template.get("metadata") or {}) | {"name": TRIED_POD, "namespace": namespace}
     spec = template["spec"] | {"serviceAccountName": "default"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def not_ready_nodes(nodes: Sequence[Manifest]) -> set[str]:
+def unready_nodes(nodes: Sequence[Manifest]) -> set[str]:
     """Return the names of the nodes that do not report as ready."""
     return {each["metadata"]["name"] for each in nodes if not _is_true(each, "Ready")}
 
@@ -56,10 +56,10 @@ def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Se
     """Return what keeps `live` from being ready: from its pods, given the nodes that are down, else from its events."""
     pods_by_reason: dict[str, list[str]] = {}
     for pod in pods:
-        for reason in _of_pod(pod, down):
+        for reason in _pod_reasons(pod, down):
             pods_by_reason.setdefault(reason, []).append(pod["metadata"]["name"])
-    found = [f"{reason} ({_counted(names)})" for reason, names in pods_by_reason.items()]
-    return found or list(_of_object(live, events))
+    found = [f"{reason} ({_name_pods(names)})" for reason, names in pods_by_reason.items()]
+    return found or list(_object_reasons(live, events))
 
 
 def cannot_start(pod: Manifest) -> bool:
@@ -79,7 +79,7 @@ def _containers(pod: Manifest) -> list[dict[str, Any]]:
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
 
-def _of_pod(pod: Manifest, down: Set[str]) -> Iterator[str]:
+def _pod_reasons(pod: Manifest, down: Set[str]) -> Iterator[str]:
     node = pod["spec"].get("nodeName", "")
     if node in down:
         yield f"node {node} is not ready"
@@ -90,10 +90,10 @@ def _of_pod(pod: Manifest, down: Set[str]) -> Iterator[str]:
     elif not node:
         yield "not yet seen by the scheduler"
     for container in _containers(pod):
-        yield from _of_container(container)
+        yield from _container_reasons(container)
 
 
-def _of_container(container: dict[str, Any]) -> Iterator[str]:
+def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
     """Yield why a container holds the pod up: it waits for something, has crashed, or runs without being ready."""
     name, state = container["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
@@ -113,7 +113,7 @@ def _of_container(container: dict[str, Any]) -> Iterator[str]:
         yield f"container {name} runs and is not ready yet"
 
 
-def _of_object(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
+def _object_reasons(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
     """Yield why there are no pods to ask."""
     if (failure := _condition(live, "ReplicaFailure")) and failure["status"] == "True":
         yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
@@ -140,7 +140,7 @@ def _condition(live: Manifest, kind: str) -> dict[str, str] | None:
     return next((each for each in conditions if each["type"] == kind), None)
 
 
-def _counted(names: Sequence[str]) -> str:
+def _name_pods(names: Sequence[str]) -> str:
     first, more = min(names), len(names) - 1
     return f"pod {first} and {more} more" if more else f"pod {first}"
 

@@ -30,7 +30,7 @@ def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
 
 def is_quantity(value: Any) -> bool:
     """Return whether Kubernetes takes it for an amount: finite, at most 2^63, and no finer than a billionth."""
-    return _read(value) is not None
+    return _parse(value) is not None
 
 
 def amount_text(amount: Decimal) -> str:
@@ -42,19 +42,19 @@ def amount_text(amount: Decimal) -> str:
 
 
 def _amount(name: str, value: Any) -> Decimal:
-    amount = _read(value)
+    amount = _parse(value)
     if amount is None:
         raise ProviderError(f"{name} is {str(value)[:60]!r}, which is no quantity; write it as 500m, 8 or 2Gi")
     return amount
 
 
-def _read(value: Any) -> Decimal | None:
+def _parse(value: Any) -> Decimal | None:
     is_number = isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    return _parsed(value) if is_number else None
+    return _parse_cached(value) if is_number else None
 
 
 @lru_cache(maxsize=4096)  # a large cluster's pods ask for few different amounts
-def _parsed(value: str | float) -> Decimal | None:
+def _parse_cached(value: str | float) -> Decimal | None:
     try:
         amount = Decimal(parse_quantity(value))  # type: ignore[no-untyped-call]
         is_in_range = amount.is_finite() and (not amount or FINEST <= abs(amount) <= LARGEST)

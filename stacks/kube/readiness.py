@@ -17,7 +17,7 @@ __all__ = ["MISSING", "is_awaited", "is_off", "missing"]
 
 def missing(live: Manifest) -> str | None:
     """Return what `live` still lacks to be ready: `1 of 2 groups ready`."""
-    return MISSING.get(_kind(live), _by_condition)(live)
+    return MISSING.get(_kind(live), _ready_condition)(live)
 
 
 def is_awaited(manifest: Manifest) -> bool:
@@ -27,14 +27,14 @@ def is_awaited(manifest: Manifest) -> bool:
 
 def is_off(live: Manifest) -> bool:
     """Return whether the object is scaled to 0: nothing is missing that could be waited for, and nothing serves."""
-    return is_awaited(live) and not _wanted(live)
+    return is_awaited(live) and not _wanted_replicas(live)
 
 
 def _deployment(live: Manifest) -> str | None:
     """Return what is missing until every replica is updated and available, and none is left of the version before."""
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
-        _unseen(live)
+        _unseen_spec(live)
         or _too_few(live, "updatedReplicas", "pods updated")
         or _too_few(live, "availableReplicas", "pods available")
         or (f"{old} pods of the version before still there" if old else None)
@@ -51,7 +51,7 @@ def _stateful_set(live: Manifest) -> str | None:
     is_by_hand = (live["spec"].get("updateStrategy") or {}).get("type") == "OnDelete"
     advice = ": delete its other pods together" if is_by_hand else ""
     return (
-        _unseen(live)
+        _unseen_spec(live)
         or _too_few(live, "readyReplicas", "pods ready")
         or (None if is_current else _too_few(live, "updatedReplicas", f"pods updated{advice}"))
     )
@@ -62,11 +62,11 @@ def _leader_worker_set(live: Manifest) -> str | None:
 
     With no group wanted there is nothing to wait for.
     """
-    if not _wanted(live):
+    if not _wanted_replicas(live):
         return None
     is_available = any(each["type"] == "Available" and each["status"] == "True" for each in _conditions(live))
     return (
-        _unseen(live)
+        _unseen_spec(live)
         or _too_few(live, "updatedReplicas", "groups updated")
         or _too_few(live, "readyReplicas", "groups ready")
         or (None if is_available else "an update of its groups is in progress")
@@ -75,26 +75,26 @@ def _leader_worker_set(live: Manifest) -> str | None:
 
 def _job(live: Manifest) -> str | None:
     """Return what is missing until the job is complete. One that is suspended waits for somebody else."""
-    said = {each["type"]: each for each in _conditions(live) if each["status"] == "True"}
-    if "Complete" in said or live["spec"].get("suspend"):
+    text = {each["type"]: each for each in _conditions(live) if each["status"] == "True"}
+    if "Complete" in text or live["spec"].get("suspend"):
         return None
-    return f"it has failed: {_said(said['Failed'])}" if "Failed" in said else "it is not complete"
+    return f"it has failed: {_condition_text(text['Failed'])}" if "Failed" in text else "it is not complete"
 
 
 def _pod(live: Manifest) -> str | None:
     """Return what is missing until the pod serves, or has done its work."""
-    return None if _status(live).get("phase") == "Succeeded" else _by_condition(live)
+    return None if _status(live).get("phase") == "Succeeded" else _ready_condition(live)
 
 
-def _by_condition(live: Manifest) -> str | None:
+def _ready_condition(live: Manifest) -> str | None:
     """Return what the object's controller says under the condition `Ready`."""
     ready = next((each for each in _conditions(live) if each["type"] == "Ready"), None)
-    return None if ready is None or ready["status"] == "True" else f"it is not ready: {_said(ready)}"
+    return None if ready is None or ready["status"] == "True" else f"it is not ready: {_condition_text(ready)}"
 
 
-def _said(condition: dict[str, str]) -> str:
-    said = condition.get("message") or condition.get("reason") or "its controller does not say why"
-    return " ".join(said.split()).rstrip(".")
+def _condition_text(condition: dict[str, str]) -> str:
+    text = condition.get("message") or condition.get("reason") or "its controller does not say why"
+    return " ".join(text.split()).rstrip(".")
 
 
 # (API group, kind) -> its judge.
@@ -111,17 +111,17 @@ def _kind(live: Manifest) -> tuple[str, str]:
     return live["apiVersion"].partition("/")[0], live["kind"]
 
 
-def _unseen(live: Manifest) -> str | None:
+def _unseen_spec(live: Manifest) -> str | None:
     is_seen = _count(live, "observedGeneration") >= live["metadata"]["generation"]
     return None if is_seen else "not yet seen by its controller"
 
 
 def _too_few(live: Manifest, field: str, what: str) -> str | None:
-    found, wanted = _count(live, field), _wanted(live)
+    found, wanted = _count(live, field), _wanted_replicas(live)
     return f"{found} of {wanted} {what}" if found < wanted else None
 
 
-def _wanted(live: Manifest) -> int:
+def _wanted_replicas(live: Manifest) -> int:
     """Return the replicas, 1 unless the spec says otherwise."""
     return int(live["spec"].get("replicas", 1))
 

@@ -166,8 +166,8 @@ def misfit(document: Any, *shapes: Shape) -> str | None:
 
 def _misfits(value: Any, shape: Shape, path: str) -> Iterator[str]:
     kind = dict if isinstance(shape, dict) else list if isinstance(shape, list) else shape
-    if not _is(value, kind):
-        yield f"{path or 'it'} must be {NAMES[kind]}, and is {_told(value)}"
+    if not _is_kind(value, kind):
+        yield f"{path or 'it'} must be {NAMES[kind]}, and is {_quote(value)}"
     elif isinstance(shape, list):
         for index, each in enumerate(value):
             yield from _misfits(each, shape[0], f"{path}[{index}]")
@@ -190,13 +190,13 @@ def _misfits_under(key: str, inner: Shape, value: Mapping[str, Any], path: str) 
         yield from _misfits(value[name], inner, where)
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_kind(value: Any, kind: Any) -> bool:
     if kind == QUANTITY:
         return is_quantity(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def _told(value: Any) -> str:
+def _quote(value: Any) -> str:
     """Return a value for a message, cut where it would hide the rest."""
     text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)[:60]
     return text if len(text) <= 60 else f"{text[:57]}..."

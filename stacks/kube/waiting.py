@@ -19,7 +19,7 @@ class Patience:
     cancelled: threading.Event
     report: Callable[[str], None]
 
-    def until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
+    def wait_until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
         """Call `look` until it returns None. Return its last answer when time is up or the user has cancelled."""
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
@@ -34,7 +34,7 @@ class Patience:
         return None
 
     @property
-    def spent(self) -> str:
+    def end_reason(self) -> str:
         """The reason why a wait ended without success: `after 10 min`, `when cancelled`."""
         if self.cancelled.is_set():
             return "when cancelled"

@@ -33,10 +33,10 @@ def add_recorded(commands: Any) -> None:
     recorded.add_argument("--model", metavar="NAME", help="the model, where ranks of several have recorded loads")
     recorded.add_argument("-o", dest="output", type=Path, metavar="LOADS.json", required=True, help="the file to write")
     add_format(recorded)
-    recorded.set_defaults(command=_recorded)
+    recorded.set_defaults(command=_save_loads)
 
 
-def _recorded(arguments: argparse.Namespace) -> None:
+def _save_loads(arguments: argparse.Namespace) -> None:
     from stacks.live.recorded import read_recorded  # loads an HTTP client, which nothing else here needs
 
     require_writable(arguments.output)

@@ -81,7 +81,7 @@ class RecordedLoads:
 
 def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoads:
     """Return what is recorded at all `urls` together, of `model` if several are. Raise RecordedError."""
-    samples = [sample for url in urls for sample in _samples(url)]
+    samples = [sample for url in urls for sample in _read_samples(url)]
     models = sorted({sample.model for sample in samples})
     if not samples:
         raise RecordedError(
@@ -92,14 +92,14 @@ def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoad
     if model not in models and (model is not None or len(models) > 1):
         reason = f"ranks of {', '.join(models)} have recorded loads there"
         raise RecordedError("R114 --model must be one of the models", reason, f"for example --model {models[0]}")
-    of_model = [sample for sample in samples if model in (None, sample.model)]
-    loads = _summed(of_model)
+    chosen = [sample for sample in samples if model in (None, sample.model)]
+    loads = _sum_loads(chosen)
     if max(map(max, loads)) > MAX_LOAD:
-        raise _no_source(urls, f"its samples of one expert sum to {max(map(max, loads)):.3g} rows")
-    return RecordedLoads(loads, len({sample.rank for sample in of_model}))
+        raise _source_error(urls, f"its samples of one expert sum to {max(map(max, loads)):.3g} rows")
+    return RecordedLoads(loads, len({sample.rank for sample in chosen}))
 
 
-def _summed(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
+def _sum_loads(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
     rows: Counter[tuple[int, int]] = Counter()
     for sample in samples:
         rows[sample.layer, sample.expert] += sample.rows
@@ -113,18 +113,18 @@ def _summed(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(rows[layer, expert] for expert in range(num_experts)) for layer in range(num_layers))
 
 
-def _samples(url: str) -> Iterator[Sample]:
+def _read_samples(url: str) -> Iterator[Sample]:
     try:
         is_rank = _path(url).endswith("/metrics")
         asked = url if is_rank else f"{url.rstrip('/')}/api/v1/query?{urlencode({'query': QUERY})}"
-        answer = _in_time(asked)
-        told = _of_text(answer.decode()) if is_rank else _of_prometheus(json.loads(answer))
+        answer = _fetch_within_deadline(asked)
+        told = _parse_text(answer.decode()) if is_rank else _parse_prometheus(json.loads(answer))
         yield from (_sample(labels, value) for labels, value in told)
     except UNUSABLE as error:
-        raise _no_source([url], _said(error)) from None
+        raise _source_error([url], _explain(error)) from None
 
 
-def _no_source(urls: Sequence[str], reason: str) -> RecordedError:
+def _source_error(urls: Sequence[str], reason: str) -> RecordedError:
     shown = ", ".join(map(without_secrets, urls))
     return RecordedError(
         f"R112 --from ({shown}) must be the metrics of a rank, or a Prometheus",
@@ -144,7 +144,7 @@ def _path(url: str) -> str:
     return parts.path
 
 
-def _in_time(url: str) -> bytes:
+def _fetch_within_deadline(url: str) -> bytes:
     """Return the answer. Raise HTTPError or ValueError, also where it is not whole in time, however it drips.
 
     A thread asks: it may wait for a name, for a handshake, or for one byte after another.
@@ -153,7 +153,7 @@ def _in_time(url: str) -> bytes:
 
     def ask() -> None:
         try:
-            answers.put(_ask(url))
+            answers.put(_fetch(url))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             answers.put(error)
 
@@ -167,7 +167,7 @@ def _in_time(url: str) -> bytes:
     return found
 
 
-def _ask(url: str) -> bytes:
+def _fetch(url: str) -> bytes:
     """Return the answer, with the user and the password of the address. Raise HTTPError, OSError or ValueError."""
     auth = urllib3.util.parse_url(url).auth
     headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
@@ -193,30 +193,30 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
     if not all(isinstance(each, str) for each in told):
         raise ValueError("its labels and values must be text")
     model, unit, rank, layer, expert = told[:-1]
-    return Sample(model, (unit, rank), *_counted(int(layer), int(expert), float(value)))
+    return Sample(model, (unit, rank), *_check_counts(int(layer), int(expert), float(value)))
 
 
-def _counted(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
+def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
     """Return the layer, the expert and its rows as a rank may tell them. Raise OverflowError or ValueError."""
     if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
         raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")
     return layer, expert, int(rows)
 
 
-def _of_text(text: str) -> Iterator[tuple[dict[str, str], str]]:
+def _parse_text(text: str) -> Iterator[tuple[dict[str, str], str]]:
     """Yield the samples of Prometheus' text format."""
     for line in text.splitlines():
         if found := LINE.fullmatch(line):
             yield dict(LABEL.findall(found[1])), found[2]
 
 
-def _of_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
+def _parse_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
     """Yield the samples of a Prometheus' answer to an instant query."""
     for series in answer["data"]["result"]:
         yield series["metric"], series["value"][1]
 
 
-def _said(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     """Return the error in words, without the addresses of objects that urllib3 puts before them."""
     if isinstance(error, urllib3.exceptions.LocationValueError):
         return "it is no address"

@@ -27,7 +27,7 @@ from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.readiness import is_off, missing
 from stacks.live.places import StandIn, lost_nodes, stand_ins
 
-__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "look_at"]
+__all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "read_live_plan"]
 
 WHEN_A_SPARE_COMES = "a spare takes over when that Node is deleted, or tainted node.kubernetes.io/out-of-service"
 
@@ -72,17 +72,17 @@ class ClusterError(TidemillError):
 def ask_cluster(plan: Deployable, context: str) -> LivePlan:
     """Every unit of `plan`, in its order, in the cluster of that kubeconfig context. Raises ClusterError."""
     try:
-        return look_at(plan, connect(context))
+        return read_live_plan(plan, connect(context))
     except ProviderError as error:
         raise ClusterError(error) from None
 
 
-def look_at(plan: Deployable, api: Api) -> LivePlan:
+def read_live_plan(plan: Deployable, api: Api) -> LivePlan:
     """The same in that cluster. Raises ProviderError."""
     down, unseen = _nodes_down(api)
     refusals, unasked = _refusals(plan, api)
     units = tuple(
-        _refused(
+        _apply_refusal(
             _look_at_unit(unit, _reference(plan, unit), plan.unit_document(unit)["spares"], api, down),
             refusals.get(unit.name),
         )
@@ -94,7 +94,7 @@ def look_at(plan: Deployable, api: Api) -> LivePlan:
 def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
     """The nodes that are not ready, and why nobody knows: nodes are the whole cluster's, which few may list."""
     try:
-        return pods.not_ready_nodes(api.list_all("v1", "Node", "")), None
+        return pods.unready_nodes(api.list_all("v1", "Node", "")), None
     except RefusedError as error:
         if not error.is_about_rights:
             raise
@@ -110,7 +110,7 @@ def _refusals(plan: Deployable, api: Api) -> tuple[Mapping[str, str], str | None
     port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["http"]
     for pod in _gateway_pods(plan, api):
         try:
-            report = api.ask_pod(Reference.of(pod), port, "/readyz", REPORT)
+            report = api.ask_pod(Reference.from_manifest(pod), port, "/readyz", REPORT)
         except ProviderError as error:
             unasked = str(error)
             continue
@@ -150,7 +150,7 @@ def _look_at_unit(unit: Unit, reference: Reference, spares: Sequence[str], api: 
     return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)
 
 
-def _refused(unit: LiveUnit, refusal: str | None) -> LiveUnit:
+def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
     """The unit, failed if it is up and a gateway refuses it."""
     if refusal is None or unit.state not in ("starting", "ready"):
         return unit

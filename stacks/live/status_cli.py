@@ -49,17 +49,17 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
-    shown, told, status = "", "", 0
+    shown, notes, status = "", "", 0
     with suppress(KeyboardInterrupt):
         while True:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
                 status = _status_now(arguments)
-            last_shown, last_told = shown, told
-            shown, told = out.getvalue(), err.getvalue()
+            last_shown, last_notes = shown, notes
+            shown, notes = out.getvalue(), err.getvalue()
             if shown != last_shown:
                 print(shown, flush=True)
-            if told != last_told:
-                print(told, end="", file=sys.stderr, flush=True)
+            if notes != last_notes:
+                print(notes, end="", file=sys.stderr, flush=True)
             time.sleep(WATCH_S)
     return status
 
@@ -109,12 +109,12 @@ def _lines(record: Record) -> Iterator[str]:
         yield f"  the supervisor goes on, but {record.trouble}"
     for gateway in record.gateways:
         if len(record.gateways) > 1 or gateway.state != "ready":
-            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_because(_down(record, gateway))}"
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracketed(_explain_state(record, gateway))}"
     for unit in record.units:
-        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_because(_down(record, unit))}"
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_bracketed(_explain_state(record, unit))}"
 
 
-def _down(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
+def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
     """Return why a part is down, and by this machine's clock when it is started again."""
     seconds = starts_in_s(record, part)
     if seconds is None:
@@ -143,9 +143,9 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
     for unit in live.units:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
-        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _because(unit.reason))
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _bracketed(unit.reason))
 
 
-def _because(reason: str | None) -> str:
+def _bracketed(reason: str | None) -> str:
     """A reason may be a process's last words, or a pod's."""
     return f" ({printable(reason)})" if reason else ""

@@ -26,11 +26,11 @@ def configured_plan(spec: str | None, plan: str | None, previous: str | None) ->
             return read_plan(Path(plan)).deployable
         case None, str():
             rule = "R302 tidemill:previous must come with tidemill:spec"
-            raise _refused(rule, "a plan is not planned again", "pulumi config rm tidemill:previous")
+            raise _configuration_error(rule, "a plan is not planned again", "pulumi config rm tidemill:previous")
     found = "neither is set" if spec is None else "both are set"
     fix = "pulumi config set tidemill:plan PLAN.json, or tidemill:spec SPEC"
-    raise _refused("R301 exactly one of tidemill:spec and tidemill:plan must be set", found, fix)
+    raise _configuration_error("R301 exactly one of tidemill:spec and tidemill:plan must be set", found, fix)
 
 
-def _refused(rule: str, reason: str, fix: str) -> CallError:
+def _configuration_error(rule: str, reason: str, fix: str) -> CallError:
     return CallError([Finding("", None, rule, reason, fix).at("Pulumi configuration")])

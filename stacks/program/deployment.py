@@ -31,13 +31,13 @@ def deploy(plan: Deployable, context: str | None) -> "Deployment":
     Raises InfeasibleError, before anything is created, when the bundled runtime cannot run the plan.
     """
     objects = plan_objects(plan)
-    with _without_stack_traces():
+    with _omit_stack_traces():
         provider = Provider("cluster", context=context, kinds=objects.kinds())
         return Deployment(plan, objects, pulumi.ResourceOptions(providers=[provider]))
 
 
 @contextlib.contextmanager
-def _without_stack_traces() -> Iterator[None]:
+def _omit_stack_traces() -> Iterator[None]:
     """Declare resources without the program's stack, which the SDK would put into the state with each of them.
 
     For the published system that is a quarter of a state, which Pulumi writes anew at each step; and it is the paths of
@@ -61,19 +61,19 @@ class Deployment(pulumi.ComponentResource):
         super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
         timeout = plan.kubernetes.ready_timeout
         shared = _create(self, objects.shared, timeout)
-        after_shared = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=shared), timeout)
+        after_shared = _set_deadline(pulumi.ResourceOptions(parent=self, depends_on=shared), timeout)
         gateway = names.gateway_name(plan.name)
         # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
-        Objects(gateway, _by_key(gateway, objects.gateway), after_shared)
+        Objects(gateway, _manifests_by_kind(gateway, objects.gateway), after_shared)
         occupants = Occupants("units", objects.occupants(), after_shared)
-        after_list = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=[occupants]), timeout)
-        units = [Objects(name, _by_key(name, unit), after_list) for name, unit in objects.units.items()]
+        after_list = _set_deadline(pulumi.ResourceOptions(parent=self, depends_on=[occupants]), timeout)
+        units = [Objects(name, _manifests_by_kind(name, unit), after_list) for name, unit in objects.units.items()]
         arriving = pulumi.ResourceOptions(parent=self, depends_on=units)
-        arrivals = Arrivals("units-ready", list(objects.units), _with_deadline(arriving, timeout))
+        arrivals = Arrivals("units-ready", list(objects.units), _set_deadline(arriving, timeout))
         if objects.controller:  # after the units: each has been seen ready once before any is turned off
             controller = names.controller_name(plan.name)
-            last = _with_deadline(pulumi.ResourceOptions(parent=self, depends_on=[arrivals]), timeout)
-            Objects(controller, _by_key(controller, objects.controller), last)
+            last = _set_deadline(pulumi.ResourceOptions(parent=self, depends_on=[arrivals]), timeout)
+            Objects(controller, _manifests_by_kind(controller, objects.controller), last)
         self.endpoint = plan.endpoint
         self.register_outputs({"endpoint": self.endpoint})
 
@@ -85,11 +85,11 @@ def _create(
     created: list[pulumi.Resource] = []
     for each in objects:
         options = pulumi.ResourceOptions(parent=parent, depends_on=created[:1])
-        created.append(Object(each.name, each.manifest, _with_deadline(options, ready_timeout_s)))
+        created.append(Object(each.name, each.manifest, _set_deadline(options, ready_timeout_s)))
     return created
 
 
-def _by_key(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
+def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
     """The manifests by kind, or by kind and name for those that are not called as their owner is."""
     return {_key(owner, each): each.manifest for each in objects}
 
@@ -99,6 +99,6 @@ def _key(owner: str, each: PlanObject) -> str:
     return kind if each.name == owner else f"{kind} {each.name}"
 
 
-def _with_deadline(options: pulumi.ResourceOptions, ready_timeout_s: float) -> pulumi.ResourceOptions:
+def _set_deadline(options: pulumi.ResourceOptions, ready_timeout_s: float) -> pulumi.ResourceOptions:
     deadline = pulumi.CustomTimeouts(create=f"{ready_timeout_s:g}s", update=f"{ready_timeout_s:g}s")
     return pulumi.ResourceOptions.merge(options, pulumi.ResourceOptions(custom_timeouts=deadline))

@@ -52,9 +52,9 @@ class PlanObjects:
 
     def kinds(self) -> list[str]:
         """Every kind that the cluster has to serve, sorted."""
-        return sorted({each.kind for each in self.in_order()})
+        return sorted({each.kind for each in self.all_objects()})
 
-    def in_order(self) -> list[PlanObject]:
+    def all_objects(self) -> list[PlanObject]:
         """Return everything, in the order in which it can be created."""
         units = (each for unit in self.units.values() for each in unit)
         return [*self.shared, *self.gateway, *units, *self.controller]

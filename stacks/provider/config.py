@@ -37,9 +37,9 @@ class ClusterConfig:
     kinds: tuple[str, ...]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ClusterConfig":
+    def parse(cls, values: Mapping[str, Any]) -> "ClusterConfig":
         """Raises ValueError with the key and what it should be."""
-        context, kinds = values.get("context") or "", _listed(values.get("kinds") or [])
+        context, kinds = values.get("context") or "", _parse_kinds(values.get("kinds") or [])
         if not isinstance(context, str):
             raise ValueError("context", "must be the name of a context of the kubeconfig")
         if not isinstance(kinds, list) or not all(isinstance(each, str) and "/" in each for each in kinds):
@@ -54,18 +54,18 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
     if has_unknown(dict(values)):
         return []
     try:
-        config = ClusterConfig.of(values)
+        config = ClusterConfig.parse(values)
     except ValueError as error:
         return [Failure(*error.args)]
     try:
         api = connect(config.context or None)
         api.require_answer()
-        return list(_not_served(api, config))
+        return list(_find_unserved(api, config))
     except ProviderError as error:
         return [Failure("", str(error))]
 
 
-def _listed(kinds: Any) -> Any:
+def _parse_kinds(kinds: Any) -> Any:
     """The JSON of a list as the list; anything else as it is."""
     try:
         return json.loads(kinds) if isinstance(kinds, str) else kinds
@@ -73,7 +73,7 @@ def _listed(kinds: Any) -> Any:
         return kinds
 
 
-def _not_served(api: Api, config: ClusterConfig) -> list[Failure]:
+def _find_unserved(api: Api, config: ClusterConfig) -> list[Failure]:
     failures = []
     for each in config.kinds:
         api_version, _, kind = each.rpartition("/")

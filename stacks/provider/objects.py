@@ -19,45 +19,47 @@ from stacks.kube import lifecycle
 from stacks.kube.api import Api
 from stacks.kube.diff import Difference, Path, differences, path_text
 from stacks.kube.manifest import OBJECTS, Manifest, Reference, type_token
-from stacks.kube.several import Manifests, last
-from stacks.provider.wire import has_unknown, to_struct
+from stacks.kube.object_set import Manifests, main_object
+from stacks.provider.wire import encode_struct, has_unknown
 
-__all__ = ["Changes", "changes", "id_of", "manifests_of", "misnamed", "outputs", "values_of"]
+__all__ = ["Changes", "build_inputs", "changes", "find_naming_mistakes", "outputs", "read_manifests", "resource_id"]
 
 # A change of these is another object.
 IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace")}
 
 
-def manifests_of(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
+def read_manifests(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
     """The manifests in a resource's inputs, by key; a single one has the empty key."""
     return dict(values) if token == OBJECTS else {"": dict(values)}
 
 
-def values_of(manifests: Manifests, token: str) -> dict[str, Any]:
+def build_inputs(manifests: Manifests, token: str) -> dict[str, Any]:
     """The inputs of a resource that is these objects."""
     return dict(manifests) if token == OBJECTS else manifests[""]
 
 
-def id_of(manifests: Manifests) -> str:
+def resource_id(manifests: Manifests) -> str:
     """The resource's id: that of its last object."""
-    return Reference.of(last(manifests)[1]).id
+    return Reference.from_manifest(main_object(manifests)[1]).id
 
 
 def outputs(manifests: Manifests, token: str) -> Struct:
     """What a state keeps beside the inputs: which object it is. Pulumi writes the state anew at each step."""
-    key, manifest = last(manifests)
+    key, manifest = main_object(manifests)
     metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
     identity = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
-    return to_struct(values_of({key: identity}, token))
+    return encode_struct(build_inputs({key: identity}, token))
 
 
-def misnamed(values: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
+def find_naming_mistakes(values: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
     """What is wrong with the inputs, before the API server judges them: (property, reason)."""
     if token != OBJECTS:
-        return _misnamed(values, token)
+        return _find_mistakes(values, token)
     if not values:
         return [("", "there must be at least one manifest")]
-    return [(key, f"{key} must be a manifest: {reason}") for key, each in values.items() for reason in _unnamed(each)]
+    return [
+        (key, f"{key} must be a manifest: {reason}") for key, each in values.items() for reason in _missing_names(each)
+    ]
 
 
 @dataclass(frozen=True)
@@ -74,38 +76,40 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
     """Compare path by path. Without an API server it is not known which fields cannot change."""
     changed = list(differences(dict(old), dict(new)))
     if token == OBJECTS:
-        return _of_several(api, old, new, changed)
+        return _set_changes(api, old, new, changed)
     moved = [each for each in changed if _is_identity(each.path, dict(old), dict(new))]
-    frozen = [] if moved else _frozen(api, dict(new), changed)
+    frozen = [] if moved else _frozen_changes(api, dict(new), changed)
     return Changes(changed, moved or frozen, old_first=bool(frozen))
 
 
-def _of_several(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]) -> Changes:
+def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]) -> Changes:
     """Only another last object makes another resource. To the engine any mark of a replacement would make one."""
-    end, manifest = last(new)
-    if old and Reference.of(last(old)[1]) != Reference.of(manifest):
+    end, manifest = main_object(new)
+    if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):
         moved = [each for each in changed if each.path[0] == end]
         return Changes(changed, moved or changed)
     remade = []
     for key in sorted({str(each.path[0]) for each in changed} & old.keys() & new.keys()):
-        if Reference.of(old[key]) != Reference.of(new[key]):
+        if Reference.from_manifest(old[key]) != Reference.from_manifest(new[key]):
             continue  # its other name says so
         own = [each for each in changed if each.path[0] == key]
-        frozen = _frozen(api, new[key], [replace(each, path=each.path[1:]) for each in own])
+        frozen = _frozen_changes(api, new[key], [replace(each, path=each.path[1:]) for each in own])
         if frozen and key == end:
             return Changes(changed, [replace(each, path=(key, *each.path)) for each in frozen], old_first=True)
         if frozen:
             paths = ", ".join(path_text(each.path) for each in frozen)
-            remade.append(f"{Reference.of(new[key])} is deleted and made anew, since {paths} cannot be changed")
+            remade.append(
+                f"{Reference.from_manifest(new[key])} is deleted and made anew, since {paths} cannot be changed"
+            )
     return Changes(changed, remade=remade)
 
 
-def _frozen(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
+def _frozen_changes(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
     """Changes that need a new object, as far as the cluster can be asked."""
-    return lifecycle.frozen(api, manifest, changed) if api and not has_unknown(manifest) else []
+    return lifecycle.find_frozen_changes(api, manifest, changed) if api and not has_unknown(manifest) else []
 
 
-def _misnamed(manifest: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
+def _find_mistakes(manifest: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
     failures = [
         (key, f"{key} is missing; a manifest needs it") for key in ("apiVersion", "kind") if not manifest.get(key)
     ]
@@ -117,7 +121,7 @@ def _misnamed(manifest: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
     return failures
 
 
-def _unnamed(manifest: Any) -> Iterator[str]:
+def _missing_names(manifest: Any) -> Iterator[str]:
     """Yield what a value lacks to name an object."""
     if not isinstance(manifest, dict):
         yield "it is no map"

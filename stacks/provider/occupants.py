@@ -20,28 +20,28 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["ARRIVALS", "ID", "LISTS", "TOKEN", "left", "misnamed", "new"]
+__all__ = ["ARRIVALS", "ID", "LISTS", "TOKEN", "find_departed", "find_naming_mistakes", "find_new"]
 
 TOKEN = "tidemill:index:Occupants"  # noqa: S105  a Pulumi type, no secret
 ARRIVALS = "tidemill:index:Arrivals"
 LISTS = (TOKEN, ARRIVALS)
 ID = "occupants"
 
-Listed = dict[str, Any]
+ListInputs = dict[str, Any]
 
 
-def left(old: Listed, new: Listed) -> list[Manifest]:
+def find_departed(old: ListInputs, find_new: ListInputs) -> list[Manifest]:
     """The objects of `old` that `new` does not list, under whatever name."""
-    staying = {Reference.of(each) for each in new["objects"].values()}
-    return [each for each in old["objects"].values() if Reference.of(each) not in staying]
+    staying = {Reference.from_manifest(each) for each in find_new["objects"].values()}
+    return [each for each in old["objects"].values() if Reference.from_manifest(each) not in staying]
 
 
-def new(old: Listed, listed: Listed) -> set[Reference]:
+def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
     """The objects that `listed` has and `old` had not."""
-    return {Reference.of(each) for each in left(listed, old)}
+    return {Reference.from_manifest(each) for each in find_departed(listed, old)}
 
 
-def misnamed(values: Listed, token: str) -> list[tuple[str, str]]:
+def find_naming_mistakes(values: ListInputs, token: str) -> list[tuple[str, str]]:
     """What is wrong with a list: (property, reason)."""
     if token == ARRIVALS:
         return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]

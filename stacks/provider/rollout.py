@@ -18,7 +18,7 @@ from typing import Any
 
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
-from stacks.kube.several import Manifests, last
+from stacks.kube.object_set import Manifests, main_object
 
 __all__ = ["Rollout", "rolled_phase"]
 
@@ -32,37 +32,37 @@ class Rollout:
 
     def __init__(self, cancelled: threading.Event) -> None:
         self._cancelled = cancelled
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._changing: dict[str, str] = {}  # phase -> the unit whose turn it is
         self._failed: str | None = None
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
         """Wait until no other unit of the phase changes. Raise ProviderError when one has failed, or when cancelled."""
-        with self._changed:
+        with self._condition:
             while (other := self._changing.get(phase)) and not self._is_over():
                 report(f"its turn comes after {other}")
-                self._changed.wait(LOOK_S)
+                self._condition.wait(LOOK_S)
             if self._is_over():
-                raise ProviderError(f"{unit} was left as it was: {self._failed or 'the run'} {self._why()}")
+                raise ProviderError(f"{unit} was left as it was: {self._failed or 'the run'} {self._end_reason()}")
             self._changing[phase] = unit
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 del self._changing[phase]
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def fail(self, unit: str) -> None:
         """Let no other unit begin."""
-        with self._changed:
+        with self._condition:
             self._failed = unit
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _is_over(self) -> bool:
         return self._failed is not None or self._cancelled.is_set()
 
-    def _why(self) -> str:
+    def _end_reason(self) -> str:
         return "did not get ready" if self._failed else "was cancelled"
 
 
@@ -70,7 +70,7 @@ def rolled_phase(old: Manifests, new: Manifests) -> str | None:
     """Return the phase of a unit that changes in place; None for what does not restart, or cannot wait for its turn."""
     if not old or not new:
         return None
-    before, after = last(old)[1], last(new)[1]
+    before, after = main_object(old)[1], main_object(new)[1]
     labels = after["metadata"].get("labels") or {}
     phase = labels.get(PHASE_LABEL) or (GATEWAY if labels.get(COMPONENT_LABEL) == GATEWAY else None)
     if phase is None or _template(before) == _template(after):

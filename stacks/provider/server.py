@@ -37,21 +37,21 @@ def main() -> None:
     )
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(Servicer(Engine(arguments.engine)), server)
     port = server.add_insecure_port("127.0.0.1:0")
-    told = _told_to_end()
+    stop = _stop_event()
     server.start()
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
-    while not told.wait(ENGINE_CHECK_S) and os.getppid() == parent:
+    while not stop.wait(ENGINE_CHECK_S) and os.getppid() == parent:
         pass  # an engine that was killed leaves us to another parent
     os._exit(0)  # without joining the threads that wait for something: nobody is left to hear of it
 
 
-def _told_to_end() -> threading.Event:
+def _stop_event() -> threading.Event:
     """Set when the engine interrupts us, as it does at the end of each command."""
-    told = threading.Event()
+    stop = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: told.set())
-    return told
+        signal.signal(each, lambda *_: stop.set())
+    return stop
 
 
 if __name__ == "__main__":

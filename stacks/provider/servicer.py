@@ -1,4 +1,4 @@
-"""Pulumi's provider protocol: each request decoded, handed to `kube/several.py`, and its outcome encoded.
+"""Pulumi's provider protocol: each request decoded, handed to `kube/object_set.py`, and its outcome encoded.
 
 Written on the protocol itself. The SDK's own server answers a failure with a traceback, and cannot say that a
 resource was created and is not ready (`ErrorResourceInitFailed`), without which such a resource is in no state and
@@ -27,20 +27,20 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
-from stacks.kube import lifecycle, several
+from stacks.kube import lifecycle, object_set
 from stacks.kube.api import Api
 from stacks.kube.diff import Change, differences, path_text
 from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError
-from stacks.kube.lifecycle import Stored
+from stacks.kube.lifecycle import StoredObject
 from stacks.kube.manifest import OBJECTS, Manifest, Reference
-from stacks.kube.several import Manifests
+from stacks.kube.object_set import Manifests
 from stacks.kube.waiting import Patience
 from stacks.provider import config, objects, occupants
 from stacks.provider.engine import Engine
 from stacks.provider.objects import Changes
 from stacks.provider.rollout import Rollout, rolled_phase
 from stacks.provider.session import Session
-from stacks.provider.wire import has_unknown, to_plain, to_struct
+from stacks.provider.wire import decode_struct, encode_struct, has_unknown
 
 __all__ = ["Servicer"]
 
@@ -66,13 +66,13 @@ class InitFailed(Exception):
         )
 
     @classmethod
-    def of(cls, manifests: Manifests, token: str, reasons: list[str]) -> "InitFailed":
+    def from_objects(cls, manifests: Manifests, token: str, reasons: list[str]) -> "InitFailed":
         """Return the failure of objects that exist and are not all ready, with the reasons."""
-        inputs, named = to_struct(objects.values_of(manifests, token)), objects.outputs(manifests, token)
-        return cls(objects.id_of(manifests), inputs, named, reasons)
+        inputs, named = encode_struct(objects.build_inputs(manifests, token)), objects.outputs(manifests, token)
+        return cls(objects.resource_id(manifests), inputs, named, reasons)
 
 
-def answered(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
+def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
     """Turn what `rpc` raises into a status: a sentence for the user, never a traceback."""
 
     @functools.wraps(rpc)
@@ -99,58 +99,60 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._cancelled = threading.Event()
         self._rollout = Rollout(self._cancelled)
         self._session: Session | None = None
-        self._made: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
-        self._new: set[Reference] = set()  # what is listed for the first time, and not awaited one by one
+        self._made_uids: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
+        self._new_references: set[Reference] = set()  # what is listed for the first time, and not awaited one by one
         self._arriving: dict[Reference, str] = {}  # of these, the uids of what was made and is not yet awaited
-        self._held: set[Reference] = set()  # objects that this run declares as one of several
+        self._set_members: set[Reference] = set()  # objects that this run declares as one of several
 
-    @answered
+    @report_errors
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
         """Nothing special is understood: the engine keeps the marks of secrets itself."""
         return provider_pb2.ProviderHandshakeResponse()
 
-    @answered
+    @report_errors
     def GetPluginInfo(self, request: empty_pb2.Empty) -> plugin_pb2.PluginInfo:
         """The version."""
         return plugin_pb2.PluginInfo(version=version("tidemill"))
 
-    @answered
+    @report_errors
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
         """No kinds: they are the cluster's."""
         return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "tidemill", "version": version("tidemill")}))
 
-    @answered
+    @report_errors
     def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
         """Whether there is a cluster that can take the plan."""
-        failures = config.check(to_plain(request.news))
+        failures = config.check(decode_struct(request.news))
         return _check_response(request, [(each.key, each.reason) for each in failures])
 
-    @answered
+    @report_errors
     def DiffConfig(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Never a replacement: a context that is renamed must not delete what runs in it."""
-        return _diff_response(Changes(list(differences(to_plain(request.old_inputs), to_plain(request.news)))))
+        return _diff_response(
+            Changes(list(differences(decode_struct(request.old_inputs), decode_struct(request.news))))
+        )
 
-    @answered
+    @report_errors
     def Configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.ConfigureResponse:
         """Takes the configuration; the cluster is reached when it is first needed."""
-        self._session = Session(config.ClusterConfig.of(to_plain(request.args)).context)
+        self._session = Session(config.ClusterConfig.parse(decode_struct(request.args)).context)
         return provider_pb2.ConfigureResponse(supportsPreview=True)
 
-    @answered
+    @report_errors
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
         """Check that each manifest names an object of the resource's kind. The API server judges the rest."""
-        news = to_plain(request.news)
+        news = decode_struct(request.news)
         if request.type in occupants.LISTS:
-            return _check_response(request, occupants.misnamed(news, request.type))
-        failures = objects.misnamed(news, request.type)
+            return _check_response(request, occupants.find_naming_mistakes(news, request.type))
+        failures = objects.find_naming_mistakes(news, request.type)
         if request.type == OBJECTS and not failures:
-            self._held |= {Reference.of(each) for each in news.values()}
+            self._set_members |= {Reference.from_manifest(each) for each in news.values()}
         return _check_response(request, failures)
 
-    @answered
+    @report_errors
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Path by path, and which of them need a new object."""
-        old, new = to_plain(request.old_inputs), to_plain(request.news)
+        old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if old == new or request.type in occupants.LISTS:
             return _diff_response(Changes(list(differences(old, new))))
         api = self._session.api_if_reached() if self._session else None
@@ -159,63 +161,67 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             self.engine.warn(request.urn, each)
         return _diff_response(found)
 
-    @answered
+    @report_errors
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
         """Waits until the objects are ready, unless a list has one that is awaited later."""
         if request.type in occupants.LISTS:
-            self._list(request, {"objects": {}}, to_plain(request.properties))
+            self._list(request, {"objects": {}}, decode_struct(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
-        manifests = objects.manifests_of(to_plain(request.properties), request.type)
+        manifests = objects.read_manifests(decode_struct(request.properties), request.type)
         named = objects.outputs(manifests, request.type)
         if request.preview:
-            several.foresee(self._api(), {}, _known(manifests))
+            object_set.foresee(self._api(), {}, _fully_known(manifests))
             return provider_pb2.CreateResponse(properties=named)
         self._store(request, {}, manifests)
-        return provider_pb2.CreateResponse(id=objects.id_of(manifests), properties=named, refresh_before_update=True)
+        return provider_pb2.CreateResponse(
+            id=objects.resource_id(manifests), properties=named, refresh_before_update=True
+        )
 
-    @answered
+    @report_errors
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """The manifests as they are found in the cluster; without an id when all objects are gone."""
         if request.type in occupants.LISTS:
             # To the engine a resource without properties is gone.
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
-        inputs = to_plain(request.inputs)
+        inputs = decode_struct(request.inputs)
         if not inputs:
             raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
-        found = several.read(self._api(), objects.manifests_of(inputs, request.type))
+        found = object_set.read(self._api(), objects.read_manifests(inputs, request.type))
         if not found:
             return provider_pb2.ReadResponse()
         for each in found.values():
-            if each.unsure:
-                self.engine.warn(request.urn, f"hand edits were not looked for: {each.unsure}")
+            if each.drift_unknown:
+                self.engine.warn(request.urn, f"hand edits were not looked for: {each.drift_unknown}")
         manifests = {key: each.manifest for key, each in found.items()}
         if lacking := [
-            f"{Reference.of(each.manifest)} is not ready: {each.missing}" for each in found.values() if each.missing
+            f"{Reference.from_manifest(each.manifest)} is not ready: {each.missing}"
+            for each in found.values()
+            if each.missing
         ]:
-            raise InitFailed.of(manifests, request.type, lacking)
+            raise InitFailed.from_objects(manifests, request.type, lacking)
         return provider_pb2.ReadResponse(
-            id=objects.id_of(manifests),
+            id=objects.resource_id(manifests),
             properties=objects.outputs(manifests, request.type),
-            inputs=to_struct(objects.values_of(manifests, request.type)),
+            inputs=encode_struct(objects.build_inputs(manifests, request.type)),
             refresh_before_update=True,
         )
 
-    @answered
+    @report_errors
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
         """Waits until the objects are ready, also when only that was missing."""
-        old, new = to_plain(request.old_inputs), to_plain(request.news)
+        old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
             self._list(request, old, new)
             return provider_pb2.UpdateResponse(properties=Struct())
-        before, manifests = objects.manifests_of(old, request.type), objects.manifests_of(new, request.type)
+        before, manifests = objects.read_manifests(old, request.type), objects.read_manifests(new, request.type)
         named = objects.outputs(manifests, request.type)
         if request.preview:
-            several.foresee(self._api(), before, _known(manifests))
+            object_set.foresee(self._api(), before, _fully_known(manifests))
             return provider_pb2.UpdateResponse(properties=named)
-        self._change(request, before, manifests)
+        self._roll_out(request, before, manifests)
         return provider_pb2.UpdateResponse(properties=named, refresh_before_update=True)
 
-    @answered
+    @report_errors
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Waits until the objects are gone. What a replacement has made under the same name stays.
 
@@ -223,12 +229,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """
         if request.type in occupants.LISTS:
             return empty_pb2.Empty()
-        manifests = objects.manifests_of(to_plain(request.old_inputs), request.type)
-        if request.type == OBJECTS or Reference.of(manifests[""]) not in self._held:
-            several.delete(self._api(), manifests, self._patience(request), self._made)
+        manifests = objects.read_manifests(decode_struct(request.old_inputs), request.type)
+        if request.type == OBJECTS or Reference.from_manifest(manifests[""]) not in self._set_members:
+            object_set.delete(self._api(), manifests, self._patience(request), self._made_uids)
         return empty_pb2.Empty()
 
-    @answered
+    @report_errors
     def Cancel(self, request: empty_pb2.Empty) -> empty_pb2.Empty:
         """End every wait."""
         self._cancelled.set()
@@ -243,23 +249,23 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             return
         if request.type == occupants.TOKEN:
-            self._new |= occupants.new(old, listed)
-            if gone := occupants.left(old, listed):
+            self._new_references |= occupants.find_new(old, listed)
+            if gone := occupants.find_departed(old, listed):
                 lifecycle.delete_all(self._api(), gone, self._patience(request))
             return
         try:
             lifecycle.await_all(self._api(), self._arriving, self._patience(request))
         except NotReadyError as error:
-            raise InitFailed(occupants.ID, to_struct(listed), Struct(), error.reasons) from error
+            raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
 
-    def _change(self, request: Any, old: Manifests, new: Manifests) -> None:
+    def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
         """Store what changes; a unit that serves meanwhile in its turn, and as it was if it does not get ready."""
-        phase, unit = rolled_phase(old, new), several.last(new)[1]["metadata"]["name"]
+        phase, unit = rolled_phase(old, new), object_set.main_object(new)[1]["metadata"]["name"]
         if phase is None:
             self._store(request, old, new)
             return
         with self._rollout.turn(phase, unit, self._patience(request).report):
-            others = set(self._made)
+            others = set(self._made_uids)
             try:
                 self._store(request, old, new)
             except InitFailed as error:
@@ -271,32 +277,40 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """Make everything as `old` says, and delete what is new of the change; `others` are the run's other uids."""
         patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
         try:
-            several.store(self._api(), new, old, patience, lambda *_: None, spared=others)
+            object_set.store(self._api(), new, old, patience, lambda *_: None, kept_uids=others)
         except PartlyStoredError as error:
-            raise InitFailed.of(error.there, request.type, error.reasons) from error
+            raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
         """Does what a resource is for."""
 
-        def told(reference: Reference, stored: Stored) -> None:
-            self._made.add(stored.uid)
-            if reference in self._new:
+        def on_stored(reference: Reference, stored: StoredObject) -> None:
+            self._made_uids.add(stored.uid)
+            if reference in self._new_references:
                 self._arriving[reference] = stored.uid
             if stored.is_off:
                 text = f"{reference} is scaled to 0 and serves nothing until somebody scales it"
                 self.engine.warn(request.urn, text)
 
         try:
-            several.store(self._api(), old, new, self._patience(request), told, unawaited=self._new, spared=self._made)
+            object_set.store(
+                self._api(),
+                old,
+                new,
+                self._patience(request),
+                on_stored,
+                skip_waiting=self._new_references,
+                kept_uids=self._made_uids,
+            )
         except PartlyStoredError as error:
-            raise InitFailed.of(error.there, request.type, error.reasons) from error
+            raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
 
     def _patience(self, request: Any) -> Patience:
         report = functools.partial(self.engine.progress, request.urn)
         return Patience(request.timeout or DEFAULT_TIMEOUT_S, self._cancelled, report)
 
 
-def _known(manifests: Manifests) -> dict[str, Manifest]:
+def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
     """Those of which nothing is decided only later in this run."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
 

@@ -18,8 +18,8 @@ class Session:
     def __init__(self, context: str) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._reached: Api | ProviderError | None = None
-        self._is_told = False
+        self._outcome: Api | ProviderError | None = None
+        self._is_reported = False
 
     def api(self) -> Api:
         """The cluster. Raises why it cannot be reached; after the first time, that it was not."""
@@ -27,9 +27,9 @@ class Session:
             reached = self._reach()
             if isinstance(reached, Api):
                 return reached
-            if self._is_told:
+            if self._is_reported:
                 raise ProviderError("the cluster was not reached; another resource of this run has the reason")
-            self._is_told = True
+            self._is_reported = True
             raise reached
 
     def api_if_reached(self) -> Api | None:
@@ -39,11 +39,11 @@ class Session:
             return reached if isinstance(reached, Api) else None
 
     def _reach(self) -> Api | ProviderError:
-        if self._reached is None:
+        if self._outcome is None:
             try:
                 api = connect(self._context or None)
                 api.require_answer()
-                self._reached = api
+                self._outcome = api
             except ProviderError as error:
-                self._reached = error
-        return self._reached
+                self._outcome = error
+        return self._outcome

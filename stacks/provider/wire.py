@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 from pulumi.runtime import rpc
 
-__all__ = ["UNKNOWN", "has_unknown", "to_plain", "to_struct"]
+__all__ = ["UNKNOWN", "decode_struct", "encode_struct", "has_unknown"]
 
 UNKNOWN = rpc.UNKNOWN
 
@@ -22,12 +22,12 @@ SIGNATURE_KEY = "4dabf18193072939515e22adb298388d"
 SECRET_SIGNATURE = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  a tag of the protocol, no secret
 
 
-def to_plain(struct: Struct) -> dict[str, Any]:
+def decode_struct(struct: Struct) -> dict[str, Any]:
     """The map on the wire as plain values; unknown ones are the string `UNKNOWN`."""
     return {key: _plain(value) for key, value in sorted(struct.fields.items()) if not _is_null(value)}
 
 
-def to_struct(values: Mapping[str, Any]) -> Struct:
+def encode_struct(values: Mapping[str, Any]) -> Struct:
     """Plain values for the wire."""
     struct = Struct()
     for key, value in values.items():
@@ -50,7 +50,7 @@ def _plain(value: Value) -> Any:
         fields = value.struct_value.fields
         if SIGNATURE_KEY in fields and fields[SIGNATURE_KEY].string_value == SECRET_SIGNATURE:
             return _plain(fields["value"])
-        return to_plain(value.struct_value)
+        return decode_struct(value.struct_value)
     if kind == "list_value":
         return [_plain(each) for each in value.list_value.values]
     if kind == "number_value":
@@ -67,7 +67,7 @@ def _is_null(value: Value) -> bool:
 
 def _value(plain: Any) -> Value:
     if isinstance(plain, Mapping):
-        return Value(struct_value=to_struct(plain))
+        return Value(struct_value=encode_struct(plain))
     if isinstance(plain, str):
         return Value(string_value=plain)
     if isinstance(plain, Sequence):

@@ -131,7 +131,7 @@ def wait_until_ready(api, manifests):
     """Look until nothing is missing."""
     deadline = time.monotonic() + TIMEOUT_S
     waiting = manifests
-    while waiting := [each for each in waiting if missing(api.get(Reference.of(each)))]:
+    while waiting := [each for each in waiting if missing(api.get(Reference.from_manifest(each)))]:
         assert time.monotonic() < deadline, f"{len(waiting)} objects are not ready"
         time.sleep(POLL_S)
 

@@ -19,7 +19,7 @@ from planner.plan.deployable import Deployable
 from planner.spec.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
-from stacks.live.status import LiveUnit, look_at
+from stacks.live.status import LiveUnit, read_live_plan
 from tests.cluster.cert_manager import ISSUER
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
@@ -114,7 +114,7 @@ class Deployed:
         deadline = time.monotonic() + timeout_s
         while not seen or seen[-1].state != state:
             assert time.monotonic() < deadline, f"{unit} is not {state} within {timeout_s} s: {seen}"
-            (answer,) = (each for each in look_at(plan, api).units if each.name == unit)
+            (answer,) = (each for each in read_live_plan(plan, api).units if each.name == unit)
             if not seen or answer != seen[-1]:
                 seen.append(answer)
             time.sleep(POLL_S)

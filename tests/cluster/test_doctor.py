@@ -21,7 +21,7 @@ from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.findings import plural
-from stacks.doctor.needs import needs_of
+from stacks.doctor.needs import read_needs
 from stacks.doctor.reading import read_facts
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
@@ -304,7 +304,7 @@ def test_a_probe_finds_the_image_that_nobody_has(cluster, spec, tmp_path):
 @pytest.fixture(scope="module")
 def needs():
     """The demo's, as it ships."""
-    return needs_of(compile_plan(check_spec(DEMO)).deployable)
+    return read_needs(compile_plan(check_spec(DEMO)).deployable)
 
 
 def api_of(control_plane, user):
@@ -320,7 +320,7 @@ def test_a_user_without_rights_hears_which(control_plane, needs):
 
     assert {each.check for each in found} == {"rights"}
     assert {each.object for each in found if each.blocks} == {plural(kind) for _, kind in needs.kinds}
-    assert {each.verbs for each in facts.denied} == {("get", "create", "patch", "delete")}
+    assert {each.verbs for each in facts.missing_rights} == {("get", "create", "patch", "delete")}
     assert {"nodes", "pods", "the namespace"} <= {each.object for each in found if not each.blocks}
 
 
@@ -361,7 +361,7 @@ def without_namespace(needs):
 
 def test_a_field_that_the_definition_lacks_is_told_by_the_servers_words(api_server, tmp_path):
     """The definition that is served is this version's; of an older one, the server's refusal says nothing more."""
-    needs = needs_of(day_plan(tmp_path, namespace="newer"))
+    needs = read_needs(day_plan(tmp_path, namespace="newer"))
     newer = [each for each in needs.objects if each["kind"] == "TidemillDeployment"]
     newer[0]["spec"]["tides"] = 2  # as a later version may write
     core = client.CoreV1Api(api_server.api)

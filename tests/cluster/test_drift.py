@@ -12,7 +12,7 @@ from kubernetes.client import CoreV1Api
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.diff import differences, path_text
-from stacks.kube.drift import FIELD_MANAGER, stands_as_applied
+from stacks.kube.drift import FIELD_MANAGER, is_surely_unchanged
 from stacks.kube.lifecycle import read
 from stacks.kube.manifest import Reference
 
@@ -222,7 +222,7 @@ def applied(api, kind):
 
 def edit(api, manifest, patch):
     """As someone with kubectl does."""
-    path, query = api._path(Reference.of(manifest)), [("fieldManager", "kubectl-edit")]
+    path, query = api._path(Reference.from_manifest(manifest)), [("fieldManager", "kubectl-edit")]
     api._connection.request("PATCH", path, "edit", query=query, body=patch, content_type="application/json-patch+json")
 
 
@@ -245,7 +245,7 @@ def test_what_stands_as_applied_is_seen_without_a_dry_run(api, kind):
     """Most objects of a preview do: their fields are ours, and have our values."""
     manifest = applied(api, kind)
 
-    assert stands_as_applied(manifest, api.get(Reference.of(manifest)))
+    assert is_surely_unchanged(manifest, api.get(Reference.from_manifest(manifest)))
 
 
 @pytest.mark.parametrize(("kind", "patch", "expected"), EDITS.values(), ids=EDITS)
@@ -255,7 +255,7 @@ def test_exactly_what_was_edited_is_named_and_restored(api, kind, patch, expecte
     edit(api, manifest, patch)
 
     assert changes(api, manifest) == expected
-    assert not (expected and stands_as_applied(manifest, api.get(Reference.of(manifest))))
+    assert not (expected and is_surely_unchanged(manifest, api.get(Reference.from_manifest(manifest))))
 
     api.apply(manifest, force=True)
     assert changes(api, manifest) == {}
@@ -294,6 +294,6 @@ def test_an_object_that_someone_made_anew_differs_where_it_cannot_be_changed(api
 
 def test_our_name_is_on_what_we_own(api):
     """So that a lost state finds its objects again."""
-    live = api.get(Reference.of(applied(api, "ConfigMap")))
+    live = api.get(Reference.from_manifest(applied(api, "ConfigMap")))
 
     assert [each["manager"] for each in live["metadata"]["managedFields"]] == [FIELD_MANAGER]

@@ -77,11 +77,11 @@ def test_a_request_with_another_uid_changes_nothing(api):
 
     with pytest.raises(RefusedError, match=words):
         api.apply(manifest, force=True, uid=str(uuid.uuid4()))
-    assert api.get(Reference.of(manifest)) is None
+    assert api.get(Reference.from_manifest(manifest)) is None
     made = api.apply(manifest, force=False)
     with pytest.raises(RefusedError, match=words):
         api.apply(manifest | {"data": {"a": "2"}}, force=True, uid=str(uuid.uuid4()))
-    api.delete(Reference.of(manifest), str(uuid.uuid4()))
+    api.delete(Reference.from_manifest(manifest), str(uuid.uuid4()))
 
     same = api.apply(manifest, force=True, uid=made["metadata"]["uid"])
     assert (same["metadata"]["uid"], same["data"]) == (made["metadata"]["uid"], {"a": "1"})
@@ -92,7 +92,7 @@ def test_what_does_not_go_is_said_with_what_holds_it(api):
     """At the deadline."""
     manifest = config_map(a="1")
     lifecycle.create(api, held(manifest), patience(5))
-    reference = Reference.of(manifest)
+    reference = Reference.from_manifest(manifest)
 
     with pytest.raises(NotGoneError) as error:
         lifecycle.delete(api, manifest, patience(0.3))
@@ -107,13 +107,13 @@ def test_creating_waits_for_the_last_one_to_go(api):
     """A `destroy` that was cut short, then `up`."""
     manifest = config_map(a="1")
     lifecycle.create(api, held(manifest), patience(5))
-    first = api.get(Reference.of(manifest))["metadata"]["uid"]
-    api.delete(Reference.of(manifest), first)
+    first = api.get(Reference.from_manifest(manifest))["metadata"]["uid"]
+    api.delete(Reference.from_manifest(manifest), first)
     threading.Timer(0.5, release, (api, manifest)).start()
 
     lifecycle.create(api, manifest, patience(30))
 
-    assert api.get(Reference.of(manifest))["metadata"]["uid"] != first
+    assert api.get(Reference.from_manifest(manifest))["metadata"]["uid"] != first
 
 
 def test_deleting_what_is_gone_is_done(api):
@@ -196,14 +196,17 @@ def test_what_cannot_be_compared_can_be_looked_at_and_deleted(api):
     """
     manifest = config_map(frozen="yes")
     lifecycle.create(api, manifest, patience(5))
-    api.merge(Reference.of(manifest), {"data": {"frozen": "edited"}}, manager="kubectl-edit")
+    api.merge(Reference.from_manifest(manifest), {"data": {"frozen": "edited"}}, manager="kubectl-edit")
     for each in (POLICY, BINDING):
         api.apply(each, force=True)
-    assert patience(30).until_none(lambda: None if lifecycle.read(api, manifest).unsure else "not in force") is None
+    assert (
+        patience(30).wait_until_none(lambda: None if lifecycle.read(api, manifest).drift_unknown else "not in force")
+        is None
+    )
 
     found = lifecycle.read(api, manifest)
     assert found.manifest == manifest
-    assert "no update today" in found.unsure
+    assert "no update today" in found.drift_unknown
     with pytest.raises(RefusedError, match="no update today"):
         lifecycle.foresee_update(api, manifest, manifest)
 
@@ -230,7 +233,7 @@ def test_changes_that_need_a_new_object_are_known_beforehand(api, manifest, chan
     changed = {key: manifest[key] | value if isinstance(value, dict) else value for key, value in change.items()}
     new = manifest | changed
 
-    found = lifecycle.frozen(api, new, list(differences(manifest, new)))
+    found = lifecycle.find_frozen_changes(api, new, list(differences(manifest, new)))
 
     assert [path_text(each.path) for each in found] == expected
 
@@ -244,4 +247,4 @@ def test_many_objects_are_made_at_once(api):
     for each in threads:
         each.join()
 
-    assert all(api.get(Reference.of(each)) for each in manifests)
+    assert all(api.get(Reference.from_manifest(each)) for each in manifests)

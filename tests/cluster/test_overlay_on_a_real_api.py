@@ -11,9 +11,9 @@ import yaml
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.doctor.checks import findings
-from stacks.doctor.needs import needs_of
+from stacks.doctor.needs import read_needs
 from stacks.doctor.reading import read_facts
-from stacks.kube import several
+from stacks.kube import object_set
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.errors import ProviderError
@@ -79,7 +79,7 @@ def needs_with(overlay, folder):
     spec["kubernetes"] = {"namespace": NAMESPACE, "create_namespace": False, "overlay": overlay}
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
-    return needs_of(compile_plan(check_spec(path)).deployable)
+    return read_needs(compile_plan(check_spec(path)).deployable)
 
 
 def looked(api_server, needs):
@@ -92,7 +92,7 @@ def foreseen(api_server, needs):
     """What previews of each object hear."""
     for each in needs.objects:
         try:
-            several.foresee(Api(Connection(api_server.api)), {}, {"": each})
+            object_set.foresee(Api(Connection(api_server.api)), {}, {"": each})
         except ProviderError as error:
             yield str(error)
 

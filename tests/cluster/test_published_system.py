@@ -10,7 +10,7 @@ from kubernetes import client
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.doctor.checks import findings
-from stacks.doctor.needs import needs_of
+from stacks.doctor.needs import read_needs
 from stacks.doctor.reading import read_facts
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
@@ -51,7 +51,7 @@ def up(stack):
 
 def doctor(control_plane, plan):
     """What the command finds: (check, object) of each; planned once for all tests."""
-    needs = needs_of(plan)
+    needs = read_needs(plan)
     return [
         (each.check, each.object) for each in findings(needs, read_facts(Api(Connection(control_plane.api)), needs))
     ]

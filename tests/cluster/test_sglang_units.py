@@ -118,7 +118,9 @@ def up(cluster, core, plan):
         api.apply(each, force=False)
     try:
         cluster.wait_until(
-            lambda: not [each for each in manifests if missing(api.get(Reference.of(each)))], "all is ready", READY_S
+            lambda: not [each for each in manifests if missing(api.get(Reference.from_manifest(each)))],
+            "all is ready",
+            READY_S,
         )
         say(f"ready after {time.monotonic() - began:.0f} s")
         yield api

@@ -174,7 +174,7 @@ def _unwritable_picture(_):
 
 def _recorded(models, experts):
     samples = [recorded.Sample(model, ("mixed-0", "0"), 0, expert, 1) for model in models for expert in experts]
-    with patch.object(recorded, "_samples", lambda _: samples):
+    with patch.object(recorded, "_read_samples", lambda _: samples):
         read_recorded(["http://127.0.0.2:9400/metrics"])
 
 

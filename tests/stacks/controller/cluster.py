@@ -94,7 +94,7 @@ class MemoryCluster:
         else:
             self.put(manifest["kind"], manifest["metadata"]["name"], spec=manifest["spec"])
 
-    def delete(self, reference, uid, *, at_once=False):
+    def delete(self, reference, uid, *, immediately=False):
         self._may("delete", reference)
         del self.objects[reference.kind, reference.name]
 

@@ -7,7 +7,7 @@ from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.facts import ClusterFacts
-from stacks.doctor.needs import Needs, needs_of
+from stacks.doctor.needs import Needs, read_needs
 from tests.stacks.deployments import DEMO_SPEC
 
 __all__ = ["changed_pods", "demo_needs", "found", "good_cluster", "node", "pod"]
@@ -15,7 +15,7 @@ __all__ = ["changed_pods", "demo_needs", "found", "good_cluster", "node", "pod"]
 
 def demo_needs() -> Needs:
     """The demo's: prefill on node-0, decode on node-1 and node-2, a gateway, and nothing asked of resources."""
-    return needs_of(compile_plan(check_spec(DEMO_SPEC)).deployable)
+    return read_needs(compile_plan(check_spec(DEMO_SPEC)).deployable)
 
 
 def changed_pods(needs: Needs, change, component: str | None = None) -> Needs:
@@ -53,7 +53,9 @@ def good_cluster(needs: Needs, **others) -> ClusterFacts:
     names = sorted({name for each in needs.pod_sets for name in (*each.nodes, *each.spares)} | {"node-3"})
     namespace = {"metadata": {"name": needs.namespace}}
     facts = ClusterFacts(
-        namespace=namespace, nodes=tuple(map(node, names)), named={each: {"metadata": {}} for each in needs.named}
+        namespace=namespace,
+        nodes=tuple(map(node, names)),
+        required_objects={each: {"metadata": {}} for each in needs.required_objects},
     )
     return replace(facts, **others)
 

@@ -5,7 +5,7 @@ import yaml
 
 from stacks.doctor.checks import findings
 from stacks.doctor.definition import SHIPPED
-from stacks.doctor.facts import Denied, Refused, Unseen
+from stacks.doctor.facts import MissingRight, ReadFailure, Refusal
 from stacks.kube.errors import ForeignError, OtherPlanError, RefusedError
 from stacks.kube.manifest import Reference
 from tests.stacks.doctor.clusters import demo_needs, found, good_cluster
@@ -21,12 +21,14 @@ def needs():
 
 
 def refused(message, status=403, subject=str(ACCOUNT)):
-    return Refused(subject, RefusedError(subject, status, {"message": message}))
+    return Refusal(subject, RefusedError(subject, status, {"message": message}))
 
 
 def test_what_may_not_be_looked_at_is_a_note(needs):
     """`up` may do without."""
-    (finding,) = findings(needs, good_cluster(needs, unseen=(Unseen("Nodes", "eve may not list nodes; bind a role"),)))
+    (finding,) = findings(
+        needs, good_cluster(needs, read_failures=(ReadFailure("Nodes", "eve may not list nodes; bind a role"),))
+    )
 
     assert (finding.check, finding.object, finding.blocks) == ("rights", "Nodes", False)
     assert (finding.reason, finding.fix) == ("could not be read: eve may not list nodes", "bind a role")
@@ -34,9 +36,9 @@ def test_what_may_not_be_looked_at_is_a_note(needs):
 
 def test_a_lacking_right_is_said_by_kind(needs):
     """With the verbs, and with what binds them."""
-    denied = (Denied("ConfigMap", "tidemill", ("create", "patch")), Denied("Namespace", "", ("create",)))
+    denied = (MissingRight("ConfigMap", "tidemill", ("create", "patch")), MissingRight("Namespace", "", ("create",)))
 
-    of_maps, of_namespaces = findings(needs, good_cluster(needs, denied=denied))
+    of_maps, of_namespaces = findings(needs, good_cluster(needs, missing_rights=denied))
 
     assert (of_maps.check, of_maps.object, of_maps.blocks) == ("rights", "ConfigMaps", True)
     assert of_maps.reason == "the kubeconfig's user may not create or patch them in namespace tidemill"
@@ -46,18 +48,20 @@ def test_a_lacking_right_is_said_by_kind(needs):
 
 def test_a_lacking_right_is_not_said_by_each_object_again(needs):
     """The dry runs are refused for the same reason."""
-    denied = (Denied("ConfigMap", "tidemill", ("patch",)),)
+    denied = (MissingRight("ConfigMap", "tidemill", ("patch",)),)
 
-    assert found(needs, good_cluster(needs, denied=denied, refused=(refused(RIGHTS),))) == [("rights", "ConfigMaps")]
-    assert found(needs, good_cluster(needs, refused=(refused(RIGHTS),))) == [("object", str(ACCOUNT))]
+    assert found(needs, good_cluster(needs, missing_rights=denied, refusals=(refused(RIGHTS),))) == [
+        ("rights", "ConfigMaps")
+    ]
+    assert found(needs, good_cluster(needs, refusals=(refused(RIGHTS),))) == [("object", str(ACCOUNT))]
 
 
 def test_a_kind_that_nobody_serves_says_how_to_install_it(needs):
     """And in another version, that what serves it is old."""
     kind = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 
-    (absent,) = findings(needs, good_cluster(needs, unserved={kind: []}))
-    (old,) = findings(needs, good_cluster(needs, unserved={kind: ["v1alpha1"]}))
+    (absent,) = findings(needs, good_cluster(needs, unserved_kinds={kind: []}))
+    (old,) = findings(needs, good_cluster(needs, unserved_kinds={kind: ["v1alpha1"]}))
 
     assert (absent.check, absent.object) == (old.check, old.object) == ("kind", "LeaderWorkerSet")
     assert absent.fix.startswith("install LeaderWorkerSet 0.9 or newer")
@@ -77,7 +81,7 @@ def test_a_kind_that_nobody_serves_says_how_to_install_it(needs):
 )
 def test_an_object_of_somebody_else_blocks(needs, error, reason):
     """Tidemill takes over nothing."""
-    (finding,) = findings(needs, good_cluster(needs, refused=(Refused(str(ACCOUNT), error),)))
+    (finding,) = findings(needs, good_cluster(needs, refusals=(Refusal(str(ACCOUNT), error),)))
 
     assert (finding.check, finding.object, finding.reason) == ("owner", str(ACCOUNT), reason)
 
@@ -85,7 +89,7 @@ def test_an_object_of_somebody_else_blocks(needs, error, reason):
 def test_a_silent_webhook_is_said_once(needs):
     """However many objects it was asked about."""
     message = 'Internal error occurred: failed calling webhook "m.lws.io": failed to call webhook: connection refused'
-    facts = good_cluster(needs, refused=tuple(refused(message, 500, f"LeaderWorkerSet t/{n}") for n in range(3)))
+    facts = good_cluster(needs, refusals=tuple(refused(message, 500, f"LeaderWorkerSet t/{n}") for n in range(3)))
 
     (finding,) = findings(needs, facts)
 
@@ -95,7 +99,7 @@ def test_a_silent_webhook_is_said_once(needs):
 
 def test_what_else_the_server_has_against_an_object_is_quoted(needs):
     """With the fix of its kind."""
-    (finding,) = findings(needs, good_cluster(needs, refused=(refused("x is invalid: spec.a: Required", 422),)))
+    (finding,) = findings(needs, good_cluster(needs, refusals=(refused("x is invalid: spec.a: Required", 422),)))
 
     assert (finding.check, finding.object) == ("object", str(ACCOUNT))
     assert finding.fix == "correct kubernetes.overlay, or the field that writes it"
@@ -145,8 +149,8 @@ def test_a_field_that_the_definition_lacks_blocks_where_the_plan_has_it(needs):
     )
     day = refused(message, 500, "TidemillDeployment tidemill/demo-day")
 
-    (finding,) = findings(needs, good_cluster(needs, definition=definition(("spec", "heal")), refused=(day,)))
-    (unknown,) = findings(needs, good_cluster(needs, definition=definition(), refused=(day,)))
+    (finding,) = findings(needs, good_cluster(needs, definition=definition(("spec", "heal")), refusals=(day,)))
+    (unknown,) = findings(needs, good_cluster(needs, definition=definition(), refusals=(day,)))
 
     assert (finding.object, finding.blocks) == ("CustomResourceDefinition deployments.tidemill.dev", True)
     assert (unknown.check, unknown.object) == ("object", "TidemillDeployment tidemill/demo-day")

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from stacks.doctor.checks import findings
-from stacks.doctor.facts import Refused, Unseen
-from stacks.doctor.needs import Named
+from stacks.doctor.facts import ReadFailure, Refusal
+from stacks.doctor.needs import RequiredObject
 from stacks.kube.errors import RefusedError
 from tests.stacks.doctor.clusters import changed_pods, demo_needs, found, good_cluster, pod
 
 ENDING = {"metadata": {"name": "tidemill", "deletionTimestamp": "2026-11-22T12:00:00Z"}}
-CLAIM = Named("", "PersistentVolumeClaim", "tidemill", "models", "kubernetes.volumes")
-SECRET = Named("", "Secret", "tidemill", "login", "kubernetes.image_pull_secrets")
+CLAIM = RequiredObject("", "PersistentVolumeClaim", "tidemill", "models", "kubernetes.volumes")
+SECRET = RequiredObject("", "Secret", "tidemill", "login", "kubernetes.image_pull_secrets")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def guest(needs):
 def mounting(needs):
     """The demo's with a claim in every pod."""
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "models"}}
-    return replace(changed_pods(needs, lambda spec: spec.update(volumes=[volume])), named=(CLAIM,))
+    return replace(changed_pods(needs, lambda spec: spec.update(volumes=[volume])), required_objects=(CLAIM,))
 
 
 def claim(*modes, phase="Bound", **spec):
@@ -39,16 +39,16 @@ def claim(*modes, phase="Bound", **spec):
 
 
 def refused(message, component="decode", status=403):
-    return Refused(component, RefusedError("Pod tidemill/tidemill-doctor", status, {"message": message}))
+    return Refusal(component, RefusedError("Pod tidemill/tidemill-doctor", status, {"message": message}))
 
 
 def test_a_namespace_is_only_missed_where_the_plan_does_not_make_it(needs, guest):
     """And where somebody could look."""
-    unseen = (Unseen("the namespace", "no; bind a ClusterRole"),)
+    unseen = (ReadFailure("the namespace", "no; bind a ClusterRole"),)
 
     assert found(needs, good_cluster(needs, namespace=None)) == []
     assert found(guest, good_cluster(guest, namespace=None)) == [("namespace", "Namespace tidemill")]
-    assert found(guest, good_cluster(guest, namespace=None, unseen=unseen)) == [("rights", "the namespace")]
+    assert found(guest, good_cluster(guest, namespace=None, read_failures=unseen)) == [("rights", "the namespace")]
 
 
 def test_a_namespace_on_its_way_out_is_waited_for_or_blocks(needs, guest):
@@ -63,29 +63,32 @@ def test_a_namespace_on_its_way_out_is_waited_for_or_blocks(needs, guest):
 NAMED = [
     (CLAIM, "storage"),
     (SECRET, "secret"),
-    (Named("scheduling.k8s.io", "PriorityClass", "", "x", "kubernetes.priority_class"), "priority-class"),
-    (Named("node.k8s.io", "RuntimeClass", "", "x", "kubernetes.runtime_class"), "runtime-class"),
-    (Named("kueue.x-k8s.io", "LocalQueue", "tidemill", "x", "kubernetes.queue"), "queue"),
-    (Named("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "tidemill", "x", "kubernetes.networks"), "network"),
+    (RequiredObject("scheduling.k8s.io", "PriorityClass", "", "x", "kubernetes.priority_class"), "priority-class"),
+    (RequiredObject("node.k8s.io", "RuntimeClass", "", "x", "kubernetes.runtime_class"), "runtime-class"),
+    (RequiredObject("kueue.x-k8s.io", "LocalQueue", "tidemill", "x", "kubernetes.queue"), "queue"),
+    (
+        RequiredObject("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "tidemill", "x", "kubernetes.networks"),
+        "network",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("named", "check"), NAMED)
-def test_whatever_pods_name_must_be_there(needs, named, check):
+@pytest.mark.parametrize(("required", "check"), NAMED)
+def test_whatever_pods_name_must_be_there(needs, required, check):
     """The finding says which field names it."""
-    asking = replace(needs, named=(named,))
+    asking = replace(needs, required_objects=(required,))
 
-    (finding,) = findings(asking, good_cluster(asking, named={named: None}))
+    (finding,) = findings(asking, good_cluster(asking, required_objects={required: None}))
 
-    assert (finding.check, finding.object, finding.blocks) == (check, str(named), True)
-    assert finding.reason == f"it does not exist, and {named.field} names it"
+    assert (finding.check, finding.object, finding.blocks) == (check, str(required), True)
+    assert finding.reason == f"it does not exist, and {required.field} names it"
 
 
 def test_what_must_be_there_first_needs_a_namespace_first(needs, guest):
     """A plan that makes its namespace cannot find anything in it."""
     for each, advice in ((needs, "create first the namespace and then it"), (guest, "create it; or")):
-        asking = replace(each, named=(SECRET,))
-        found_ones = findings(asking, good_cluster(asking, named={SECRET: None}, namespace=None))
+        asking = replace(each, required_objects=(SECRET,))
+        found_ones = findings(asking, good_cluster(asking, required_objects={SECRET: None}, namespace=None))
         assert found_ones[-1].fix.startswith(advice)
 
 
@@ -106,7 +109,7 @@ CLAIMS = [
 def test_a_claim_has_a_volume_that_all_nodes_may_mount(mounting, live, reason):
     """Prefill's node, decode's two, and the gateway's."""
     late = ({"metadata": {"name": "late"}, "volumeBindingMode": "WaitForFirstConsumer"},)
-    facts = good_cluster(mounting, named={CLAIM: live}, storage_classes=late)
+    facts = good_cluster(mounting, required_objects={CLAIM: live}, storage_classes=late)
 
     assert [(each.check, each.reason) for each in findings(mounting, facts)] == (
         [("storage", reason)] if reason else []
@@ -117,9 +120,9 @@ def test_a_claim_of_one_node_may_let_one_node_in(needs):
     """Only prefill mounts it here."""
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "models"}}
     alone = changed_pods(needs, lambda spec: spec.update(volumes=[volume]), "prefill")
-    alone = replace(alone, named=(CLAIM,))
+    alone = replace(alone, required_objects=(CLAIM,))
 
-    assert found(alone, good_cluster(alone, named={CLAIM: claim("ReadWriteOnce")})) == []
+    assert found(alone, good_cluster(alone, required_objects={CLAIM: claim("ReadWriteOnce")})) == []
 
 
 def quota(hard, used=None, **spec):
@@ -181,13 +184,13 @@ def test_a_quota_with_scopes_is_judged_by_the_server_alone(sized):
     message = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0'
 
     assert found(sized, facts) == []
-    assert found(sized, replace(facts, refused_pods=(refused(message),))) == [("quota", "ResourceQuota tidemill/team")]
+    assert found(sized, replace(facts, pod_refusals=(refused(message),))) == [("quota", "ResourceQuota tidemill/team")]
 
 
 def test_a_quota_is_said_once(sized):
     """By its numbers; the pod that was tried met it too."""
     message = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0'
-    facts = good_cluster(sized, quotas=(quota({"pods": "0"}),), refused_pods=(refused(message),), nodes=None)
+    facts = good_cluster(sized, quotas=(quota({"pods": "0"}),), pod_refusals=(refused(message),), nodes=None)
 
     assert found(sized, facts) == [("quota", "ResourceQuota tidemill/team")]
 
@@ -198,7 +201,7 @@ HOST_PATH = 'hostPath volumes (volume "volume-0")'
 def test_a_standard_that_keeps_pods_out_is_one_finding(needs):
     """However many components it keeps out, with what each violates."""
     message = f'pods "tidemill-doctor" is forbidden: violates PodSecurity "baseline:latest": {HOST_PATH}'
-    facts = good_cluster(needs, refused_pods=(refused(message, "decode"), refused(message, "prefill")))
+    facts = good_cluster(needs, pod_refusals=(refused(message, "decode"), refused(message, "prefill")))
 
     (finding,) = findings(needs, facts)
 
@@ -211,10 +214,10 @@ def test_a_standard_that_keeps_pods_out_is_one_finding(needs):
 
 def test_a_class_that_is_missing_is_said_once(needs):
     """Also where the pod that was tried met it."""
-    named = NAMED[2][0]
-    asking = replace(needs, named=(named,))
+    required = NAMED[2][0]
+    asking = replace(needs, required_objects=(required,))
     message = 'pods "x" is forbidden: no PriorityClass with name x was found'
-    facts = good_cluster(asking, named={named: None}, refused_pods=(refused(message),))
+    facts = good_cluster(asking, required_objects={required: None}, pod_refusals=(refused(message),))
 
     assert found(asking, facts) == [("priority-class", "PriorityClass x")]
 
@@ -233,6 +236,6 @@ def test_a_class_that_is_missing_is_said_once(needs):
 )
 def test_what_else_a_pod_meets_is_said_as_the_server_says_it(needs, message, status, said):
     """A limit range; the right to try a pod, which `up` needs not; a webhook."""
-    (finding,) = findings(needs, good_cluster(needs, refused_pods=(refused(message, status=status),)))
+    (finding,) = findings(needs, good_cluster(needs, pod_refusals=(refused(message, status=status),)))
 
     assert (finding.check, finding.blocks) == said

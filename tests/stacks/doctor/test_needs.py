@@ -9,7 +9,7 @@ import yaml
 from planner.compiler import compile_plan
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
-from stacks.doctor.needs import limits_of, needs_of, requests_of
+from stacks.doctor.needs import pod_limits, pod_requests, read_needs
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.doctor.clusters import demo_needs
 
@@ -28,7 +28,7 @@ def patched_needs(patch, folder):
     document.setdefault("kubernetes", {})["overlay"] = {"objects": [{"kind": "Deployment", "patch": patch}]}
     spec = folder / "spec.json"
     spec.write_text(json.dumps(document))
-    return needs_of(compile_plan(check_spec(spec)).deployable)
+    return read_needs(compile_plan(check_spec(spec)).deployable)
 
 
 def test_each_workload_is_a_set_of_pods_on_its_nodes(needs):
@@ -64,8 +64,8 @@ def test_a_pod_holds_what_its_containers_ask_for():
         "initContainers": [container({"cpu": "1"}), container({"cpu": "3"}), SIDECAR],
     }
 
-    assert requests_of(spec) == {"cpu": Decimal(3), "nvidia.com/gpu": 8, "memory": 3 * 2**29}
-    assert limits_of(spec) == {"nvidia.com/gpu": 8, "memory": 2**30}
+    assert pod_requests(spec) == {"cpu": Decimal(3), "nvidia.com/gpu": 8, "memory": 3 * 2**29}
+    assert pod_limits(spec) == {"nvidia.com/gpu": 8, "memory": 2**30}
 
 
 SIDECAR = container({"cpu": "250m", "memory": "512Mi"}, restartPolicy="Always")
@@ -121,7 +121,7 @@ def needs_with_everything():
     issuer = {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "tidemill-ca"}
     spec = {"secretName": "u-tls", "issuerRef": issuer}
     certificate = {"kind": "Certificate", "metadata": {"name": "u"}, "spec": spec}
-    return list(dict.fromkeys(module._named([account, workload, certificate], [pod_set, pod_set], "tidemill")))
+    return list(dict.fromkeys(module._find_required([account, workload, certificate], [pod_set, pod_set], "tidemill")))
 
 
 def test_certificates_that_nobody_issues_are_secrets_to_be_made():
@@ -129,7 +129,7 @@ def test_certificates_that_nobody_issues_are_secrets_to_be_made():
     from stacks.doctor import needs as module
 
     template = {"spec": {"containers": [], "volumes": [{"name": "l", "projected": {"sources": [MADE, KEYS]}}]}}
-    found = list(module._named([], [module.PodSet("u", "decode", 1, (), (), template)], "tidemill"))
+    found = list(module._find_required([], [module.PodSet("u", "decode", 1, (), (), template)], "tidemill"))
 
     assert [(each.name, each.field) for each in found] == [("u-tls", "kubernetes.tls"), ("chat-keys", "gateway.keys")]
 
@@ -158,7 +158,7 @@ def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
     refused = replace(plan, refusals=(Finding("", None, "S700 no", "why", "fix").at("x"),))
 
     with pytest.raises(InfeasibleError):
-        needs_of(refused)
+        read_needs(refused)
 
 
 def template(**spec):

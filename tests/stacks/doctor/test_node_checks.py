@@ -6,7 +6,7 @@ import pytest
 
 from stacks.doctor.checks import findings
 from stacks.doctor.facts import ClusterFacts
-from stacks.doctor.needs import Named
+from stacks.doctor.needs import RequiredObject
 from tests.stacks.doctor.clusters import changed_pods, demo_needs, found, good_cluster, node, pod
 
 GPUS = {"limits": {"nvidia.com/gpu": "8"}}
@@ -235,7 +235,7 @@ def test_a_plan_of_the_same_name_elsewhere_is_somebody_elses(gpu_needs):
     assert found(gpu_needs, good_cluster(gpu_needs, pods=pods)) == [("occupied", "Node node-1")]
 
 
-PRIORITY = Named("scheduling.k8s.io", "PriorityClass", "", "production", "kubernetes.priority_class")
+PRIORITY = RequiredObject("scheduling.k8s.io", "PriorityClass", "", "production", "kubernetes.priority_class")
 
 
 @pytest.mark.parametrize(
@@ -249,10 +249,10 @@ PRIORITY = Named("scheduling.k8s.io", "PriorityClass", "", "production", "kubern
 def test_pods_that_give_way_are_no_fault(gpu_needs, priority_class, others, is_said):
     """Those of a lower priority are evicted, where the plan's class evicts at all."""
     urgent = changed_pods(gpu_needs, lambda spec: spec.update(priorityClassName="production"))
-    urgent = replace(urgent, named=(PRIORITY,))
+    urgent = replace(urgent, required_objects=(PRIORITY,))
     pods = (pod("train-0", "node-1", {"nvidia.com/gpu": "4"}, priority=others),)
 
-    facts = good_cluster(urgent, pods=pods, named={PRIORITY: priority_class})
+    facts = good_cluster(urgent, pods=pods, required_objects={PRIORITY: priority_class})
 
     assert found(urgent, facts) == ([("occupied", "Node node-1")] if is_said else [])
 

@@ -16,7 +16,7 @@ def ports(monkeypatch):
     found = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
-    monkeypatch.setattr(probe_pod, "address_of", lambda peer, service, port: ("127.0.0.1", found[peer]))
+    monkeypatch.setattr(probe_pod, "peer_address", lambda peer, service, port: ("127.0.0.1", found[peer]))
     return found
 
 

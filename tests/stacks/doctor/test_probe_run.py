@@ -124,5 +124,5 @@ def test_what_comes_under_a_name_in_the_same_moment_stays(server, needs):
     fake.store = shared
     ran = run(api, needs, ALONE)
 
-    assert [str(each) for each in ran.in_the_way] == ["Namespace demo-probe"]
+    assert [str(each) for each in ran.foreign_objects] == ["Namespace demo-probe"]
     assert list(fake.objects) == [path]

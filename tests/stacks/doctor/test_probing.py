@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stacks.doctor.probe_checks import probe_findings, probe_summary
-from stacks.doctor.probing import Probe, _manifests, _places, _read, _still_running
+from stacks.doctor.probing import Probe, _describe_running, _manifests, _places, _read_results
 from tests.stacks.doctor.clusters import changed_pods, demo_needs
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -80,7 +80,7 @@ def test_last_words_become_rates_from_node_to_node():
         pod(1, said={"missing": [], "mb_per_s": [90.0, None]}),
     ]
 
-    probe = _read(NAMES, pods)
+    probe = _read_results(NAMES, pods)
 
     assert probe.mb_per_s == {("node-1", "node-0"): 100.0, ("node-0", "node-1"): 90.0}
     assert found(probe) == []
@@ -96,8 +96,8 @@ def test_a_node_that_cannot_have_the_image_is_said_alone():
     """The others waited for it, and are not to blame."""
     pods = [pod(0, "Running"), pod(1, "Pending", waiting=NO_IMAGE)]
 
-    assert _still_running(pods) is None
-    probe = _read(NAMES, pods)
+    assert _describe_running(pods) is None
+    probe = _read_results(NAMES, pods)
     (finding,) = probe_findings(probe)
     assert (finding.check, finding.object) == ("image", "Node node-1")
     assert "image x cannot be had (not found)" in finding.reason
@@ -109,9 +109,9 @@ def test_pods_are_waited_for_while_they_may_still_end():
     """Until each has its last words, or waits for one that cannot start."""
     said = {"missing": [], "mb_per_s": [None, 1.0]}
 
-    assert _still_running([pod(0, "Pending"), pod(1, "Pending", waiting=NO_IMAGE)]) == "1 of 2 probes run"
-    assert _still_running([pod(0, "Running"), pod(1, said=said)]) == "1 of 2 probes run"
-    assert _still_running([pod(0, said=said), pod(1, said=said)]) is None
+    assert _describe_running([pod(0, "Pending"), pod(1, "Pending", waiting=NO_IMAGE)]) == "1 of 2 probes run"
+    assert _describe_running([pod(0, "Running"), pod(1, said=said)]) == "1 of 2 probes run"
+    assert _describe_running([pod(0, said=said), pod(1, said=said)]) is None
 
 
 def test_a_node_that_is_cut_off_is_said_once():
@@ -166,7 +166,7 @@ def test_words_that_no_probe_writes_are_a_finding(words):
     odd = pod(0, said=["x"])
     odd["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = words
 
-    probe = _read(NAMES, [odd, pod(1, said={"missing": [], "mb_per_s": [90.0, None]})])
+    probe = _read_results(NAMES, [odd, pod(1, said={"missing": [], "mb_per_s": [90.0, None]})])
 
     assert found(probe) == [("image", "Node node-0", True)]
     assert probe.mb_per_s == {("node-0", "node-1"): 90.0}

@@ -10,7 +10,7 @@ from planner.spec.check import check_spec
 from stacks import cli
 from stacks.doctor import examination
 from stacks.doctor.checks import findings
-from stacks.doctor.needs import needs_of
+from stacks.doctor.needs import read_needs
 from stacks.doctor.reading import read_facts
 from stacks.kube.errors import UnreachableError
 from tests.stacks.deployments import DEMO_SPEC
@@ -39,7 +39,7 @@ def overlaid(tmp_path_factory):
         spec[section][key] = str((DEMO_SPEC.parent / spec[section][key]).resolve())
     path = tmp_path_factory.mktemp("overlaid") / "spec.json"
     path.write_text(json.dumps(spec | {"kubernetes": {"overlay": {"unit_pod": unit_pod, "objects": [service]}}}))
-    return needs_of(compile_plan(check_spec(path)).deployable)
+    return read_needs(compile_plan(check_spec(path)).deployable)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_rights_are_asked_of_the_server(server, needs):
 
     facts = read_facts(api, needs)
 
-    assert [(each.kind, each.namespace, each.verbs) for each in facts.denied] == [
+    assert [(each.kind, each.namespace, each.verbs) for each in facts.missing_rights] == [
         ("LeaderWorkerSet", "tidemill", ("patch", "delete")),
         ("Namespace", "", ("create",)),
     ]

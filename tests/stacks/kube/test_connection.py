@@ -20,9 +20,9 @@ def test_the_time_is_the_servers(monkeypatch, written, told):
     """As its last answer told it, and as much later as has gone by; ours alone where it tells none."""
     with running_fake_api() as (_, api):
         monkeypatch.setattr("http.server.BaseHTTPRequestHandler.date_time_string", lambda _: written)
-        elapsed = iter((100.0, 107.0)).__next__
-        monkeypatch.setattr(api._connection, "_own", lambda: OWN)
-        monkeypatch.setattr(api._connection, "_elapsed", elapsed)
+        monotonic = iter((100.0, 107.0)).__next__
+        monkeypatch.setattr(api._connection, "_clock", lambda: OWN)
+        monkeypatch.setattr(api._connection, "_monotonic", monotonic)
 
         assert api.now() == told + 7
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.kube.drift import as_found, laid_over, owned_fields, stands_as_applied
+from stacks.kube.drift import guess_applied, is_surely_unchanged, merge_live_values, owned_fields
 from tests.stacks.kube.test_diff import MANIFESTS
 
 KEYS = ('k:{"port":80,"protocol":"TCP"}', 'k:{"port":80,"protocol":"UDP"}')
@@ -34,7 +34,7 @@ def manifest(spec):
 
 def found(ours, live, applied):
     """The spec as it is found."""
-    return as_found(manifest(ours), stored(live), stored(applied))["spec"]
+    return merge_live_values(manifest(ours), stored(live), stored(applied))["spec"]
 
 
 def port(protocol, name, number=80):
@@ -57,11 +57,11 @@ def test_what_others_add_is_not_ours(ours, theirs):
 @given(MANIFESTS, MANIFESTS)
 def test_guessing_what_an_apply_would_make_holds_the_manifest(live, ours):
     """Every value of ours, and every key of the live object's that we do not set."""
-    made = laid_over(live, ours)
+    made = guess_applied(live, ours)
 
     assert made.keys() == live.keys() | ours.keys()
-    assert laid_over(made, ours) == made
-    assert laid_over(live, {}) == live
+    assert guess_applied(made, ours) == made
+    assert guess_applied(live, {}) == live
 
 
 def test_items_are_matched_by_the_keys_that_the_server_names():
@@ -110,13 +110,15 @@ def test_an_object_stands_as_applied_where_our_fields_have_our_values():
     owned = {"f:spec": {"f:ports": {key: {".": {}, "f:port": {}, "f:protocol": {}, "f:name": {}} for key in KEYS}}}
     theirs = ours | {"x": 1, "ports": [port("TCP", "x", number=5), *reversed(ours["ports"])]}
 
-    assert stands_as_applied(manifest(ours), stored(theirs, owned))
-    assert not stands_as_applied(manifest(ours), stored({"ports": [port("TCP", "web"), port("UDP", "edited")]}, owned))
-    assert not stands_as_applied(manifest(ours), stored({"ports": ours["ports"][:1]}, owned))
-    assert not stands_as_applied(manifest({"ports": ours["ports"][:1]}), stored(ours, owned))
-    assert not stands_as_applied(manifest(ours | {"x": 1}), stored(theirs, owned))
-    assert not stands_as_applied(manifest(ours), stored(ours, {"f:spec": owned["f:spec"] | {"f:old": {}}}))
-    assert not stands_as_applied(manifest(ours), {**stored(ours), "metadata": {"name": "n"}})
+    assert is_surely_unchanged(manifest(ours), stored(theirs, owned))
+    assert not is_surely_unchanged(
+        manifest(ours), stored({"ports": [port("TCP", "web"), port("UDP", "edited")]}, owned)
+    )
+    assert not is_surely_unchanged(manifest(ours), stored({"ports": ours["ports"][:1]}, owned))
+    assert not is_surely_unchanged(manifest({"ports": ours["ports"][:1]}), stored(ours, owned))
+    assert not is_surely_unchanged(manifest(ours | {"x": 1}), stored(theirs, owned))
+    assert not is_surely_unchanged(manifest(ours), stored(ours, {"f:spec": owned["f:spec"] | {"f:old": {}}}))
+    assert not is_surely_unchanged(manifest(ours), {**stored(ours), "metadata": {"name": "n"}})
 
 
 def test_only_what_was_applied_under_our_name_is_ours():
@@ -134,6 +136,6 @@ def test_an_item_that_the_server_does_not_keep_is_no_difference():
     renamed = {"f:spec": {"f:ports": {'k:{"port":81,"protocol":"TCP"}': {".": {}, "f:name": {}}}}}
     ours, theirs = {"ports": [port("TCP", "a")]}, {"ports": [port("TCP", "a", number=81)]}
 
-    assert as_found(manifest(ours), stored(theirs, renamed), stored(theirs, renamed))["spec"]["ports"][0] == port(
-        "TCP", "a"
-    )
+    assert merge_live_values(manifest(ours), stored(theirs, renamed), stored(theirs, renamed))["spec"]["ports"][
+        0
+    ] == port("TCP", "a")

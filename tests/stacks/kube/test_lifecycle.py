@@ -139,7 +139,7 @@ def test_a_replacement_keeps_what_it_has_just_made(server):
     fake.store(MAP_PATH, config_map(a="1"))
 
     made = lifecycle.create(api, config_map(a="1"), patience())
-    lifecycle.delete(api, config_map(a="1"), patience(), spared={made.uid})
+    lifecycle.delete(api, config_map(a="1"), patience(), kept_uids={made.uid})
 
     assert fake.objects[MAP_PATH]["metadata"]["uid"] == made.uid
     assert "DELETE" not in verbs(fake)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stacks.kube.pods import not_ready_nodes, pod_selector, reasons
+from stacks.kube.pods import pod_selector, reasons, unready_nodes
 
 UNIT = {"kind": "LeaderWorkerSet", "metadata": {"name": "decode-0"}, "status": {"replicas": 1}}
 
@@ -144,4 +144,4 @@ def test_a_node_is_down_unless_it_says_that_it_is_ready():
     def node(name, status):
         return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": status}]}}
 
-    assert not_ready_nodes([node("a", "True"), node("b", "Unknown"), node("c", "False")]) == {"b", "c"}
+    assert unready_nodes([node("a", "True"), node("b", "Unknown"), node("c", "False")]) == {"b", "c"}

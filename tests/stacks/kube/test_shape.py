@@ -2,7 +2,7 @@
 
 import pytest
 
-from stacks.kube.connection import _document
+from stacks.kube.connection import _parse_body
 from stacks.kube.errors import ProviderError, RefusedError, UnreachableError
 from stacks.kube.manifest import Reference
 from stacks.kube.quantities import amounts
@@ -128,7 +128,7 @@ def test_an_object_is_of_the_kind_that_was_asked_for(server):
 
 def test_json_nested_too_deep_is_no_json():
     """Reading it would end in a traceback."""
-    assert isinstance(_document(b"[" * 200_000), str)
+    assert isinstance(_parse_body(b"[" * 200_000), str)
 
 
 def test_a_status_that_nobody_knows_is_refused_by_its_number():

@@ -16,7 +16,7 @@ def test_a_wait_ends_when_nothing_is_missing():
     """Each new answer is told, and told once."""
     answers, said = ["0 of 2", "0 of 2", "1 of 2", None], []
 
-    assert patience(60, said=said).until_none(lambda: answers.pop(0)) is None
+    assert patience(60, said=said).wait_until_none(lambda: answers.pop(0)) is None
     assert said == ["0 of 2", "1 of 2"]
 
 
@@ -24,7 +24,7 @@ def test_a_deadline_ends_a_wait_with_what_is_missing():
     """After a last look."""
     wait = patience(0.15)
 
-    assert wait.until_none(lambda: "0 of 2") == "0 of 2"
+    assert wait.wait_until_none(lambda: "0 of 2") == "0 of 2"
 
 
 def test_a_user_who_cancels_ends_a_wait_at_once():
@@ -34,9 +34,9 @@ def test_a_user_who_cancels_ends_a_wait_at_once():
     threading.Timer(0.1, cancelled.set).start()
     began = time.monotonic()
 
-    assert wait.until_none(lambda: "0 of 2") == "0 of 2"
+    assert wait.wait_until_none(lambda: "0 of 2") == "0 of 2"
     assert time.monotonic() - began < 60
-    assert wait.spent == "when cancelled"
+    assert wait.end_reason == "when cancelled"
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_a_user_who_cancels_ends_a_wait_at_once():
 )
 def test_a_deadline_is_said_in_minutes_and_seconds(timeout_s, spent):
     """As people write it."""
-    assert patience(timeout_s).spent == spent
+    assert patience(timeout_s).end_reason == spent

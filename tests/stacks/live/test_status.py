@@ -11,7 +11,7 @@ from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.spec.check import check_spec
 from stacks import cli
 from stacks.live import status, status_cli
-from stacks.live.status import look_at
+from stacks.live.status import read_live_plan
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.kube.fake_api import running_fake_api
 
@@ -55,7 +55,7 @@ def test_units_of_an_applied_plan_are_ready(server, plan):
     """The plan's digest is where the units' account has it: the namespace may be the user's."""
     _, api = server
 
-    live = look_at(plan, api)
+    live = read_live_plan(plan, api)
 
     assert states(live) == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("ready", None)}
     assert (live.plan_digest, live.unseen) == (plan.digest, None)
@@ -66,7 +66,7 @@ def test_a_unit_scaled_to_nothing_is_off(server, plan):
     fake, api = server
     fake.objects[f"{GROUPS}/demo-decode-0"]["spec"]["replicas"] = 0
 
-    assert states(look_at(plan, api))["demo-decode-0"] == ("off", "scaled to 0")
+    assert states(read_live_plan(plan, api))["demo-decode-0"] == ("off", "scaled to 0")
 
 
 def test_units_may_be_stateful_sets(plan):
@@ -79,7 +79,7 @@ def test_units_may_be_stateful_sets(plan):
                 ready = document["spec"]["replicas"] if "prefill" in document["metadata"]["name"] else 1
                 status_ = {"observedGeneration": 1, "readyReplicas": ready, "currentRevision": 1, "updateRevision": 1}
                 fake.store(f"{SETS}/{document['metadata']['name']}", document | {"status": status_})
-        found = states(look_at(of_sets, api))
+        found = states(read_live_plan(of_sets, api))
 
     assert found == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("starting", "1 of 2 pods ready")}
 
@@ -90,7 +90,7 @@ def test_a_node_that_is_down_is_named_first(server, plan):
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}, "spec": {}}
     fake.store("/api/v1/nodes/node-2", node | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
 
-    assert states(look_at(plan, api))["demo-decode-0"] == ("failed", "node node-2 is not ready")
+    assert states(read_live_plan(plan, api))["demo-decode-0"] == ("failed", "node node-2 is not ready")
 
 
 def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys):
@@ -132,7 +132,7 @@ def test_a_unit_that_a_gateway_refuses_has_failed_with_its_reason(server, plan):
     store_gateway(fake, "gateway-0", {"ready": False, "units": units})
     store_gateway(fake, "gateway-1", {"ready": True, "units": units[:1]}, status=200)
 
-    live = look_at(plan, api)
+    live = read_live_plan(plan, api)
 
     assert states(live) == {
         "demo-prefill-0": ("ready", None),
@@ -182,7 +182,7 @@ def test_rights_in_the_namespace_are_enough(server, plan):
     fake.forbidden["/api/v1/nodes"] = NO_NODES
     fake.forbidden["/api/v1/namespaces/tidemill"] = "no"
 
-    live = look_at(plan, api)
+    live = read_live_plan(plan, api)
 
     assert states(live) == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("ready", None)}
     assert live.plan_digest == plan.digest

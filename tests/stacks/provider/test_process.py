@@ -15,7 +15,7 @@ from google.protobuf import empty_pb2
 from pulumi.runtime.proto import provider_pb2 as pb
 from pulumi.runtime.proto.provider_pb2_grpc import ResourceProviderStub
 
-from stacks.provider.wire import UNKNOWN, to_plain, to_struct
+from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +42,12 @@ def stub(provider):
 
 
 def check(stub, manifest, token="tidemill:core/v1:ConfigMap"):
-    request = pb.CheckRequest(urn="u", type=token, news=to_struct(manifest))
+    request = pb.CheckRequest(urn="u", type=token, news=encode_struct(manifest))
     return [(each.property, each.reason) for each in stub.Check(request).failures]
 
 
 def diff(stub, old, new):
-    answer = stub.Diff(pb.DiffRequest(old_inputs=to_struct(old), news=to_struct(new)))
+    answer = stub.Diff(pb.DiffRequest(old_inputs=encode_struct(old), news=encode_struct(new)))
     kinds = {path: pb.PropertyDiff.Kind.Name(each.kind) for path, each in answer.detailedDiff.items()}
     return answer, kinds
 
@@ -104,7 +104,7 @@ def test_another_version_is_the_same_object_and_another_group_is_not(stub, versi
 
 def test_another_context_never_replaces_anything(stub):
     """A context that is renamed must not delete what runs in it."""
-    request = pb.DiffRequest(old_inputs=to_struct({"context": "a"}), news=to_struct({"context": "b"}))
+    request = pb.DiffRequest(old_inputs=encode_struct({"context": "a"}), news=encode_struct({"context": "b"}))
 
     answer = stub.DiffConfig(request)
 
@@ -123,23 +123,23 @@ def test_another_context_never_replaces_anything(stub):
 )
 def test_a_wrong_configuration_names_its_key(stub, values, key, reason):
     """Before any cluster is looked for."""
-    (failure,) = stub.CheckConfig(pb.CheckRequest(urn="u", news=to_struct(values))).failures
+    (failure,) = stub.CheckConfig(pb.CheckRequest(urn="u", news=encode_struct(values))).failures
 
     assert (failure.property, failure.reason) == (key, reason)
 
 
 def test_a_configuration_that_is_not_known_yet_is_not_judged(stub):
     """At a preview, when the context comes from another resource."""
-    answer = stub.CheckConfig(pb.CheckRequest(urn="u", news=to_struct({"context": UNKNOWN})))
+    answer = stub.CheckConfig(pb.CheckRequest(urn="u", news=encode_struct({"context": UNKNOWN})))
 
     assert list(answer.failures) == []
-    assert to_plain(answer.inputs) == {"context": UNKNOWN}
+    assert decode_struct(answer.inputs) == {"context": UNKNOWN}
 
 
 def test_a_mistake_of_ours_is_one_line(stub):
     """Here it is used before it is configured, which no engine does."""
     with pytest.raises(grpc.RpcError) as error:
-        stub.Delete(pb.DeleteRequest(id="x", old_inputs=to_struct(CONFIG_MAP)))
+        stub.Delete(pb.DeleteRequest(id="x", old_inputs=encode_struct(CONFIG_MAP)))
 
     assert error.value.code() == grpc.StatusCode.INTERNAL
     assert error.value.details() == (

@@ -12,7 +12,7 @@ from pulumi.runtime.proto import provider_pb2 as pb
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import OBJECTS
 from stacks.provider.rollout import Rollout, rolled_phase
-from stacks.provider.wire import to_struct
+from stacks.provider.wire import encode_struct
 from tests.stacks.provider.test_servicer import GROUPS, fake, servicer  # noqa: F401
 
 READY = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
@@ -43,7 +43,7 @@ def unit(name, image="a", *, node="node-0", kv="sha256:1"):
 
 def update(provider, old, new, timeout=30):
     """What Pulumi asks for a unit that has changed."""
-    request = pb.UpdateRequest(type=OBJECTS, old_inputs=to_struct(old), news=to_struct(new), timeout=timeout)
+    request = pb.UpdateRequest(type=OBJECTS, old_inputs=encode_struct(old), news=encode_struct(new), timeout=timeout)
     return provider.Update.__wrapped__(provider, request)
 
 

@@ -8,7 +8,7 @@ from pulumi.runtime.proto import provider_pb2 as pb
 from stacks.kube.manifest import OBJECTS, type_token
 from stacks.provider import occupants, session
 from stacks.provider.servicer import InitFailed, Servicer
-from stacks.provider.wire import to_plain, to_struct
+from stacks.provider.wire import decode_struct, encode_struct
 from tests.stacks.kube.fake_api import running_fake_api
 
 LABELS = {"tidemill.dev/plan": "demo"}
@@ -53,14 +53,14 @@ def servicer(fake):
 
 def create(servicer, manifest):
     request = pb.CreateRequest(
-        type=type_token(manifest["apiVersion"], manifest["kind"]), properties=to_struct(manifest)
+        type=type_token(manifest["apiVersion"], manifest["kind"]), properties=encode_struct(manifest)
     )
     return servicer.Create(request, None)
 
 
 def delete(servicer, manifest):
     request = pb.DeleteRequest(
-        type=type_token(manifest["apiVersion"], manifest["kind"]), old_inputs=to_struct(manifest), timeout=30
+        type=type_token(manifest["apiVersion"], manifest["kind"]), old_inputs=encode_struct(manifest), timeout=30
     )
     return servicer.Delete(request, None)
 
@@ -71,7 +71,7 @@ def group(unit):
 
 
 def listed(*units):
-    return to_struct({"objects": {unit: group(unit) for unit in units}})
+    return encode_struct({"objects": {unit: group(unit) for unit in units}})
 
 
 def relist(servicer, old, new, *, preview=False):
@@ -117,7 +117,7 @@ def test_a_unit_that_leaves_the_list_is_gone_when_the_list_is_new(fake, servicer
     answer = relist(servicer, old, new)
 
     assert set(fake.objects) == {f"{GROUPS}/prefill-0"}
-    assert answer.properties == to_struct({})
+    assert answer.properties == encode_struct({})
 
 
 def test_a_new_list_waits_until_all_that_left_are_gone(fake, servicer):
@@ -139,14 +139,14 @@ def test_a_list_is_made_read_and_deleted_without_the_cluster(fake, servicer):
     read = servicer.Read(request, None)
     servicer.Delete(pb.DeleteRequest(id=made.id, type=occupants.TOKEN, old_inputs=listed("prefill-0")), None)
 
-    assert (read.id, read.inputs, read.properties) == (made.id, listed("prefill-0"), to_struct({}))
+    assert (read.id, read.inputs, read.properties) == (made.id, listed("prefill-0"), encode_struct({}))
     assert not made.refresh_before_update
     assert fake.requests == []
 
 
 def arrive(servicer, *units, timeout_s=30):
     """All units that are new are awaited."""
-    listed = to_struct({"names": list(units)})
+    listed = encode_struct({"names": list(units)})
     return servicer.Create(pb.CreateRequest(type=occupants.ARRIVALS, properties=listed, timeout=timeout_s), None)
 
 
@@ -175,7 +175,7 @@ def test_a_unit_that_is_not_new_is_awaited_by_whoever_makes_it(fake, servicer):
     relist(servicer, listed("decode-0"), listed("decode-0", "decode-1"))
     request = pb.CreateRequest(
         type=type_token(group("")["apiVersion"], "LeaderWorkerSet"),
-        properties=to_struct(group("decode-0")),
+        properties=encode_struct(group("decode-0")),
         timeout=0.2,
     )
 
@@ -192,7 +192,7 @@ def test_every_new_unit_that_is_not_ready_in_time_is_named(fake, servicer):
     become_ready(fake, "decode-0")
     become_ready(fake, "decode-2")
     del fake.objects[f"{GROUPS}/decode-3"]
-    request = pb.CreateRequest(type=occupants.ARRIVALS, properties=to_struct({"names": list(units)}), timeout=0.2)
+    request = pb.CreateRequest(type=occupants.ARRIVALS, properties=encode_struct({"names": list(units)}), timeout=0.2)
 
     with pytest.raises(InitFailed) as error:
         servicer.Create.__wrapped__(servicer, request)
@@ -218,7 +218,7 @@ def test_a_preview_names_the_units_that_come_and_go(servicer):
 @pytest.mark.parametrize("objects", [None, [], {"a": "b"}, {"a": {"kind": "ConfigMap", "metadata": {"name": "a"}}}])
 def test_a_list_of_no_objects_is_refused(servicer, objects):
     """With what it should be."""
-    request = pb.CheckRequest(type=occupants.TOKEN, news=to_struct({"objects": objects}))
+    request = pb.CheckRequest(type=occupants.TOKEN, news=encode_struct({"objects": objects}))
 
     (failure,) = servicer.Check(request, None).failures
 
@@ -241,7 +241,7 @@ def test_a_unit_scaled_to_nothing_is_warned_of(fake, servicer):
 
 def test_a_state_holds_each_manifest_once(fake, servicer):
     """As inputs. Outputs only name the object, since Pulumi writes the whole state at each step."""
-    kind, manifest = type_token("v1", "ConfigMap"), to_struct(CONFIG_MAP)
+    kind, manifest = type_token("v1", "ConfigMap"), encode_struct(CONFIG_MAP)
     made = create(servicer, CONFIG_MAP)
     read = servicer.Read(pb.ReadRequest(id=made.id, type=kind, properties=made.properties, inputs=manifest), None)
     changes = [pb.UpdateRequest(type=kind, old_inputs=manifest, news=manifest, preview=each) for each in (True, False)]
@@ -250,7 +250,7 @@ def test_a_state_holds_each_manifest_once(fake, servicer):
     assert read.inputs == manifest
     for answer in answers:
         named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "demo"}}
-        assert to_plain(answer.properties) == named
+        assert decode_struct(answer.properties) == named
 
 
 def together(launch="settings", **service):
@@ -265,20 +265,20 @@ def together(launch="settings", **service):
 def unit(fake, servicer):
     """Such a one, which is there and ready."""
     servicer.Create(pb.CreateRequest(type=occupants.TOKEN, properties=listed("decode-0")), None)
-    made = servicer.Create(pb.CreateRequest(type=OBJECTS, properties=to_struct(together())), None)
+    made = servicer.Create(pb.CreateRequest(type=OBJECTS, properties=encode_struct(together())), None)
     become_ready(fake, "decode-0")
     return made
 
 
 def look(servicer, inputs):
     """What a refresh makes of it."""
-    request = pb.ReadRequest(id="x", type=OBJECTS, properties=to_struct({}), inputs=to_struct(inputs))
+    request = pb.ReadRequest(id="x", type=OBJECTS, properties=encode_struct({}), inputs=encode_struct(inputs))
     return servicer.Read(request, None)
 
 
 def compare(servicer, old, new):
     """Path -> kind of change, and which properties need another resource."""
-    diff = servicer.Diff(pb.DiffRequest(type=OBJECTS, old_inputs=to_struct(old), news=to_struct(new)), None)
+    diff = servicer.Diff(pb.DiffRequest(type=OBJECTS, old_inputs=encode_struct(old), news=encode_struct(new)), None)
     kinds = {path: pb.PropertyDiff.Kind.Name(each.kind) for path, each in diff.detailedDiff.items()}
     return kinds, list(diff.replaces)
 
@@ -288,8 +288,8 @@ def test_a_unit_is_one_resource(fake, servicer, unit):
     read = look(servicer, together())
 
     assert (unit.id, read.id) == ("leaderworkerset.x-k8s.io/v1/LeaderWorkerSet/demo/decode-0",) * 2
-    assert read.inputs == to_struct(together())
-    assert list(to_plain(unit.properties)) == list(to_plain(read.properties)) == ["LeaderWorkerSet"]
+    assert read.inputs == encode_struct(together())
+    assert list(decode_struct(unit.properties)) == list(decode_struct(read.properties)) == ["LeaderWorkerSet"]
     assert unit.refresh_before_update
     assert read.refresh_before_update
     assert [path for verb, path in fake.requests if verb == "PATCH"][-1] == f"{GROUPS}/decode-0"
@@ -298,10 +298,12 @@ def test_a_unit_is_one_resource(fake, servicer, unit):
 def test_an_object_of_a_unit_that_somebody_deleted_is_named(fake, servicer, unit):
     """Its key names it, and it is made again; the unit is gone only when all are."""
     del fake.objects["/api/v1/namespaces/demo/services/decode-0"]
-    found = to_plain(look(servicer, together()).inputs)
+    found = decode_struct(look(servicer, together()).inputs)
 
     assert compare(servicer, found, together()) == ({"Service": "ADD"}, [])
-    request = pb.UpdateRequest(type=OBJECTS, old_inputs=to_struct(found), news=to_struct(together()), timeout=30)
+    request = pb.UpdateRequest(
+        type=OBJECTS, old_inputs=encode_struct(found), news=encode_struct(together()), timeout=30
+    )
     servicer.Update(request, None)
     assert "/api/v1/namespaces/demo/services/decode-0" in fake.objects
 
@@ -332,12 +334,12 @@ def test_a_change_in_a_unit_is_named_by_object_and_path(fake, servicer, unit):
 def test_what_a_half_made_unit_has_is_in_the_state(fake, servicer):
     """With the reason; the next run makes the rest, and `destroy` finds what is there."""
     fake.forbidden[f"{GROUPS}/decode-0"] = "no"
-    request = pb.CreateRequest(type=OBJECTS, properties=to_struct(together()))
+    request = pb.CreateRequest(type=OBJECTS, properties=encode_struct(together()))
 
     with pytest.raises(InitFailed, match="LeaderWorkerSet demo/decode-0") as error:
         servicer.Create.__wrapped__(servicer, request)
 
-    assert list(to_plain(error.value.detail.inputs)) == ["ConfigMap", "Service"]
+    assert list(decode_struct(error.value.detail.inputs)) == ["ConfigMap", "Service"]
     assert error.value.detail.id == "v1/Service/demo/decode-0"
 
 
@@ -345,13 +347,13 @@ def test_objects_that_a_unit_has_taken_over_stay(fake, servicer, unit):
     """A state of before has each as a resource, which Pulumi deletes: also in a run that only finds the unit."""
     later = Servicer(SilentEngine())
     later.Configure(pb.ConfigureRequest(), None)
-    later.Check(pb.CheckRequest(type=OBJECTS, news=to_struct(together())), None)
+    later.Check(pb.CheckRequest(type=OBJECTS, news=encode_struct(together())), None)
 
     for each in together().values():
         delete(later, each)
 
     assert len(fake.objects) == 3
-    request = pb.DeleteRequest(type=OBJECTS, old_inputs=to_struct(together()), timeout=30)
+    request = pb.DeleteRequest(type=OBJECTS, old_inputs=encode_struct(together()), timeout=30)
     later.Delete(request, None)
     assert fake.objects == {}
 
@@ -370,6 +372,6 @@ def test_objects_that_a_unit_has_taken_over_stay(fake, servicer, unit):
 )
 def test_several_that_are_no_objects_are_refused(servicer, values, reason):
     """With what they should be."""
-    (failure,) = servicer.Check(pb.CheckRequest(type=OBJECTS, news=to_struct(values)), None).failures
+    (failure,) = servicer.Check(pb.CheckRequest(type=OBJECTS, news=encode_struct(values)), None).failures
 
     assert failure.reason == reason

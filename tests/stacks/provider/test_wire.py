@@ -6,7 +6,7 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.provider.wire import UNKNOWN, has_unknown, to_plain, to_struct
+from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct, has_unknown
 
 SCALARS = st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(
@@ -37,19 +37,19 @@ def whole(value):
 @given(MAPS)
 def test_what_goes_over_the_wire_comes_back(values):
     """Empty maps and lists too; a whole number is an integer again, which a server insists on."""
-    assert typed(to_plain(to_struct(values))) == typed(whole(values))
+    assert typed(decode_struct(encode_struct(values))) == typed(whole(values))
 
 
 def test_a_null_says_nothing():
     """Pulumi's languages write it for what is not set."""
-    assert to_plain(to_struct({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
+    assert decode_struct(encode_struct({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
 
 
 def test_a_secret_is_its_value():
     """The engine keeps its mark."""
     secret = {"4dabf18193072939515e22adb298388d": "1b47061264138c4ac30d75fd1eb44270", "value": {"a": "x"}}
 
-    assert to_plain(json_format.ParseDict({"data": secret}, Struct())) == {"data": {"a": "x"}}
+    assert decode_struct(json_format.ParseDict({"data": secret}, Struct())) == {"data": {"a": "x"}}
 
 
 def test_what_is_not_known_yet_is_found_at_any_depth():

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.spec.pods import OverlaySpec
-from stacks.doctor.overlaid import correction
+from stacks.doctor.corrections import suggest_correction
 from tests.templates.gpu_plans import gpu_plan, of_kind, rendered, unit_of
 
 OVERLAY = {
@@ -49,7 +49,7 @@ def test_a_servers_path_is_followed_into_the_overlay(objects, words, place):
     """However the server writes it, and wherever the item of a list stands in the object."""
     unit = unit_of(objects)
 
-    assert correction(unit, OverlaySpec.model_validate(OVERLAY), words) == f"correct {UNIT_POD}.{place}"
+    assert suggest_correction(unit, OverlaySpec.model_validate(OVERLAY), words) == f"correct {UNIT_POD}.{place}"
 
 
 def test_a_pods_path_is_followed_from_its_template(objects):
@@ -57,18 +57,20 @@ def test_a_pods_path_is_followed_from_its_template(objects):
     words = "spec.containers[1].image: Required value, spec.tolerations[0].operator: Unsupported value"
     places = f"{UNIT_POD}.spec.containers.0 and {UNIT_POD}.spec.tolerations.0.operator"
 
-    assert correction(unit_of(objects), OverlaySpec.model_validate(OVERLAY), words, tuple(TEMPLATE.split("."))) == (
-        f"correct {places}"
-    )
+    assert suggest_correction(
+        unit_of(objects), OverlaySpec.model_validate(OVERLAY), words, tuple(TEMPLATE.split("."))
+    ) == (f"correct {places}")
 
 
 def test_the_last_part_that_wrote_a_field_is_named(objects):
     """Later parts win, and other parts of the same object wrote other fields."""
     service, overlay = of_kind(objects, "Service")["river-gateway"], OverlaySpec.model_validate(OVERLAY)
 
-    assert correction(service, overlay, "spec.type: Unsupported value") == f"correct {OBJECTS}.0.patch.spec.type"
+    assert (
+        suggest_correction(service, overlay, "spec.type: Unsupported value") == f"correct {OBJECTS}.0.patch.spec.type"
+    )
     name = f"correct {OBJECTS}.1.patch.spec.ports.0.name"
-    assert correction(service, overlay, "spec.ports[1].name: Invalid value") == name
+    assert suggest_correction(service, overlay, "spec.ports[1].name: Invalid value") == name
 
 
 def test_what_the_overlay_did_not_write_is_only_suspected(objects):
@@ -80,6 +82,6 @@ def test_what_the_overlay_did_not_write_is_only_suspected(objects):
         "no",
         f"{TEMPLATE}.spec.containers[9].image: no",
     ):
-        assert correction(unit, overlay, words) == f"see what {UNIT_POD} writes there"
-    assert correction(of_kind(objects, "ConfigMap").popitem()[1], overlay, "spec.a: Required value") is None
-    assert correction(unit, None, f"{TEMPLATE}.spec.tolerationz: no") is None
+        assert suggest_correction(unit, overlay, words) == f"see what {UNIT_POD} writes there"
+    assert suggest_correction(of_kind(objects, "ConfigMap").popitem()[1], overlay, "spec.a: Required value") is None
+    assert suggest_correction(unit, None, f"{TEMPLATE}.spec.tolerationz: no") is None

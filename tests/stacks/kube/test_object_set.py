@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from stacks.kube import several
+from stacks.kube import object_set
 from stacks.kube.errors import PartlyStoredError, RefusedError, SeveralErrors
 from stacks.kube.manifest import Reference
 from stacks.kube.waiting import Patience
@@ -52,11 +52,13 @@ def ready(server):
     return server
 
 
-def store(api, old, new, timeout_s=LONG_S, spared=()):
+def store(api, old, new, timeout_s=LONG_S, kept_uids=()):
     """What is told, by name."""
     told = {}
     patience = Patience(timeout_s, threading.Event(), lambda text: None)
-    several.store(api, old, new, patience, lambda reference, one: told.update({str(reference): one.uid}), spared=spared)
+    object_set.store(
+        api, old, new, patience, lambda reference, one: told.update({str(reference): one.uid}), kept_uids=kept_uids
+    )
     return told
 
 
@@ -70,7 +72,7 @@ def test_what_runs_pods_is_made_last_and_deleted_first(ready):
     fake, api = ready
 
     told = store(api, {}, objects())
-    several.delete(api, objects(), Patience(LONG_S, threading.Event(), lambda text: None))
+    object_set.delete(api, objects(), Patience(LONG_S, threading.Event(), lambda text: None))
 
     there = ["configmaps/unit-a", "services/unit", "leaderworkersets/unit"]
     assert changes(fake) == [("PATCH", each) for each in there] + [("DELETE", each) for each in reversed(there)]
@@ -97,7 +99,7 @@ def test_what_this_run_has_taken_up_stays(ready):
     fake, api = ready
     told = store(api, {}, objects("unit-a"))
 
-    store(api, objects("unit-a"), objects("unit-b"), spared=[told["ConfigMap demo/unit-a"]])
+    store(api, objects("unit-a"), objects("unit-b"), kept_uids=[told["ConfigMap demo/unit-a"]])
 
     assert f"{MAPS}/unit-a" in fake.objects
 
@@ -136,7 +138,7 @@ def test_what_was_made_before_a_refusal_is_told(server):
     with pytest.raises(PartlyStoredError) as error:
         store(api, {}, objects())
 
-    assert set(error.value.there) == {"ConfigMap", "Service"}
+    assert set(error.value.existing) == {"ConfigMap", "Service"}
     assert len(error.value.reasons) == 1
     assert "LeaderWorkerSet demo/unit" in error.value.reasons[0]
 
@@ -150,7 +152,7 @@ def test_half_way_to_another_launch_file_both_are_there(ready):
     with pytest.raises(PartlyStoredError) as error:
         store(api, objects("unit-a"), objects("unit-b"))
 
-    there = error.value.there
+    there = error.value.existing
     assert {key: each["metadata"]["name"] for key, each in there.items()} == {
         "ConfigMap": "unit-b",
         "ConfigMap unit-a": "unit-a",
@@ -171,7 +173,7 @@ def test_a_group_that_is_not_ready_in_time_is_there(server):
     with pytest.raises(PartlyStoredError, match="LeaderWorkerSet demo/unit is not ready after 0 s") as error:
         store(api, {}, objects(), timeout_s=0.1)
 
-    assert error.value.there == objects()
+    assert error.value.existing == objects()
 
 
 def test_all_refusals_are_foreseen_at_once(server):
@@ -181,7 +183,7 @@ def test_all_refusals_are_foreseen_at_once(server):
         fake.forbidden[path] = "no"
 
     with pytest.raises(SeveralErrors, match=r"^2 errors occurred:\n\t\* ConfigMap .*\n\t\* LeaderWorkerSet "):
-        several.foresee(api, {}, objects())
+        object_set.foresee(api, {}, objects())
 
     assert changes(fake) == []
 
@@ -191,5 +193,5 @@ def test_those_that_are_gone_are_not_found(server):
     fake, api = server
     fake.store(SERVICE_PATH, objects()["Service"])
 
-    assert list(several.read(api, objects())) == ["Service"]
-    assert Reference.of(several.last(objects())[1]).kind == "LeaderWorkerSet"
+    assert list(object_set.read(api, objects())) == ["Service"]
+    assert Reference.from_manifest(object_set.main_object(objects())[1]).kind == "LeaderWorkerSet"

@@ -10,25 +10,25 @@ from stacks.kube import lifecycle
 from stacks.kube.api import Api
 from stacks.kube.diff import differences
 from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError, RefusedError, SeveralErrors
-from stacks.kube.lifecycle import Found, Stored
+from stacks.kube.lifecycle import FoundObject, StoredObject
 from stacks.kube.manifest import Manifest, Reference
 from stacks.kube.readiness import is_awaited
 from stacks.kube.waiting import Patience
 
-__all__ = ["Manifests", "delete", "foresee", "in_order", "last", "read", "store"]
+__all__ = ["Manifests", "delete", "foresee", "main_object", "read", "sort_for_creation", "store"]
 
 Manifests = Mapping[str, Manifest]
-Told = Callable[[Reference, Stored], None]
+OnStored = Callable[[Reference, StoredObject], None]
 
 
-def in_order(manifests: Manifests) -> list[tuple[str, Manifest]]:
+def sort_for_creation(manifests: Manifests) -> list[tuple[str, Manifest]]:
     """Return keys and manifests in the order in which they can be stored."""
     return sorted(manifests.items(), key=lambda item: (is_awaited(item[1]), item[0]))
 
 
-def last(manifests: Manifests) -> tuple[str, Manifest]:
+def main_object(manifests: Manifests) -> tuple[str, Manifest]:
     """Return key and manifest of the object that the others are for."""
-    return in_order(manifests)[-1]
+    return sort_for_creation(manifests)[-1]
 
 
 def store(
@@ -36,45 +36,50 @@ def store(
     old: Manifests,
     new: Manifests,
     patience: Patience,
-    told: Told,
+    on_stored: OnStored,
     *,
-    unawaited: Collection[Reference] = (),
-    spared: Collection[str] = (),
+    skip_waiting: Collection[Reference] = (),
+    kept_uids: Collection[str] = (),
 ) -> None:
-    """Make everything as `new` says, wait, then delete what only `old` has, but no object whose uid is in `spared`.
+    """Make everything as `new` says, wait, then delete what only `old` has, but no object whose uid is in `kept_uids`.
 
-    `told` hears of each object that is stored. Those in `unawaited` are somebody else's to await.
+    `on_stored` hears of each object that is stored. Those in `skip_waiting` are somebody else's to await.
 
     Raise PartlyStoredError once something is changed; any other error means that all is as it was.
     """
-    before = _by_reference(old)
+    before = _index_by_reference(old)
     done: dict[str, Manifest] = {}
-    for key, manifest in in_order(new):
-        reference = Reference.of(manifest)
+    for key, manifest in sort_for_creation(new):
+        reference = Reference.from_manifest(manifest)
         try:
-            waits = reference not in unawaited
-            told(reference, _stored(api, before.get(reference), manifest, patience, waits=waits))
+            waits = reference not in skip_waiting
+            on_stored(reference, _store_one(api, before.get(reference), manifest, patience, waits=waits))
         except NotReadyError as error:
-            raise PartlyStoredError(_there(old, done | {key: manifest}), error.reasons) from error
+            raise PartlyStoredError(_list_existing(old, done | {key: manifest}), error.reasons) from error
         except ProviderError as error:
             if not done:
                 raise
-            raise PartlyStoredError(_there(old, done), [str(error)]) from error
+            raise PartlyStoredError(_list_existing(old, done), [str(error)]) from error
         done[key] = manifest
-    staying = _by_reference(new)
+    staying = _index_by_reference(new)
     try:
-        delete(api, {key: each for key, each in old.items() if Reference.of(each) not in staying}, patience, spared)
+        delete(
+            api,
+            {key: each for key, each in old.items() if Reference.from_manifest(each) not in staying},
+            patience,
+            kept_uids,
+        )
     except ProviderError as error:
-        raise PartlyStoredError(_there(old, done), [str(error)]) from error
+        raise PartlyStoredError(_list_existing(old, done), [str(error)]) from error
 
 
 def foresee(api: Api, old: Manifests, new: Manifests) -> None:
     """Raise all that `store` would, as far as it can be known."""
-    before = _by_reference(old)
+    before = _index_by_reference(old)
     errors = []
-    for _, manifest in in_order(new):
+    for _, manifest in sort_for_creation(new):
         try:
-            _foresee(api, before.get(Reference.of(manifest)), manifest)
+            _foresee(api, before.get(Reference.from_manifest(manifest)), manifest)
             lifecycle.foresee_pods(api, manifest)
         except ProviderError as error:
             errors.append(error)
@@ -84,23 +89,25 @@ def foresee(api: Api, old: Manifests, new: Manifests) -> None:
         raise errors[0]
 
 
-def read(api: Api, manifests: Manifests) -> dict[str, Found]:
+def read(api: Api, manifests: Manifests) -> dict[str, FoundObject]:
     """Return each object as it now is; those that are gone are left out."""
     looked = {key: lifecycle.read(api, manifest) for key, manifest in manifests.items()}
     return {key: found for key, found in looked.items() if found is not None}
 
 
-def delete(api: Api, manifests: Manifests, patience: Patience, spared: Collection[str] = ()) -> None:
+def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collection[str] = ()) -> None:
     """Delete them one after the other, what runs pods first, each as `lifecycle.delete` does."""
-    for _, manifest in reversed(in_order(manifests)):
-        lifecycle.delete(api, manifest, patience, spared)
+    for _, manifest in reversed(sort_for_creation(manifests)):
+        lifecycle.delete(api, manifest, patience, kept_uids)
 
 
-def _stored(api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool) -> Stored:
+def _store_one(
+    api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool
+) -> StoredObject:
     """Store one object, in place of the one of its name where the server would not change that."""
     if before is None:
         return lifecycle.create(api, manifest, patience, waits=waits)
-    if lifecycle.frozen(api, manifest, list(differences(before, manifest))):
+    if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
         lifecycle.delete(api, before, patience)
         return lifecycle.create(api, manifest, patience)
     return lifecycle.update(api, before, manifest, patience)
@@ -117,17 +124,17 @@ def _foresee(api: Api, before: Manifest | None, manifest: Manifest) -> None:
             raise
 
 
-def _there(old: Manifests, done: Manifests) -> dict[str, Manifest]:
+def _list_existing(old: Manifests, done: Manifests) -> dict[str, Manifest]:
     """Return what is there, half-way from `old` to something new of which `done` is stored.
 
     An object of `old` whose key is taken has its name behind the key.
     """
-    stored = _by_reference(done)
-    left = {key: each for key, each in old.items() if Reference.of(each) not in stored}
+    stored = _index_by_reference(done)
+    left = {key: each for key, each in old.items() if Reference.from_manifest(each) not in stored}
     return {(f"{key} {each['metadata']['name']}" if key in done else key): each for key, each in left.items()} | dict(
         done
     )
 
 
-def _by_reference(manifests: Manifests) -> dict[Reference, Manifest]:
-    return {Reference.of(each): each for each in manifests.values()}
+def _index_by_reference(manifests: Manifests) -> dict[Reference, Manifest]:
+    return {Reference.from_manifest(each): each for each in manifests.values()}
