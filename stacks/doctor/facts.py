@@ -11,7 +11,7 @@ from stacks.doctor.needs import RequiredObject
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["ClusterFacts", "MissingRight", "ReadFailure", "Refusal", "is_ending"]
+__all__ = ["ClusterFacts", "MissingRight", "ReadFailure", "Refusal"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,3 @@ class ClusterFacts:
     refusals: tuple[Refusal, ...] = ()  # objects of the plan
     pod_refusals: tuple[Refusal, ...] = ()  # one tried for each component
     read_failures: tuple[ReadFailure, ...] = ()
-
-
-def is_ending(live: Manifest) -> bool:
-    """Return whether an object is being deleted."""
-    return "deletionTimestamp" in live["metadata"]

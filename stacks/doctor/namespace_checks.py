@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
-from stacks.doctor.facts import ClusterFacts, Refusal, is_ending
+from stacks.doctor.facts import ClusterFacts, Refusal
 from stacks.doctor.findings import Check, Finding, split_sentence
 from stacks.doctor.needs import Needs, pod_limits, pod_requests, sum_amounts
 from stacks.kube.errors import RefusedError
-from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.manifest import Manifest, Reference, is_ending
 from stacks.kube.quantities import Amounts, amount_text, amounts
 
 __all__ = ["claims", "namespace", "pods", "quotas", "required_objects"]

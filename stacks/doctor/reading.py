@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from planner.facts.names import DEPLOYMENT_KIND
 from stacks.doctor.definition import DEFINITION
-from stacks.doctor.facts import ClusterFacts, MissingRight, ReadFailure, Refusal, is_ending
+from stacks.doctor.facts import ClusterFacts, MissingRight, ReadFailure, Refusal
 from stacks.doctor.needs import Needs, RequiredObject
 from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.errors import NotServedError, ProviderError, RefusedError, UnreachableError
 from stacks.kube.lifecycle import foresee_create
-from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.manifest import Manifest, Reference, is_ending
 from stacks.kube.pods import make_pod
 
 __all__ = ["read_facts"]

@@ -6,10 +6,10 @@
     delete   get: ours -> in the foreground, and wait until it is gone
 
 What is looked at and what is changed are one object: the server gets its uid with the change. `ownership.py` says what
-is ours. Nothing here knows Pulumi.
+is ours, and `waiting.py` waits. Nothing here knows Pulumi.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -20,7 +20,6 @@ from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.diff import Difference, path_text
 from stacks.kube.drift import guess_applied, is_surely_unchanged, merge_live_values
 from stacks.kube.errors import (
-    NotGoneError,
     NotReadyError,
     NotServedError,
     ProviderError,
@@ -28,15 +27,14 @@ from stacks.kube.errors import (
     SharedError,
     UnreachableError,
 )
-from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.manifest import Manifest, Reference, is_ending, object_uid
 from stacks.kube.ownership import is_still_ours, owning_plan, require_still_ours, require_takeable
 from stacks.kube.readiness import is_off, missing
-from stacks.kube.waiting import Patience
+from stacks.kube.waiting import Patience, await_gone, await_ready, try_list
 
 __all__ = [
     "FoundObject",
     "StoredObject",
-    "await_all",
     "create",
     "delete",
     "delete_all",
@@ -49,13 +47,7 @@ __all__ = [
     "update",
 ]
 
-# While many objects are awaited together, only one at a time is looked at.
-LONGEST_PAUSE_FOR_ALL_S = 0.25
-
 OWN_GROUPS = ("apps", "batch")  # Kubernetes' own kinds with pods
-
-# A namespace's conditions that say what is left in it.
-HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class FoundObject:
 
 
 def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True) -> StoredObject:
-    """Make the object and wait until it is ready, unless somebody else does (`await_all`).
+    """Make the object and wait until it is ready, unless somebody else does (`waiting.await_all`).
 
     Raise NotReadyError once it exists or may exist; any other error means that it was not made.
     """
@@ -84,27 +76,6 @@ def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = Tr
     if live is not None:
         require_takeable(live, manifest)
     return _store(api, manifest, live, patience, waits=waits)
-
-
-def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> None:
-    """Wait until each of these objects has become ready; look at one at a time, in turn. `stored` has their uids.
-
-    Raise NotReadyError, which names each that is not ready.
-    """
-    left = list(stored)
-
-    def look() -> str | None:
-        while left:
-            _, lacking = _look(api, left[0], stored[left[0]])
-            if lacking:
-                return f"{len(stored) - len(left)} of {len(stored)} are ready; {left[0]}: {lacking}"
-            left.pop(0)
-        return None
-
-    if patience.wait_until_none(look, LONGEST_PAUSE_FOR_ALL_S):
-        reasons = [reason for each in left for reason in _explain_unready(api, each, stored[each], patience)]
-        if reasons:  # else the last one has just become ready
-            raise NotReadyError(reasons)
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
@@ -218,9 +189,9 @@ def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collecti
     reference = Reference.from_manifest(manifest)
     try:
         live = api.get(reference)
-        if live is None or _uid(live) in kept_uids or not is_still_ours(live, manifest):
+        if live is None or object_uid(live) in kept_uids or not is_still_ours(live, manifest):
             return
-        _delete(api, reference, _uid(live), owning_plan(manifest), patience)
+        _delete(api, reference, object_uid(live), owning_plan(manifest), patience)
     except NotServedError:
         return
 
@@ -236,7 +207,7 @@ def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> 
     Raise what one of them raises, after all were tried.
     """
     _run_concurrently(
-        lambda each: _delete(api, Reference.from_manifest(each), _uid(each), owning_plan(each), patience), stored
+        lambda each: _delete(api, Reference.from_manifest(each), object_uid(each), owning_plan(each), patience), stored
     )
 
 
@@ -250,15 +221,15 @@ def _run_concurrently(act: Callable[[Manifest], None], manifests: Sequence[Manif
 def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience: Patience) -> None:
     _require_unshared(api, reference, plan)
     api.delete(reference, uid)
-    _await_gone(api, reference, uid, patience)
+    await_gone(api, reference, uid, patience)
 
 
 def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
     """Return the object of that name; one that is being deleted is waited for until it is gone."""
     live = api.get(reference)
-    if live is None or not _is_ending(live):
+    if live is None or not is_ending(live):
         return live
-    _await_gone(api, reference, _uid(live), patience)
+    await_gone(api, reference, object_uid(live), patience)
     return api.get(reference)
 
 
@@ -268,14 +239,14 @@ def _store(
     """Apply, over `live` and no other object, and wait."""
     reference = Reference.from_manifest(manifest)
     try:
-        stored = api.apply(manifest, force=live is not None, uid=_uid(live) if live else None)
+        stored = api.apply(manifest, force=live is not None, uid=object_uid(live) if live else None)
     except (UnreachableError, RefusedError) as error:
         if isinstance(error, RefusedError) and not error.may_be_done:
             raise
         # It may be stored, now or in a minute: what is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
-    ready = _await_ready(api, reference, _uid(stored), patience) if waits and missing(stored) else stored
-    return StoredObject(_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
+    ready = await_ready(api, reference, object_uid(stored), patience) if waits and missing(stored) else stored
+    return StoredObject(object_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
@@ -292,78 +263,6 @@ def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
             raise RefusedError(str(Reference.from_manifest(manifest)), error.status, error.answer) from error
 
 
-def _await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
-    """Wait for the object and return it, ready. Raise NotReadyError, at once when there is nothing left to wait for."""
-    seen: list[Manifest] = []
-
-    def look() -> str | None:
-        live, lacking = _look(api, reference, uid)
-        seen[:] = [live] if live else seen
-        return lacking
-
-    if lacking := patience.wait_until_none(look):
-        raise NotReadyError([f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)])
-    return seen[0]
-
-
-def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
-    """Return the object, if the server answers, and what it still lacks.
-
-    Raise NotReadyError where there is nothing left to wait for.
-    """
-    try:
-        live = api.get(reference)
-    except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
-        return None, str(error)
-    if live is None or _uid(live) != uid or _is_ending(live):
-        raise NotReadyError([f"{reference} was deleted by somebody before it was ready; repeat to make it again"])
-    return live, missing(live)
-
-
-def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
-    """Return that the object is not ready, and why; empty if it has become so."""
-    try:
-        _, lacking = _look(api, reference, uid)
-    except NotReadyError as error:
-        return error.reasons
-    return [f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)] if lacking else []
-
-
-def _reasons(api: Api, reference: Reference) -> list[str]:
-    """Return why the object is not ready, as far as we may look."""
-    try:
-        live = api.get(reference)
-    except ProviderError:
-        return []
-    if live is None:
-        return []
-    found = _pods(api, live)
-    about = f"involvedObject.name={reference.name},type=Warning"
-    events = [] if found else _try_list(api, "Event", reference.namespace, fieldSelector=about)
-    return pods.reasons(live, found, _down_nodes(api, found), events)
-
-
-def _pods(api: Api, live: Manifest) -> list[Manifest]:
-    """Return the pods of a workload, or of a whole namespace."""
-    if live["kind"] == "Namespace":
-        return _try_list(api, "Pod", live["metadata"]["name"])
-    selector = pods.pod_selector(live)
-    return _try_list(api, "Pod", live["metadata"]["namespace"], labelSelector=selector) if selector else []
-
-
-def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
-    """Return the nodes that do not answer; they matter where there are pods."""
-    return pods.unready_nodes(_try_list(api, "Node", "")) if found else set()
-
-
-def _try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """Return a list for an explanation; empty where we may not look."""
-    try:
-        return api.list_all("v1", kind, namespace, **selectors)
-    except ProviderError:
-        return []
-
-
 def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
     """Raise SharedError for a namespace with objects of other plans, as far as we may look.
 
@@ -371,52 +270,9 @@ def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
     """
     if reference.kind != "Namespace":
         return
-    accounts = _try_list(api, "ServiceAccount", reference.name, labelSelector=PLAN_LABEL)
+    accounts = try_list(api, "ServiceAccount", reference.name, labelSelector=PLAN_LABEL)
     if others := sorted({str(owning_plan(each)) for each in accounts} - {plan}):
         raise SharedError(reference, others)
-
-
-def _await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> None:
-    def look() -> str | None:
-        try:
-            live = api.get(reference)
-        except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
-            return str(error)
-        return "being deleted" if live is not None and _uid(live) == uid else None
-
-    if left := patience.wait_until_none(look):
-        raise NotGoneError(
-            f"{reference} is still there {patience.end_reason}: {'; '.join(_explain_deletion(api, reference)) or left}"
-        )
-
-
-def _uid(live: Manifest) -> str:
-    return str(live["metadata"]["uid"])
-
-
-def _is_ending(live: Manifest) -> bool:
-    return "deletionTimestamp" in live["metadata"]
-
-
-def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
-    """Yield what keeps an object that is being deleted, as far as we may look."""
-    try:
-        live = api.get(reference)
-    except ProviderError:
-        return
-    if live is None:
-        return
-    for condition in (live.get("status") or {}).get("conditions") or []:
-        if condition["type"] in HOLDING and condition["status"] == "True":
-            yield condition["message"].rstrip(".")
-    if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
-        yield f"finalizers {', '.join(sorted(finalizers))}"
-    ending = list(filter(_is_ending, _pods(api, live)))
-    down = _down_nodes(api, ending)
-    for pod in ending:
-        node = pod["spec"].get("nodeName", "")
-        state = f"on node {node}, which is not ready" if node in down else "still ending"
-        yield f"pod {pod['metadata']['name']} {state}"
 
 
 def _overlap(one: str, other: str) -> bool:

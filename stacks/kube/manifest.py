@@ -6,7 +6,7 @@ A manifest is plain JSON, as YAML or the wire gives it. What is in it besides is
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CORE", "OBJECTS", "Manifest", "Reference", "type_token"]
+__all__ = ["CORE", "OBJECTS", "Manifest", "Reference", "is_ending", "object_uid", "type_token"]
 
 Manifest = dict[str, Any]
 
@@ -41,3 +41,13 @@ class Reference:
 def type_token(api_version: str, kind: str) -> str:
     """Return the Pulumi type of a kind: `tidemill:apps/v1:Deployment`, `tidemill:core/v1:ConfigMap`."""
     return f"tidemill:{CORE if api_version == 'v1' else api_version}:{kind}"
+
+
+def object_uid(live: Manifest) -> str:
+    """Return the uid that the server gave a live object."""
+    return str(live["metadata"]["uid"])
+
+
+def is_ending(live: Manifest) -> bool:
+    """Return whether a live object is being deleted."""
+    return "deletionTimestamp" in live["metadata"]

@@ -1,14 +1,28 @@
-"""Wait for something in the cluster: with a deadline, a way to be cancelled, and progress for whoever watches."""
+"""Wait for objects of the cluster until they are ready, or gone, and say why one is not.
+
+A wait has a deadline, can be cancelled, and reports its progress. The reasons come from the object's pods, nodes and
+events (`pods.py`), as far as the user may look at them.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Patience"]
+from stacks.kube import pods
+from stacks.kube.api import Api
+from stacks.kube.errors import NotGoneError, NotReadyError, ProviderError, RefusedError, UnreachableError
+from stacks.kube.manifest import Manifest, Reference, is_ending, object_uid
+from stacks.kube.readiness import missing
+
+__all__ = ["Patience", "await_all", "await_gone", "await_ready", "try_list"]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0  # bounds both the load on the API server and what waiting adds to the time
+LONGEST_PAUSE_FOR_ALL_S = 0.25  # for many objects, of which only one at a time is looked at
+
+# A namespace's conditions that say what is left in it.
+HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 
 @dataclass(frozen=True)
@@ -41,3 +55,133 @@ class Patience:
         minutes, seconds = divmod(round(self.timeout_s), 60)
         parts = [f"{minutes} min" if minutes else "", f"{seconds} s" if seconds or not minutes else ""]
         return f"after {' '.join(filter(None, parts))}"
+
+
+def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> None:
+    """Wait until each of these objects has become ready; look at one at a time, in turn. `stored` has their uids.
+
+    Raise NotReadyError, which names each that is not ready.
+    """
+    left = list(stored)
+
+    def look() -> str | None:
+        while left:
+            _, lacking = _look(api, left[0], stored[left[0]])
+            if lacking:
+                return f"{len(stored) - len(left)} of {len(stored)} are ready; {left[0]}: {lacking}"
+            left.pop(0)
+        return None
+
+    if patience.wait_until_none(look, LONGEST_PAUSE_FOR_ALL_S):
+        reasons = [reason for each in left for reason in _explain_unready(api, each, stored[each], patience)]
+        if reasons:  # else the last one has just become ready
+            raise NotReadyError(reasons)
+
+
+def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
+    """Wait for the object and return it, ready. Raise NotReadyError, at once when there is nothing left to wait for."""
+    seen: list[Manifest] = []
+
+    def look() -> str | None:
+        live, lacking = _look(api, reference, uid)
+        seen[:] = [live] if live else seen
+        return lacking
+
+    if lacking := patience.wait_until_none(look):
+        raise NotReadyError([f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)])
+    return seen[0]
+
+
+def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> None:
+    """Wait until the object is gone. Raise NotGoneError, with what keeps it, when time is up."""
+
+    def look() -> str | None:
+        try:
+            live = api.get(reference)
+        except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
+            return str(error)
+        return "being deleted" if live is not None and object_uid(live) == uid else None
+
+    if left := patience.wait_until_none(look):
+        raise NotGoneError(
+            f"{reference} is still there {patience.end_reason}: {'; '.join(_explain_deletion(api, reference)) or left}"
+        )
+
+
+def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
+    """Return a list for an explanation; empty where we may not look."""
+    try:
+        return api.list_all("v1", kind, namespace, **selectors)
+    except ProviderError:
+        return []
+
+
+def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
+    """Return the object, if the server answers, and what it still lacks.
+
+    Raise NotReadyError where there is nothing left to wait for.
+    """
+    try:
+        live = api.get(reference)
+    except (UnreachableError, RefusedError) as error:  # a server may restart while we wait
+        return None, str(error)
+    if live is None or object_uid(live) != uid or is_ending(live):
+        raise NotReadyError([f"{reference} was deleted by somebody before it was ready; repeat to make it again"])
+    return live, missing(live)
+
+
+def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
+    """Return that the object is not ready, and why; empty if it has become so."""
+    try:
+        _, lacking = _look(api, reference, uid)
+    except NotReadyError as error:
+        return error.reasons
+    return [f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)] if lacking else []
+
+
+def _reasons(api: Api, reference: Reference) -> list[str]:
+    """Return why the object is not ready, as far as we may look."""
+    try:
+        live = api.get(reference)
+    except ProviderError:
+        return []
+    if live is None:
+        return []
+    found = _pods(api, live)
+    about = f"involvedObject.name={reference.name},type=Warning"
+    events = [] if found else try_list(api, "Event", reference.namespace, fieldSelector=about)
+    return pods.reasons(live, found, _down_nodes(api, found), events)
+
+
+def _pods(api: Api, live: Manifest) -> list[Manifest]:
+    """Return the pods of a workload, or of a whole namespace."""
+    if live["kind"] == "Namespace":
+        return try_list(api, "Pod", live["metadata"]["name"])
+    selector = pods.pod_selector(live)
+    return try_list(api, "Pod", live["metadata"]["namespace"], labelSelector=selector) if selector else []
+
+
+def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
+    """Return the nodes that do not answer; they matter where there are pods."""
+    return pods.unready_nodes(try_list(api, "Node", "")) if found else set()
+
+
+def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
+    """Yield what keeps an object that is being deleted, as far as we may look."""
+    try:
+        live = api.get(reference)
+    except ProviderError:
+        return
+    if live is None:
+        return
+    for condition in (live.get("status") or {}).get("conditions") or []:
+        if condition["type"] in HOLDING and condition["status"] == "True":
+            yield condition["message"].rstrip(".")
+    if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
+        yield f"finalizers {', '.join(sorted(finalizers))}"
+    ending = list(filter(is_ending, _pods(api, live)))
+    down = _down_nodes(api, ending)
+    for pod in ending:
+        node = pod["spec"].get("nodeName", "")
+        state = f"on node {node}, which is not ready" if node in down else "still ending"
+        yield f"pod {pod['metadata']['name']} {state}"

@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
-from stacks.kube import lifecycle, object_set
+from stacks.kube import lifecycle, object_set, waiting
 from stacks.kube.api import Api
 from stacks.kube.diff import Change, differences, path_text
 from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError
@@ -254,7 +254,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 lifecycle.delete_all(self._api(), gone, self._patience(request))
             return
         try:
-            lifecycle.await_all(self._api(), self._arriving, self._patience(request))
+            waiting.await_all(self._api(), self._arriving, self._patience(request))
         except NotReadyError as error:
             raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
 
