@@ -18,8 +18,9 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, is_coming_up, record_json, starts_in_s
 from stacks.local.errors import LocalError
-from stacks.local.given import DEMO, find_all, find_given, nothing_runs
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs
+from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.run_folder import RunFolder
 
 __all__ = ["add_status"]
 
@@ -70,7 +71,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
         _cluster_status(arguments)
         return 0
     if arguments.format == "json":
-        folder = find_given(arguments.given)  # a document is of one deployment
+        folder = find_deployment(arguments.given)  # a document is of one deployment
         records, damaged = [folder.read()] if folder else [], None
         print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:

@@ -3,5 +3,6 @@
 deployment.py   writes the plan's files, starts the supervisor, follows and stops it; it decides nothing
 supervisor.py   owns the processes, watches them, and keeps the record
 played_day.py   when units come and go while a day is played; it starts nothing
-record.py       what runs here, for `status`, `down` and a second `up`
+run_folder.py   the record of what runs here, for `status`, `down` and a second `up`
+find.py         which deployment a command means
 """

@@ -25,7 +25,7 @@ from stacks.local.layout import Identity
 
 __all__ = ["Certificates", "now"]
 
-LASTS = datetime.timedelta(hours=24)  # assumed: no longer than a day that somebody has got hold of one
+LIFETIME = datetime.timedelta(hours=24)  # assumed: no longer than a day that somebody has got hold of one
 RENEWED_AFTER = datetime.timedelta(hours=8)  # assumed: a machine may sleep for a night
 UTC = datetime.UTC
 BEGIN = datetime.datetime(1950, 1, 1, tzinfo=UTC)  # the first date that fits (RFC 5280, 4.1.2.5.1)
@@ -61,7 +61,7 @@ class Certificates:
         for holder in self._holders:
             certificate = _certificate(holder, self._authority, self._key, at)
             holder.identity.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            contents = (_encoded(self._authority), _pem(holder.key), _encoded(certificate))
+            contents = (_certificate_pem(self._authority), _key_pem(holder.key), _certificate_pem(certificate))
             for path, content in zip(holder.paths, contents, strict=True):
                 _write(path, content)
         self._issued = at
@@ -95,7 +95,7 @@ def _certificate(
     """Return a certificate whose one URI is the holder's identity, good for its one purpose."""
     identity, issuer = holder.identity, x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
-        _builder(_name("Tidemill"), authority.subject, holder.key.public_key(), at - LASTS, at + LASTS)
+        _builder(_name("Tidemill"), authority.subject, holder.key.public_key(), at - LIFETIME, at + LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([PURPOSES[identity.side]]), critical=False)
@@ -146,11 +146,11 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _encoded(certificate: x509.Certificate) -> bytes:
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return key.private_bytes(encoding, form, serialization.NoEncryption())
 

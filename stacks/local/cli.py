@@ -12,7 +12,8 @@ from planner.problems.printable import printable
 from planner.schedule.runs import Kind
 from stacks.local.deployment import follow
 from stacks.local.played_day import DayRecord, DueAct
-from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord
+from stacks.local.run_folder import RunFolder
 
 __all__ = ["day_line", "is_coming_up", "play_day", "record_json", "say_day", "starts_in_s", "stay"]
 
@@ -63,7 +64,9 @@ def play_day(folder: RunFolder) -> None:
             with suppress(OSError):  # as above
                 failures.say(record)
                 if record.day is not None:
-                    progress.show(record.day, _elapsed_s(record.day), [_in_words(act) for act in _done(record.day)])
+                    progress.show(
+                        record.day, _elapsed_s(record.day), [_describe_act(act) for act in _finished_acts(record.day)]
+                    )
 
 
 def say_day(day: DayRecord) -> int:
@@ -83,9 +86,9 @@ def day_line(day: DayRecord) -> str:
     """Return where the day is, which units it wants, and what comes next."""
     if day.began is None:
         return f"a day in {day.length_s:g} s, which begins when the first units are ready"
-    seconds, following = _elapsed_s(day), day.next_act()
+    seconds, upcoming = _elapsed_s(day), day.next_act()
     done = sum(act.done_s is not None for act in day.acts)
-    then = f"; next: {following.clock[:5]} {following.unit} {DUE[following.kind]}" if following else ""
+    then = f"; next: {upcoming.clock[:5]} {upcoming.unit} {DUE[upcoming.kind]}" if upcoming else ""
     wanted = f"{len(day.wanted(seconds))} units wanted"
     return f"{day.clock(seconds)} of a day in {day.length_s:g} s, {wanted}, {done} of {len(day.acts)} acts done{then}"
 
@@ -130,7 +133,7 @@ def _day_json(record: Record) -> dict[str, Any]:
     day = record.day
     if day is None:
         return {}
-    seconds, following = _elapsed_s(day), day.next_act()
+    seconds, upcoming = _elapsed_s(day), day.next_act()
     return {
         "day": {
             "seconds": day.length_s,
@@ -139,7 +142,7 @@ def _day_json(record: Record) -> dict[str, Any]:
             "wanted": list(day.wanted(seconds)),
             "running": [unit.name for unit in record.units if unit.state != "off"],
             "late": day.num_late,
-            "next": None if following is None else _act_json(following),
+            "next": None if upcoming is None else _act_json(upcoming),
             "acts": [_act_json(act) for act in day.acts],
         }
     }
@@ -151,12 +154,12 @@ def _act_json(act: DueAct) -> dict[str, Any]:
     return {"at": act.clock, "unit": act.unit, "act": act.kind} | timing | wrong
 
 
-def _done(day: DayRecord) -> list[DueAct]:
+def _finished_acts(day: DayRecord) -> list[DueAct]:
     done = [act for act in day.acts if act.done_s is not None or act.is_missed]
     return sorted(done, key=lambda act: act.due_s if act.done_s is None else act.done_s)
 
 
-def _in_words(act: DueAct) -> str:
+def _describe_act(act: DueAct) -> str:
     """Return what was done and when it was due; the clock of now is said before it."""
     if act.done_s is None:
         return f"{act.unit} {DUE[act.kind]} at {act.clock}: never"

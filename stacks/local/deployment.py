@@ -23,23 +23,21 @@ from planner.plan.deployable import Deployable
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
 from stacks.local.errors import LocalError
+from stacks.local.find import current_folder, deployment_folder
 from stacks.local.layout import Layout, Listener, lay_out_locally
 from stacks.local.played_day import DayRecord, plan_play
-from stacks.local.processes import exit_status, log_opened, terminate
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments, state_root, unusable
+from stacks.local.processes import exit_status, open_log, terminate
+from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.run_folder import RunFolder, unusable_error
 
 __all__ = [
-    "current_folder",
-    "find_running",
     "follow",
     "plan_day",
-    "require_as_asked",
     "require_cpu",
     "require_free",
     "require_keys",
+    "require_matching_run",
     "require_runtime",
-    "run_folder",
-    "running_names",
     "start",
     "stop",
 ]
@@ -51,29 +49,6 @@ STOP_TIMEOUT_S = 20.0
 CRASHED = 255  # exit status of a supervisor with a bug; no errno is as large
 
 
-def run_folder(name: str) -> RunFolder:
-    """Return the folder where the deployment `name` is recorded."""
-    return RunFolder(state_root() / name)
-
-
-def find_running(name: str) -> RunFolder | None:
-    """Return the running deployment of that name; None if there is none."""
-    return next(iter(running_deployments(name)), None)
-
-
-def running_names() -> list[str]:
-    """Return the names of all deployments that run here."""
-    return [folder.name for folder in running_deployments()]
-
-
-def current_folder() -> str:
-    """Return the folder in which the command was called; an empty text where that was removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
-
-
 def require_runtime() -> None:
     """Raise LocalError when the base install has no runtime."""
     if importlib.util.find_spec("torch") is None:
@@ -82,13 +57,13 @@ def require_runtime() -> None:
         )
 
 
-def require_cpu(plan: Deployable, given: Path) -> None:
-    """Raise InfeasibleError when `plan`, which was read from `given`, has units on GPUs."""
+def require_cpu(plan: Deployable, source: Path) -> None:
+    """Raise InfeasibleError when `plan`, which was read from `source`, has units on GPUs."""
     devices = {plan.unit_document(unit)["device"] for unit in plan.units}
     if devices != {"cpu"}:
         rule, reason = "S733 must be cpu for tidemill up", "it starts processes that compute on this machine's CPUs"
         fix = "tidemill render writes its manifests, and pulumi up starts it on a cluster"
-        raise InfeasibleError([Finding("cluster.gpu", None, rule, reason, fix).at(str(given))])
+        raise InfeasibleError([Finding("cluster.gpu", None, rule, reason, fix).at(str(source))])
 
 
 def require_keys(plan: Deployable, keys: Path | None) -> None:
@@ -97,7 +72,7 @@ def require_keys(plan: Deployable, keys: Path | None) -> None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
         raise CallError([Finding("", None, rule, reason, fix).at("tidemill up")])
-    unreadable = None if keys is None else _why_unreadable(keys)
+    unreadable = None if keys is None else _explain_unreadable(keys)
     if unreadable is not None:
         rule, fix = (
             f"R124 --keys ({keys}) must be a file that can be read",
@@ -112,7 +87,7 @@ def plan_day(plan: Deployable, length_s: float) -> DayRecord:
     return plan_play(plan.timetable, length_s, ranks, len(os.sched_getaffinity(0)))
 
 
-def require_as_asked(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
+def require_matching_run(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
     """Raise LocalError when a deployment that already runs does not do what is asked for. None asks for nothing."""
     here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
     if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
@@ -136,22 +111,22 @@ def start(
     is returned is that of this supervisor alone. Raise LocalError on failure.
     """
     require_runtime()
-    folder = run_folder(plan.name)
+    folder = deployment_folder(plan.name)
     layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
     record = _first_record(plan, layout, keys, day)
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
 
-    with ExitStack() as held:
+    with ExitStack() as locks:
         try:
             folder.make()
-            held.enter_context(folder.locked())
+            locks.enter_context(folder.hold_lock())
             require_free(layout.listeners)
-            record = replace(record, weights_before=_weights_before(folder, plan))
+            record = replace(record, weights_before=_previous_weights(folder, plan))
             _write_launch_files(folder.launch_folder, layout.files)
-            log = log_opened(folder.path / "supervisor.log", is_new=True)
-            supervisor = _fork(lambda started: supervise(folder, layout, record, started), log, detached)
+            log = open_log(folder.path / "supervisor.log", is_new=True)
+            supervisor = _fork(lambda on_started: supervise(folder, layout, record, on_started), log, detached)
         except OSError as error:
-            raise unusable(folder.path, error) from None
+            raise unusable_error(folder.path, error) from None
     return RunFolder(folder.path, supervisor)
 
 
@@ -179,7 +154,7 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     last, said_at = None, 0.0
     while True:
         is_running = folder.is_running()  # asked before reading, so that the last words are read
-        record = _read_of(folder)
+        record = _read_record(folder)
         if record is not None and (record != last or time.monotonic() - said_at >= refresh_s):
             yield record
             last, said_at = record, time.monotonic()
@@ -193,10 +168,10 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
         fix = f"{taken}its logs are in {folder.path}"
         raise LocalError(f"R104 {folder.name} could not go on", failure, fix)
     if status:
-        raise unusable(folder.path, OSError(status, os.strerror(status)))
+        raise unusable_error(folder.path, OSError(status, os.strerror(status)))
 
 
-def _read_of(folder: RunFolder) -> Record | None:
+def _read_record(folder: RunFolder) -> Record | None:
     try:
         return folder.read()
     except LocalError:
@@ -260,7 +235,7 @@ def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayR
     )
 
 
-def _weights_before(folder: RunFolder, plan: Deployable) -> str | None:
+def _previous_weights(folder: RunFolder, plan: Deployable) -> str | None:
     """Return with which weights the folder's last deployment served; None where it was of another plan."""
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
@@ -270,7 +245,7 @@ def _weights_before(folder: RunFolder, plan: Deployable) -> str | None:
         return None
 
 
-def _why_unreadable(keys: Path) -> str | None:
+def _explain_unreadable(keys: Path) -> str | None:
     """Return why gateways cannot read this file whenever they want to; None if they can."""
     try:
         if not stat.S_ISREG(keys.stat().st_mode):
@@ -295,7 +270,7 @@ def _model_name(plan: Deployable) -> str:
 
 
 def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
-    """Run `run(started)` in a process of its own session, and wait until it has called `started` or ended.
+    """Run `run(on_started)` in a process of its own session, and wait until it has called `on_started` or ended.
 
     Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return the process, whose number
     nobody else gets while this one lives.
@@ -312,9 +287,9 @@ def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) ->
     os.setsid()
     _redirect_output(log)
     if not detached:
-        from stacks.local.supervisor import end_with
+        from stacks.local.supervisor import end_with_parent
 
-        end_with(parent)
+        end_with_parent(parent)
     status = CRASHED
     try:
         status = run(lambda: os.close(writer))

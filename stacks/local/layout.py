@@ -99,7 +99,7 @@ def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: st
 
     Raise CallError when `host` is not loopback.
     """
-    hosts, drain = _addresses_from(host), ("--drain", f"{plan.drain_s:g}")
+    hosts, drain = _consecutive_addresses(host), ("--drain", f"{plan.drain_s:g}")
     gateways = tuple(
         GatewayProcess(
             NodeProcess(name, None, _gateway_command(plan, folder, certificates / name, keys, address)),
@@ -109,14 +109,14 @@ def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: st
         for name, address in zip(_gateway_names(plan.gateway.replicas), hosts, strict=False)
     )
     addresses = dict(zip(dict.fromkeys(node for unit in plan.units for node in unit.nodes), hosts, strict=False))
-    called = ",".join(gateway.host for gateway in gateways)
+    gateway_hosts = ",".join(gateway.host for gateway in gateways)
     nodes = []
     for unit in plan.units:
         for node in unit.nodes:
             place = ("--node", node, "--address", addresses[node], "--leader", addresses[unit.nodes[0]])
             launch = ("--launch", str(folder / names.launch_file(unit.name)))
             tls = ("--tls", str(certificates / unit.name))
-            command = _runtime("node", *launch, *place, "--gateway", called, *drain, *tls)
+            command = _runtime("node", *launch, *place, "--gateway", gateway_hosts, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
     return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), plan.launch_files())
@@ -130,18 +130,18 @@ def _gateway_command(
     plan: Deployable, folder: Path, certificate: Path, keys: Path | None, address: str
 ) -> tuple[str, ...]:
     place = ("--launch", str(folder / names.GATEWAY_LAUNCH_FILE), "--address", address, "--tls", str(certificate))
-    asked = () if keys is None else ("--keys", str(keys.absolute()))
+    key_options = () if keys is None else ("--keys", str(keys.absolute()))
     number = ("--gateways", str(plan.gateway.replicas))
-    remembered = ("--weights", str(folder / SERVED_WEIGHTS), "--tokenizer", str(folder / SERVED_TOKENIZER))
-    return _runtime("gateway", *place, *asked, *number, *remembered, "--drain", f"{plan.drain_s:g}")
+    state_files = ("--weights", str(folder / SERVED_WEIGHTS), "--tokenizer", str(folder / SERVED_TOKENIZER))
+    return _runtime("gateway", *place, *key_options, *number, *state_files, "--drain", f"{plan.drain_s:g}")
 
 
 def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
     """Return those of all processes. Gateways prove the same one, each with a key of its own."""
     namespace = plan.kubernetes.namespace
-    of_gateways, units = names.gateway_identity(namespace, plan.name), names.unit_identities(namespace, plan.name)
+    gateway_uri, units = names.gateway_identity(namespace, plan.name), names.unit_identities(namespace, plan.name)
     return (
-        *(Identity(of_gateways, "server", folder / gateway.name) for gateway in gateways),
+        *(Identity(gateway_uri, "server", folder / gateway.name) for gateway in gateways),
         *(Identity(units + unit.name, "client", folder / unit.name) for unit in plan.units),
     )
 
@@ -160,7 +160,7 @@ def _listeners(
         yield Listener(address, names.Ports.METRICS, "metrics")
 
 
-def _addresses_from(host: str) -> Iterator[str]:
+def _consecutive_addresses(host: str) -> Iterator[str]:
     """Yield `host` and the addresses after it. Raise CallError at one that is not loopback."""
     for number in count(int(_loopback(host))):
         yield str(_loopback(str(ipaddress.IPv4Address(number))))

@@ -25,7 +25,7 @@ from planner.problems.finding import Finding
 from planner.schedule.runs import Act, Kind, Run, acts_of, runs_between
 from planner.schedule.timetable import Timetable
 
-__all__ = ["DayRecord", "DueAct", "Room", "advance", "plan_play", "read_length", "room_here"]
+__all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
 
 START_S = 15.0  # assumed, with the next: two ranks of the demo took 34 s to start on two cores that answered streams
 START_S_OF_CORE = 30.0  # assumed; for each rank that starts at once on the same core
@@ -33,11 +33,11 @@ DRAIN_S = 30.0  # assumed; the demo's answers of 160 tokens took up to 19 s on t
 PATIENCE_S = 60.0  # assumed: what is not done so long after the day is not waited for
 SHORTEST_S = 1.0
 TOLERANCE_S = 0.5  # the supervisor looks every 0.2 s
-AS_DAYS = "UTC"  # the zone in which a day has neither change of clocks nor offset: the play shows the plan's own clocks
+PLAN_CLOCK = "UTC"  # a zone without offset or changes: the play shows the plan's own clocks
 
 
 @dataclass(frozen=True)
-class Room:
+class MachineTimes:
     """The seconds that this machine needs for a start and for a drain."""
 
     start_s: float
@@ -113,9 +113,9 @@ def read_length(written: str) -> float:
     return length_s
 
 
-def room_here(num_cores: int, largest_start: int) -> Room:
+def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
     """Return what a machine of so many cores needs, where so many ranks start at once at most."""
-    return Room(START_S + START_S_OF_CORE * largest_start / num_cores, DRAIN_S)
+    return MachineTimes(START_S + START_S_OF_CORE * largest_start / num_cores, DRAIN_S)
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
@@ -123,22 +123,22 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
 
     Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """
-    day = None if timetable is None else replace(timetable, timezone=AS_DAYS, other_days=())
+    day = None if timetable is None else replace(timetable, timezone=PLAN_CLOCK, other_days=())
     if day is None or not day.switches:
         rule, reason = "R116 --day needs a plan that turns units on and off", "the units of this plan are always on"
         fix = "give the spec a schedule, or leave out --day"
         raise CallError([Finding("", None, rule, reason, fix).at("tidemill up")])
     runs = [run for run in runs_between(day, 0, DAY_S) if _is_played(run)]
-    room = room_here(num_cores, _largest_start(runs, ranks))
-    _require_length(runs, day, length_s, room)
+    times = machine_times(num_cores, _largest_start(runs, ranks))
+    _require_length(runs, day, length_s, times)
     pace = DAY_S / length_s
-    played = [_with_room(run, room, pace) for run in runs]
+    played = [_extend_run(run, times, pace) for run in runs]
     acts = [act for act in acts_of(played) if act.instant > 0]
     first = {run.unit for run in played if run.starts is None or run.starts <= 0}
     return DayRecord(
         length_s,
         first_units=tuple(unit for unit in ranks if unit in first),
-        acts=tuple(_due(act, pace) for act in acts),
+        acts=tuple(_due_act(act, pace) for act in acts),
     )
 
 
@@ -165,7 +165,7 @@ def advance(
         elif act.kind == "stop" and states[act.unit] == "off":
             acts[index] = replace(act, done_s=seconds, reason=reasons.get(act.unit))
     last = max([day.length_s, *(act.due_s for act in acts)])
-    acts = list(_with_misses(acts, is_given_up=seconds > last + PATIENCE_S))
+    acts = list(_mark_missed(acts, is_given_up=seconds > last + PATIENCE_S))
     is_over = seconds >= day.length_s and all(act.done_s is not None or act.is_missed for act in acts)
     return replace(day, acts=tuple(acts), is_over=is_over), tuple(starts), tuple(drains)
 
@@ -184,17 +184,17 @@ def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
     return max(at.values(), default=0)
 
 
-def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, room: Room) -> None:
+def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, times: MachineTimes) -> None:
     """Raise InfeasibleError when a unit that goes off would have to start again before it has ended."""
     paces = {}
-    for before, after in _returns(runs):
+    for before, after in _consecutive_runs(runs):
         assert before.drains is not None
         assert after.serves is not None  # both are there, since there is a time between them
         off = after.serves - before.drains  # never below warm-up and drain: shorter ones are one run
         paces[before.unit, off] = min(
-            (off - timetable.drain_s) / room.start_s,
-            (off - timetable.warm_up_s) / room.drain_s,
-            off / (room.start_s + room.drain_s),
+            (off - timetable.drain_s) / times.start_s,
+            (off - timetable.warm_up_s) / times.drain_s,
+            off / (times.start_s + times.drain_s),
         )
     if not paces:
         return
@@ -204,26 +204,26 @@ def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, 
         rule = f"R117 --day ({length_s:g}s) must be {shortest}s or more for this plan on this machine"
         reason = (
             f"{unit} is off for {off / MINUTE_S:.0f} minutes of the day, which are {off * length_s / DAY_S:.0f} s at"
-            f" this speed, but this machine may need {room.drain_s:.0f} s to drain it and {room.start_s:.0f} s to start"
-            " it again"
+            f" this speed, but this machine may need {times.drain_s:.0f} s to drain it and {times.start_s:.0f} s to"
+            " start it again"
         )
         raise InfeasibleError([Finding("", None, rule, reason, f"nearest: --day {shortest}s").at("tidemill up")])
 
 
-def _returns(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+def _consecutive_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
     """Yield each run with the same unit's next one."""
     for unit in dict.fromkeys(run.unit for run in runs):
         yield from pairwise(run for run in runs if run.unit == unit)
 
 
-def _with_room(run: Run, room: Room, pace: float) -> Run:
+def _extend_run(run: Run, times: MachineTimes, pace: float) -> Run:
     """Return the run with a warm-up and a drain that are long enough at `pace`, the clock's seconds in a real one."""
     return replace(
-        run, warm_up_s=max(run.warm_up_s, room.start_s * pace), drain_s=max(run.drain_s, room.drain_s * pace)
+        run, warm_up_s=max(run.warm_up_s, times.start_s * pace), drain_s=max(run.drain_s, times.drain_s * pace)
     )
 
 
-def _due(act: Act, pace: float) -> DueAct:
+def _due_act(act: Act, pace: float) -> DueAct:
     return DueAct(act.unit, act.kind, hh_mm_ss(act.instant), round(act.instant / pace, 2))
 
 
@@ -234,7 +234,7 @@ def _is_next(acts: Sequence[DueAct], index: int) -> bool:
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)
 
 
-def _with_misses(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
+def _mark_missed(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
     """Yield the acts; what is not done when the unit's next act is, or when the play is given up, is missed."""
     for index, act in enumerate(acts):
         is_overtaken = any(each.unit == act.unit and each.done_s is not None for each in acts[index + 1 :])

@@ -17,8 +17,8 @@ from pathlib import Path
 from stacks.local.layout import NodeProcess
 
 __all__ = [
-    *("GONE", "PEER_LOST", "STOPPED", "ProcessGroup", "began_at", "exit_status", "has_ended", "last_words"),
-    *("log_opened", "state_of", "terminate"),
+    *("GONE", "PEER_LOST", "STOPPED", "ProcessGroup", "start_ticks", "exit_status", "has_ended", "last_words"),
+    *("open_log", "process_state", "terminate"),
 ]
 
 PEER_LOST = 75  # the runtime's exit status for "another rank went first"
@@ -52,13 +52,13 @@ class ProcessGroup:
         self._first_died_at, self._handles = None, {}
         try:
             for member in self._members:
-                self._handles[member] = self._started(member)
+                self._handles[member] = self._start_process(member)
         except OSError:
             self.kill()
             self._handles = {}
             raise
 
-    def end_if_known(self) -> tuple[int, str] | None:
+    def find_end(self) -> tuple[int, str] | None:
         """Return the status of the process whose end explains all others, and its reason; None while nobody ended.
 
         For a moment only an echo of the cause may be here.
@@ -75,7 +75,7 @@ class ProcessGroup:
 
     def is_stopped(self) -> bool:
         """Return whether one of the processes is stopped, as by SIGSTOP: it will not say so itself."""
-        return any(state_of(pid) == STOPPED for pid in self.pids)
+        return any(process_state(pid) == STOPPED for pid in self.pids)
 
     def kill(self) -> None:
         """End every process and its children, stopped ones too, and reap them.
@@ -97,9 +97,9 @@ class ProcessGroup:
         """Return whether one of the processes has not ended."""
         return any(handle.poll() is None for handle in self._handles.values())
 
-    def _started(self, member: NodeProcess) -> "subprocess.Popen[bytes]":
+    def _start_process(self, member: NodeProcess) -> "subprocess.Popen[bytes]":
         is_first = member not in self._log_begins
-        with open(log_opened(self._log(member), is_new=is_first), "ab") as log:
+        with open(open_log(self._log(member), is_new=is_first), "ab") as log:
             self._log_begins[member] = os.fstat(log.fileno()).st_size
             return subprocess.Popen(
                 [*member.command, "--parent", str(os.getpid())],
@@ -113,7 +113,7 @@ class ProcessGroup:
         return self._folder / f"{member.name}.log"
 
 
-def log_opened(log: Path, *, is_new: bool) -> int:
+def open_log(log: Path, *, is_new: bool) -> int:
     """Return a descriptor that appends to a log, which is emptied before if `is_new`. Raise OSError.
 
     Each line goes to the end that the log has then, also after somebody has truncated it.
@@ -130,26 +130,26 @@ def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
     if status < 0:
         return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
     try:
-        lines = _end_of(log, begin).decode(errors="replace").splitlines()
+        lines = _log_tail(log, begin).decode(errors="replace").splitlines()
     except OSError as error:
         return f"{name} ended with status {status}; {log} cannot be read: {error.strerror}"
     said = next((line for line in reversed(lines) if line.startswith("tidemill: ")), None)
     return f"{name} ended with status {status}; see {log}" if said is None else said.removeprefix("tidemill: ")
 
 
-def state_of(pid: int) -> str:
+def process_state(pid: int) -> str:
     """Return the letter of the process's state (proc(5), `stat`); "" if it is gone, or only waits to be reaped."""
     letter, *_ = _stat(pid) or [GONE]
     return GONE if letter in "ZX" else letter
 
 
-def began_at(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Return when the process began, in clock ticks since boot (proc(5), `starttime`); None if it is gone.
 
     The kernel gives a number to another process again, but not in the same tick.
     """
-    told = _stat(pid)
-    return int(told[STARTTIME]) if told else None
+    fields = _stat(pid)
+    return int(fields[STARTTIME]) if fields else None
 
 
 def exit_status(child: int) -> int | None:
@@ -158,7 +158,7 @@ def exit_status(child: int) -> int | None:
     It is not reaped, so its number stays its own.
     """
     deadline = time.monotonic() + GONE_WITHIN_S
-    while (ended := _ended(child)) is None:
+    while (ended := _wait_status(child)) is None:
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)
@@ -167,7 +167,7 @@ def exit_status(child: int) -> int | None:
 
 def has_ended(child: int) -> bool:
     """Return whether a child of ours has ended. It is not reaped."""
-    return _ended(child) is not None
+    return _wait_status(child) is not None
 
 
 def terminate(pid: int, began: int) -> None:
@@ -178,18 +178,18 @@ def terminate(pid: int, began: int) -> None:
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)  # stays that process, also where it ends before the signal
         try:
-            if began_at(pid) == began:
+            if start_ticks(pid) == began:
                 signal.pidfd_send_signal(process, signal.SIGTERM)
                 signal.pidfd_send_signal(process, signal.SIGCONT)
         finally:
             os.close(process)
 
 
-def _ended(child: int) -> os.waitid_result | None:
+def _wait_status(child: int) -> os.waitid_result | None:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
-def _end_of(log: Path, begin: int) -> bytes:
+def _log_tail(log: Path, begin: int) -> bytes:
     """Return the last bytes of a log, from `begin` on if it is as long as that. Raise OSError."""
     with log.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -28,7 +28,7 @@ class UpProgress:
         )
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
-        self._said: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
 
     def __enter__(self) -> "UpProgress":
         self._bars.start()
@@ -46,10 +46,10 @@ class UpProgress:
                 continue
             if unit.name not in self._tasks:
                 self._tasks[unit.name] = self._bars.add_task(f"{unit.name} ({unit.ranks} ranks)", total=3, state="")
-            self._bars.update(self._tasks[unit.name], completed=_stages_done(unit), state=_in_words(unit))
-            if not self._console.is_terminal and self._said.get(unit.name) != unit.state:
+            self._bars.update(self._tasks[unit.name], completed=_stages_done(unit), state=_state_text(unit))
+            if not self._console.is_terminal and self._printed.get(unit.name) != unit.state:
                 self._console.print(f"{unit.name}: {unit.state}", highlight=False)
-                self._said[unit.name] = unit.state
+                self._printed[unit.name] = unit.state
 
 
 class DayProgress:
@@ -60,7 +60,7 @@ class DayProgress:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[clock]}"))
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task: TaskID | None = None
-        self._said: list[str] = []
+        self._printed: list[str] = []
 
     def __enter__(self) -> "DayProgress":
         self._bar.start()
@@ -77,9 +77,9 @@ class DayProgress:
             self._task = self._bar.add_task("the day", total=day.length_s, clock="")
         self._bar.update(self._task, completed=min(seconds, day.length_s), clock=day.clock(seconds))
         for sentence in done:
-            if sentence not in self._said:
+            if sentence not in self._printed:
                 self._console.print(f"{day.clock(seconds)} {sentence}", highlight=False, markup=False, soft_wrap=True)
-                self._said.append(sentence)
+                self._printed.append(sentence)
 
 
 def _stages_done(unit: UnitRecord) -> float:
@@ -89,5 +89,5 @@ def _stages_done(unit: UnitRecord) -> float:
     return ORDER.index(unit.state) if unit.state in ORDER else 0
 
 
-def _in_words(unit: UnitRecord) -> str:
+def _state_text(unit: UnitRecord) -> str:
     return f"loading {unit.loaded:.0%}" if unit.state == "loading" else unit.state

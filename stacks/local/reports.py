@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stacks.local.layout import GatewayProcess
-from stacks.local.processes import GONE, state_of
+from stacks.local.processes import GONE, process_state
 from stacks.local.record import ORDER, UnitRecord
 
 __all__ = [
     "GatewayReport",
     "RankReport",
-    "as_reported",
     "ask_gateway",
-    "has_living_lost",
+    "has_hung_rank",
     "is_refused",
-    "ranks_of_all",
+    "merge_reports",
+    "update_unit",
 ]
 
 QUESTION = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
@@ -54,9 +54,9 @@ def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport |
 
     An answer on its port from any other program does not count. Raise OSError where we cannot ask, whatever it does.
     """
-    with socket.socket() as line:
+    with socket.socket() as connection:
         try:
-            report = json.loads(_answer(line, gateway))
+            report = json.loads(_answer(connection, gateway))
         except (OSError, ValueError, RecursionError):
             return None
     if not isinstance(report, dict) or report.get("pid") not in pids:
@@ -64,7 +64,7 @@ def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport |
     return GatewayReport(report["ready"], {unit["unit"]: _rank_reports(unit) for unit in report["units"]})
 
 
-def ranks_of_all(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
+def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
     """Return the ranks of each unit that some gateway knows, each as the gateway sees it that has most of it.
 
     A gateway that has just started knows few ranks, and one that has lost its line to a rank is not the rank's end.
@@ -80,7 +80,7 @@ def ranks_of_all(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]
     return found
 
 
-def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
+def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     """Return the unit at its slowest rank's stage. When a rank is lost, ends or is refused, so is the whole unit.
 
     How a unit that drains has ended, its nodes tell. One that starts again keeps the reason of its last end until it is
@@ -106,9 +106,9 @@ def as_reported(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     return replace(unit, state=state, loaded=loaded, reason=slow if state == "ready" else last_end)
 
 
-def has_living_lost(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
+def has_hung_rank(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
     """Return whether the gateways lost a rank of the unit whose process is still there: it is stopped, or hangs."""
-    return any(rank.state == "lost" and state_of(rank.pid) != GONE for rank in report.get(unit, ()))
+    return any(rank.state == "lost" and process_state(rank.pid) != GONE for rank in report.get(unit, ()))
 
 
 def is_refused(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
@@ -134,17 +134,17 @@ def _slowness(rank: Mapping[str, Any]) -> str:
     return f"rank {rank['rank']} on {rank['node']} takes {rank['times']:g} times as long a step as its peers"
 
 
-def _answer(line: socket.socket, gateway: GatewayProcess) -> bytes:
+def _answer(connection: socket.socket, gateway: GatewayProcess) -> bytes:
     """Return what stands below the head of an answer. Raise OSError, also for one that is not whole in time."""
     until = time.monotonic() + ASK_S
-    line.settimeout(ASK_S)
-    line.connect((gateway.host, gateway.http_port))
-    line.sendall(QUESTION)
+    connection.settimeout(ASK_S)
+    connection.connect((gateway.host, gateway.http_port))
+    connection.sendall(QUESTION)
     answer = bytearray()
-    while chunk := line.recv(2**16):
+    while chunk := connection.recv(2**16):
         answer += chunk
         left_s = until - time.monotonic()
         if left_s <= 0 or len(answer) > MAX_ANSWER_BYTES:
             raise TimeoutError
-        line.settimeout(left_s)
+        connection.settimeout(left_s)
     return bytes(answer.partition(b"\r\n\r\n")[2])

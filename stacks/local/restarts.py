@@ -25,11 +25,11 @@ class Backoff:
         """The seconds between the last end and the next start."""
         return min(FIRST_S * 2 ** (self.num_failures - 1), MOST_S) if self.num_failures else 0.0
 
-    def serves(self, now: float) -> "Backoff":
+    def note_serving(self, now: float) -> "Backoff":
         """Note that the group serves."""
         return self if self.serving_since is not None else Backoff(self.num_failures, now)
 
-    def ended(self, now: float) -> "Backoff":
+    def note_end(self, now: float) -> "Backoff":
         """Note that the group ended."""
         was_sound = self.serving_since is not None and now - self.serving_since >= SOUND_S
         return Backoff(1 if was_sound else self.num_failures + 1)

@@ -20,16 +20,16 @@ def run_in_runtime(words: Sequence[str]) -> int:
     Raises TidemillError where the answer is wanted as JSON. Otherwise the runtime has said what went wrong.
     """
     require_runtime()
-    as_json = wants_json(words)
+    prints_json = wants_json(words)
     command = [sys.executable, "-m", "runtime", *words]
-    done = subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE if as_json else None)
+    done = subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE if prints_json else None)
     status = done.returncode if done.returncode in (0, 2) else 1
-    if as_json and status:
-        _raise_what_was_said(words, done.stderr, status)
+    if prints_json and status:
+        _raise_runtime_error(words, done.stderr, status)
     return status
 
 
-def _raise_what_was_said(words: Sequence[str], stderr: str, status: int) -> NoReturn:
+def _raise_runtime_error(words: Sequence[str], stderr: str, status: int) -> NoReturn:
     *before, last = stderr.strip().splitlines() or ["tidemill: it was ended"]
     print("".join(f"{line}\n" for line in before), end="", file=sys.stderr)
     said = last.removeprefix("tidemill: ")

@@ -20,43 +20,43 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import SERVED_TOKENIZER, SERVED_WEIGHTS, Layout
 from stacks.local.played_day import advance
-from stacks.local.processes import ProcessGroup, began_at
-from stacks.local.record import ORDER, GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.processes import ProcessGroup, start_ticks
+from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord
 from stacks.local.reports import (
     GatewayReport,
     RankReport,
-    as_reported,
     ask_gateway,
-    has_living_lost,
+    has_hung_rank,
     is_refused,
-    ranks_of_all,
+    merge_reports,
+    update_unit,
 )
-from stacks.local.restarts import Backoff
+from stacks.local.run_folder import RunFolder
+from stacks.local.watched_group import WatchedGroup
 
-__all__ = ["end_with", "supervise"]
+__all__ = ["end_with_parent", "supervise"]
 
 POLL_S = 0.2
 BEAT_S = 3.0  # assumed: often enough for whoever asks whether this process still looks
 BROKEN = "its supervisor failed; see supervisor.log"
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 STOP_GRACE_S = 8.0  # beyond the drain
-HANGS_S = 3.0  # assumed: a rank that was given up by mistake calls again within half a second
 UNANSWERED_S = 30.0  # assumed: a gateway on a busy machine answers within it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callable[[], None]) -> int:
+def supervise(folder: RunFolder, layout: Layout, record: Record, on_started: Callable[[], None]) -> int:
     """Run the deployment until one of `ENDINGS`, or until it cannot go on. This process holds the folder's lock.
 
-    `started` is called as soon as the record says that this process runs it. Return 0, or the errno for which the
+    `on_started` is called as soon as the record says that this process runs it. Return 0, or the errno for which the
     record could not be written before everything was ready: what does not stand there, nobody learns from it.
     """
-    began = began_at(os.getpid())
+    began = start_ticks(os.getpid())
     assert began is not None
     record = replace(record, supervisor=os.getpid(), supervisor_began=began)
     try:
@@ -65,106 +65,15 @@ def supervise(folder: RunFolder, layout: Layout, record: Record, started: Callab
         with suppress(OSError):  # the log may be on a full disk
             traceback.print_exc()
         return error.errno or errno.EIO
-    started()
+    on_started()
     return supervisor.run()
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Ask the kernel to stop this process, as Ctrl-C would, when process `parent` ends, however it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before we asked
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-@dataclass
-class _Watched:
-    """A group, and when it is started again: `due` is None while it runs. Times are of time.monotonic.
-
-    `answered_at` is when a gateway last answered since its start.
-    A group that nobody wants is off. Before, it leaves: `leaves_by` is when it is ended, if it has not ended by itself.
-    """
-
-    group: ProcessGroup
-    backoff: Backoff = field(default_factory=Backoff)
-    due: float | None = None
-    hangs_since: float | None = None
-    answered_at: float | None = None
-    num_restarts: int = 0
-    is_off: bool = False
-    leaves_by: float | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if it is neither off nor on its way there."""
-        return not self.is_off and self.leaves_by is None
-
-    def arrive(self) -> str | None:
-        """Start the group, which was off. Return why that failed, if it did."""
-        self.is_off, self.backoff = False, Backoff()
-        return self.start()
-
-    def start(self) -> str | None:
-        """Start the group. Return why that failed, if it did; then its next start is planned."""
-        try:
-            self.group.start()
-        except OSError as error:
-            self.end()
-            where = f" ({error.filename})" if error.filename else ""
-            return f"{self.group.name} could not be started: {error.strerror or error}{where}"
-        return None
-
-    def leave(self, within_s: float) -> None:
-        """Ask the group to finish what it has and end, and plan no more starts. Asked again, it has no more time."""
-        self.due = self.hangs_since = None
-        leaves_by = time.monotonic() + within_s
-        self.leaves_by = leaves_by if self.leaves_by is None else min(self.leaves_by, leaves_by)
-        self.group.terminate()
-
-    def has_left(self) -> tuple[bool, str | None]:
-        """Return whether a group that leaves is gone, and if so, what was wrong with its end."""
-        assert self.leaves_by is not None
-        is_running = self.group.is_running()
-        if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
-            return False, None
-        status, reason = self.group.end_if_known() or (0, "")
-        self.group.kill()
-        self.is_off, self.leaves_by, self.hangs_since = True, None, None
-        if is_running:
-            return True, f"{self.group.name} did not end by itself"
-        return True, reason if status else None
-
-    def why_ended(self, *, hangs: bool) -> tuple[int, str] | None:
-        """Return the status and the reason of a group that ended, or that has hung for a while; None if it goes on."""
-        if self._has_hung(hangs=hangs):
-            return -1, f"{self.group.name} has a process that is stopped or hangs"
-        return self.group.end_if_known()
-
-    def _has_hung(self, *, hangs: bool = False) -> bool:
-        """Return whether it has hung for a while: it does while a process of it is stopped."""
-        now = time.monotonic()
-        self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
-        return self.hangs_since is not None and now - self.hangs_since >= HANGS_S
-
-    def end(self) -> None:
-        """End what is left of the group, and plan its next start."""
-        now = time.monotonic()
-        self.group.kill()
-        self.hangs_since = self.answered_at = None
-        self.backoff = self.backoff.ended(now)
-        self.due = now + self.backoff.wait_s
-
-    def is_due(self) -> bool:
-        """Return whether it is down and the time of its next start has come."""
-        return self.due is not None and time.monotonic() >= self.due
-
-    def start_if_due(self) -> str | None:
-        """Start the group again when its time has come. Return why that failed, if it did."""
-        if not self.is_due():
-            return None
-        self.due = None
-        why = self.start()
-        self.num_restarts += why is None
-        return why
 
 
 class _Supervisor:
@@ -174,11 +83,11 @@ class _Supervisor:
         shutil.rmtree(folder.certificates, ignore_errors=True)
         self._certificates = Certificates(layout.identities, now())
         self._gateways = {
-            gateway.name: _Watched(ProcessGroup(gateway.name, [gateway.process], folder.path))
+            gateway.name: WatchedGroup(ProcessGroup(gateway.name, [gateway.process], folder.path))
             for gateway in layout.gateways
         }
         self._units = {
-            unit.name: _Watched(
+            unit.name: WatchedGroup(
                 ProcessGroup(unit.name, [node for node in layout.nodes if node.unit == unit.name], folder.path)
             )
             for unit in record.units
@@ -245,10 +154,10 @@ class _Supervisor:
                 self._record = self._record.with_unit(replace(unit, state="draining"))
         self._write_if_due()
 
-    def _end(self, groups: Sequence[ProcessGroup], within_s: float) -> None:
+    def _end(self, groups: Sequence[ProcessGroup], timeout_s: float) -> None:
         for group in groups:
             group.terminate()
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + timeout_s
         while self._num_stops < 2 and time.monotonic() < deadline and any(group.is_running() for group in groups):
             self._write_if_due()
             time.sleep(POLL_S)
@@ -272,19 +181,19 @@ class _Supervisor:
             reports = self._blame_no_gateway()
             troubles.append(f"the gateways cannot be asked: {error.strerror}")
         record = replace(self._record, trouble="; ".join(troubles) or None)
-        ranks = ranks_of_all(list(reports.values()))
+        ranks = merge_reports(list(reports.values()))
         if reports:
-            record = self._with_states(self._with_stage(record, "gateway"), ranks)
+            record = self._record_states(self._record_stage(record, "gateway"), ranks)
         for gateway in record.gateways:
-            record = self._with_gateway(record, gateway, reports.get(gateway.name))
+            record = self._watch_gateway(record, gateway, reports.get(gateway.name))
         for unit in record.units:
-            record = self._with_end(record, unit.name, ranks)
+            record = self._watch_unit(record, unit.name, ranks)
         for reached in ("loading", "joining"):
             if all(_has_reached(unit, reached) for unit in record.units):
-                record = self._with_stage(record, reached)
+                record = self._record_stage(record, reached)
         if record.is_ready:
-            record = self._with_stage(record, "ready")
-        self._record = self._with_starts(self._with_day(record))
+            record = self._record_stage(record, "ready")
+        self._record = self._record_next_starts(self._play_day(record))
         self._write_if_due()
 
     def _keep_files(self) -> None:
@@ -316,37 +225,37 @@ class _Supervisor:
         Answers go on meanwhile. Until the file says that everything is ready, `up` waits for that, so the start is
         given up.
         """
-        is_old = time.monotonic() - self._written_at >= BEAT_S
-        if self._written == self._record and not is_old and self._folder.has_record():
+        is_old = time.monotonic() - self._last_write_at >= BEAT_S
+        if self._last_written == self._record and not is_old and self._folder.has_record():
             return
         try:
             self._write()
         except OSError as error:
-            if "ready" not in self._written.stages:
+            if "ready" not in self._last_written.stages:
                 self._unwritable = error.errno or errno.EIO
 
     def _write(self) -> None:
         at = time.monotonic()
         self._folder.write(replace(self._record, looked_at=at))
-        self._written, self._written_at = self._record, at
+        self._last_written, self._last_write_at = self._record, at
 
-    def _with_stage(self, record: Record, stage: str) -> Record:
+    def _record_stage(self, record: Record, stage: str) -> Record:
         if stage in record.stages:
             return record
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
-    def _with_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
+    def _record_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
         """Record what the gateways say of the units that run."""
         for unit in record.units:
             watched = self._units[unit.name]
             if watched.due is None and watched.is_wanted:
-                unit = as_reported(unit, report.get(unit.name, ()))
+                unit = update_unit(unit, report.get(unit.name, ()))
                 record = record.with_unit(unit)
             if unit.state == "ready":
-                watched.backoff = watched.backoff.serves(time.monotonic())
+                watched.backoff = watched.backoff.note_serving(time.monotonic())
         return record
 
-    def _with_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
+    def _watch_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
         """Record whether a gateway is down. Before everything was ready, that ends the deployment."""
         watched, now = self._gateways[gateway.name], time.monotonic()
         starts = watched.is_due()
@@ -358,23 +267,23 @@ class _Supervisor:
         if watched.due is not None:
             return record
         watched.answered_at = now if report is not None else watched.answered_at
-        ended = watched.why_ended(hangs=watched.answered_at is not None and now - watched.answered_at > UNANSWERED_S)
+        ended = watched.find_failure(hangs=watched.answered_at is not None and now - watched.answered_at > UNANSWERED_S)
         if ended is not None and "ready" not in record.stages:
             return replace(record, failure=ended[1])
         if ended is not None:
             watched.end()
             return record.with_gateway(replace(gateway, state="failed", reason=ended[1]))
         if report is not None:
-            watched.backoff = watched.backoff.serves(now)
+            watched.backoff = watched.backoff.note_serving(now)
             state = "ready" if report.is_ready or gateway.state == "ready" else "starting"
             gateway = replace(gateway, state=state, reason=None)
         return record.with_gateway(replace(gateway, restarts=watched.num_restarts))
 
-    def _with_end(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
+    def _watch_unit(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
         """Record whether a unit is down. One that ends, or is refused, before all were ready ends the deployment."""
         watched, (unit,) = self._units[name], [unit for unit in record.units if unit.name == name]
         if not watched.is_wanted:
-            return self._with_departure(record, unit)
+            return self._watch_departure(record, unit)
         starts = watched.is_due()
         why = watched.start_if_due()
         if why is not None:
@@ -383,7 +292,7 @@ class _Supervisor:
             unit = replace(unit, state="starting")
         if watched.due is not None:
             return record
-        ended = watched.why_ended(hangs=has_living_lost(report, name))
+        ended = watched.find_failure(hangs=has_hung_rank(report, name))
         if ended is None:
             if "ready" not in record.stages and is_refused(report, name):
                 record = replace(record, failure=unit.reason)
@@ -394,13 +303,13 @@ class _Supervisor:
         watched.end()
         return record.with_unit(replace(unit, state="failed" if status else "ended", reason=reason))  # after a drain
 
-    def _with_departure(self, record: Record, unit: UnitRecord) -> Record:
+    def _watch_departure(self, record: Record, unit: UnitRecord) -> Record:
         """Record that a unit which leaves is gone, once it is."""
         watched = self._units[unit.name]
         has_left, reason = (False, None) if watched.is_off else watched.has_left()
         return record.with_unit(replace(unit, state="off", loaded=0.0, reason=reason)) if has_left else record
 
-    def _with_starts(self, record: Record) -> Record:
+    def _record_next_starts(self, record: Record) -> Record:
         """Record when what is down is started again."""
         for gateway in record.gateways:
             record = record.with_gateway(replace(gateway, starts_at=self._gateways[gateway.name].due))
@@ -408,7 +317,7 @@ class _Supervisor:
             record = record.with_unit(replace(unit, starts_at=self._units[unit.name].due))
         return record
 
-    def _with_day(self, record: Record) -> Record:
+    def _play_day(self, record: Record) -> Record:
         """Let units come and go as the day has it, once the first ones are ready. Nothing where no day is played."""
         day, now = record.day, time.monotonic()
         if day is None or "ready" not in record.stages:

@@ -21,20 +21,19 @@ from planner.problems.finding import warnings_json
 from stacks.local.api_key import new_key
 from stacks.local.cli import play_day, record_json, say_day, stay
 from stacks.local.deployment import (
-    find_running,
     follow,
     plan_day,
-    require_as_asked,
     require_cpu,
     require_keys,
-    run_folder,
+    require_matching_run,
     start,
     stop,
 )
 from stacks.local.errors import LocalError
-from stacks.local.given import DEMO, find_given, find_started_here, nothing_runs
+from stacks.local.find import DEMO, deployment_folder, find_deployment, find_running, find_started_here, nothing_runs
 from stacks.local.played_day import read_length
-from stacks.local.record import Record, RunFolder
+from stacks.local.record import Record
+from stacks.local.run_folder import RunFolder
 
 __all__ = ["add_down", "add_key", "add_up"]
 
@@ -104,10 +103,10 @@ def _up(arguments: argparse.Namespace) -> int:
     warn(plan.warnings)
     running = _same_plan_running(plan)
     if running is not None:
-        require_as_asked(running, arguments.host, arguments.keys, day)
+        require_matching_run(running, arguments.host, arguments.keys, day)
         say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
         with suppress(KeyboardInterrupt):  # it is not ours to stop
-            _say_up(_wait_until_ready(run_folder(plan.name)), plan, arguments.format)
+            _say_up(_wait_until_ready(deployment_folder(plan.name)), plan, arguments.format)
         return 0
     planned = time.monotonic() - began
     host = HOST if arguments.host is None else arguments.host
@@ -217,7 +216,7 @@ def _end(folder: RunFolder, *, has_json: bool) -> int:
 
 
 def _down(arguments: argparse.Namespace) -> None:
-    folder = find_given(arguments.given) if arguments.given else find_started_here()
+    folder = find_deployment(arguments.given) if arguments.given else find_started_here()
     if folder is not None:
         stop(folder)
     if arguments.format == "json":

@@ -24,7 +24,7 @@ import openai
 
 from planner.facts.quantities import read_seconds
 from stacks.local.played_day import DayRecord
-from stacks.local.record import RunFolder
+from stacks.local.run_folder import RunFolder
 from tests.benchmarks.goals import Goals
 from tests.stacks.deployments import REPOSITORY, Tidemill, get_json, wait_until
 

@@ -23,10 +23,11 @@ from stacks.doctor import needs
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
-from stacks.local import deployment, given, layout, record, runtime_cli, up_cli
+from stacks.local import deployment, find, layout, run_folder, runtime_cli, up_cli
 from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
-from stacks.local.record import GatewayRecord, Record, RunFolder
+from stacks.local.record import GatewayRecord, Record
+from stacks.local.run_folder import RunFolder
 from stacks.program.config import configured_plan
 from stacks.simulator.call import read_call
 from stacks.simulator.flows.failures import Failure, find_outages, read_failures
@@ -66,18 +67,18 @@ class Folder(SimpleNamespace):
 def _two_supervisors(folder):
     run = RunFolder(folder / "demo")
     run.path.mkdir()
-    with patch.object(record, "PROBE_GRACE_S", 0.001), run.locked(), run.locked():
+    with patch.object(run_folder, "PROBE_GRACE_S", 0.001), run.hold_lock(), run.hold_lock():
         pass
 
 
 def _which_one(_):
-    with patch.object(given, "find_all", lambda _: [Folder(name="chat"), Folder(name="demo")]):
-        given.find_given(None)
+    with patch.object(find, "find_all", lambda _: [Folder(name="chat"), Folder(name="demo")]):
+        find.find_deployment(None)
 
 
 def _started_elsewhere(_):
-    with patch.object(given, "find_all", lambda _: [Folder(record=replace(DEMO, started_in="/srv/chat"))]):
-        given.find_started_here()
+    with patch.object(find, "find_all", lambda _: [Folder(record=replace(DEMO, started_in="/srv/chat"))]):
+        find.find_started_here()
 
 
 def _will_not_stop(_):
@@ -204,8 +205,10 @@ BROUGHT_ABOUT = {
     "R106": _without_torch,
     "R107": _another_plan,
     "R108": _stopped_meanwhile,
-    "R109": lambda _: runtime_cli._raise_what_was_said(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
-    "R110": lambda _: _fails(record.unusable(Path("/root/tidemill"), PermissionError(13, "Permission denied"))),
+    "R109": lambda _: runtime_cli._raise_runtime_error(["checkpoint", "digest"], "tidemill: no such file: weights", 1),
+    "R110": lambda _: _fails(
+        run_folder.unusable_error(Path("/root/tidemill"), PermissionError(13, "Permission denied"))
+    ),
     "R111": lambda _: deployment.require_keys(SimpleNamespace(gateway=SimpleNamespace(keys="chat-keys")), None),
     "R112": lambda _: read_recorded(["http://127.0.0.1:1/metrics"]),
     "R113": _nothing_recorded,
@@ -214,14 +217,14 @@ BROUGHT_ABOUT = {
     "R116": lambda _: plan_play(None, 300.0, {}, 2),
     "R117": _too_short_a_day,
     "R118": lambda _: read_length("5"),
-    "R120": lambda folder: _fails(record._not_ours(Path("/home/b/.local/state/tidemill"), "b")),
-    "R121": lambda folder: _fails(record._damaged(Path("/root/tidemill/demo/deployment.json"), ValueError())),
-    "R119": lambda _: deployment.require_as_asked(DEMO, None, None, DayRecord(300.0, (), ())),
+    "R120": lambda folder: _fails(run_folder._owner_error(Path("/home/b/.local/state/tidemill"), "b")),
+    "R121": lambda folder: _fails(run_folder._damage_error(Path("/root/tidemill/demo/deployment.json"), ValueError())),
+    "R119": lambda _: deployment.require_matching_run(DEMO, None, None, DayRecord(300.0, (), ())),
     "R122": _stops_still,
     "R123": _a_taken_port,
     "R124": lambda _: deployment.require_keys(None, Path("/nowhere/keys.json")),
-    "R125": lambda _: deployment.require_as_asked(DEMO, None, Path("keys.json"), None),
-    "R126": lambda _: deployment.require_as_asked(DEMO, "127.0.1.1", None, None),
+    "R125": lambda _: deployment.require_matching_run(DEMO, None, Path("keys.json"), None),
+    "R126": lambda _: deployment.require_matching_run(DEMO, "127.0.1.1", None, None),
     "R127": _started_elsewhere,
     "R201": _no_such_context,
     "R202": _misshapen,

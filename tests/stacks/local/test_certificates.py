@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.local.certificates import LASTS, NO_END, RENEWED_AFTER, Certificates
+from stacks.local.certificates import LIFETIME, NO_END, RENEWED_AFTER, Certificates
 from stacks.local.layout import Identity
 
 NOON = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
@@ -65,7 +65,7 @@ def test_they_are_renewed_long_before_they_expire_and_keep_their_keys(identities
     assert certificate(folder) == first
     certificates.renew_if_due(NOON + RENEWED_AFTER)
 
-    assert certificate(folder).not_valid_after_utc == NOON + RENEWED_AFTER + LASTS
+    assert certificate(folder).not_valid_after_utc == NOON + RENEWED_AFTER + LIFETIME
     assert certificate(folder).public_key() == first.public_key()
     assert (folder / "tls.key").read_bytes() == key
     assert certificate(folder, "ca.crt").not_valid_after_utc == NO_END
@@ -85,7 +85,7 @@ def test_a_clock_that_is_set_leaves_certificates_that_are_valid(hours):
             certificates.renew_if_due(at)
 
             assert certificate(identity.folder).not_valid_before_utc < at
-            assert at + LASTS - RENEWED_AFTER < certificate(identity.folder).not_valid_after_utc <= at + LASTS
+            assert at + LIFETIME - RENEWED_AFTER < certificate(identity.folder).not_valid_after_utc <= at + LIFETIME
             assert certificate(identity.folder, "ca.crt").not_valid_before_utc < at < NO_END
 
 

@@ -26,8 +26,9 @@ from stacks.local.deployment import CRASHED, follow
 from stacks.local.errors import LocalError
 from stacks.local.layout import GatewayProcess, Identity, Layout, NodeProcess
 from stacks.local.processes import ProcessGroup
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.local.reports import ask_gateway
+from stacks.local.run_folder import RunFolder
 from tests.stacks.deployments import wait_until
 
 IDENTITY = "spiffe://tidemill.dev/ns/tidemill/deployment/demo/gateway"
@@ -124,7 +125,7 @@ def two_units(tmp_path, monkeypatch):
     """A supervisor of two units that were ready, of two nodes and of one, and their groups."""
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr("stacks.local.restarts.FIRST_S", 0.0)
-    monkeypatch.setattr("stacks.local.record.PROBE_GRACE_S", 0.01)
+    monkeypatch.setattr("stacks.local.run_folder.PROBE_GRACE_S", 0.01)
     nodes = [NodeProcess(f"{unit}.{node}", unit, SLEEPS) for unit, node in (("a", 0), ("a", 1), ("b", 0))]
     units = tuple(UnitRecord(name, "mixed", "ready", 1) for name in ("a", "b"))
     gateway = GatewayProcess(NodeProcess("gateway", None, SLEEPS), "127.0.0.1", 1)
@@ -238,21 +239,21 @@ def test_a_gateway_is_not_ended_because_it_cannot_be_asked(deployment, monkeypat
 def test_what_somebody_removes_is_there_again(two_units, tmp_path, what):
     """`status` and `down` find the deployment again, and nobody else can start it."""
     folder = two_units._folder
-    with folder.locked():
+    with folder.hold_lock():
         (shutil.rmtree if what == "folder" else os.unlink)(tmp_path / ("deployment.json" if what == "record" else ""))
         two_units._write_if_due()
 
         assert RunFolder(tmp_path).read() == two_units._record
-        with pytest.raises(LocalError, match="R101"), RunFolder(tmp_path).locked():
+        with pytest.raises(LocalError, match="R101"), RunFolder(tmp_path).hold_lock():
             pass
 
 
 def test_nobody_writes_where_another_holds_the_folder(two_units, tmp_path, monkeypatch):
     """A folder that was removed may have been made anew by another `up`: its record is its own."""
-    with two_units._folder.locked():
+    with two_units._folder.hold_lock():
         shutil.rmtree(tmp_path)
         tmp_path.mkdir()
-        with RunFolder(tmp_path).locked():
+        with RunFolder(tmp_path).hold_lock():
             two_units._write_if_due()
 
             assert RunFolder(tmp_path).read() is None

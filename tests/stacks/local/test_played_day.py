@@ -12,11 +12,12 @@ from planner.facts.day import hh_mm
 from planner.problems.errors import CallError, InfeasibleError
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
-from stacks.local import supervisor
+from stacks.local import supervisor, watched_group
 from stacks.local.layout import GatewayProcess, Layout, NodeProcess
-from stacks.local.played_day import DayRecord, DueAct, advance, plan_play, read_length, room_here
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.played_day import DayRecord, DueAct, advance, machine_times, plan_play, read_length
+from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.local.reports import GatewayReport, RankReport
+from stacks.local.run_folder import RunFolder
 from tests.stacks.deployments import DEMO_SPEC
 
 DAY_SPEC = DEMO_SPEC.with_name("demo-day.yaml")
@@ -121,7 +122,7 @@ def test_the_shortest_day_can_be_played_and_none_shorter(off, warm_up_s, drain_s
 
 def test_more_ranks_on_fewer_cores_get_more_time():
     """They all load at once."""
-    assert room_here(1, 8).start_s > room_here(2, 8).start_s > room_here(2, 1).start_s
+    assert machine_times(1, 8).start_s > machine_times(2, 8).start_s > machine_times(2, 1).start_s
 
 
 @pytest.mark.parametrize("written", ["5", "0s", "25h", "soon", "-5min"])
@@ -207,7 +208,7 @@ class FakeGroup:
         has_drained = self.told_at is not None and CLOCK.now >= self.told_at + DRAINS_S
         return self.started_at is not None and not has_drained
 
-    def end_if_known(self):
+    def find_end(self):
         return None if self.is_running() else (0, "has drained")
 
     def is_stopped(self):
@@ -235,6 +236,7 @@ def played(monkeypatch, tmp_path):
 
     clock = SimpleNamespace(monotonic=lambda: CLOCK.now, sleep=sleep)
     monkeypatch.setattr(supervisor, "time", clock)
+    monkeypatch.setattr(watched_group, "time", clock)
     monkeypatch.setattr(supervisor, "ProcessGroup", FakeGroup)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
 

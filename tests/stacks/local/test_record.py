@@ -16,11 +16,13 @@ import pytest
 
 from stacks import cli
 from stacks.live import status_cli
-from stacks.local import deployment, record, up_cli
+from stacks.local import deployment, find, run_folder, up_cli
 from stacks.local.deployment import stop
 from stacks.local.errors import LocalError
-from stacks.local.processes import began_at
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord, running_deployments
+from stacks.local.find import running_deployments
+from stacks.local.processes import start_ticks
+from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.run_folder import RunFolder
 from tests.stacks.deployments import wait_until
 
 GATEWAY = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
@@ -29,16 +31,16 @@ RECORD = Record("demo", "sha256:0", (GATEWAY,), "m", ())
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "PROBE_GRACE_S", 0.2)
+    monkeypatch.setattr(run_folder, "PROBE_GRACE_S", 0.2)
     (tmp_path / "demo").mkdir()
     return RunFolder(tmp_path / "demo")
 
 
 def test_a_deployment_runs_while_its_lock_is_held(folder):
     """Not before, and not after."""
-    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=start_ticks(os.getpid())))
     before = folder.is_running()
-    with folder.locked():
+    with folder.hold_lock():
         during = folder.is_running()
 
     assert (before, during, folder.is_running()) == (False, True, False)
@@ -54,8 +56,8 @@ def innocent():
 
 def test_nobody_ends_a_process_that_has_a_dead_supervisors_number(folder, innocent):
     """Whoever holds the lock: `status` says that nothing runs, and `down` leaves the process alone."""
-    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid) - 1))
-    with folder.locked():
+    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=start_ticks(innocent.pid) - 1))
+    with folder.hold_lock():
         is_running = folder.is_running()
         stop(folder)
         folder.was_killed = lambda: False  # it died, and its number was given away, after `stop` asked
@@ -68,7 +70,7 @@ def test_nobody_ends_a_process_that_has_a_dead_supervisors_number(folder, innoce
 
 def test_a_supervisor_is_asked_to_end(folder, innocent):
     """The process that the record has, if it began when the record says."""
-    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid)))
+    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=start_ticks(innocent.pid)))
     folder.is_running = lambda: innocent.poll() is None
     stop(folder)
 
@@ -94,9 +96,9 @@ def another_user():
 @pytest.mark.parametrize("whose", ["", "demo"])
 def test_a_folder_of_another_user_is_neither_taken_nor_believed(whose, folder, another_user):
     """R120, for root too: its owner could put links and records of theirs into it."""
-    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=start_ticks(os.getpid())))
     os.chown(folder.path.parent / whose, another_user, another_user)
-    with folder.locked():
+    with folder.hold_lock():
         is_running = folder.is_running()
 
     assert not is_running
@@ -134,33 +136,33 @@ def test_a_damaged_record_is_one_sentence(written, folder):
             }.get(written, written)
         )
 
-    with folder.locked(), pytest.raises(LocalError, match=r"deployment\.json must be the record.*R121") as error:
+    with folder.hold_lock(), pytest.raises(LocalError, match=r"deployment\.json must be the record.*R121") as error:
         folder.is_running()
     assert f"remove {folder.path}" in str(error.value)
 
 
-@pytest.mark.parametrize(("reads", "looks"), [("_opened", RunFolder.is_running), ("read_file", RunFolder.read)])
+@pytest.mark.parametrize(("reads", "looks"), [("_open_folder", RunFolder.is_running), ("read_file", RunFolder.read)])
 def test_what_cannot_be_read_now_is_not_damaged_and_not_away(folder, monkeypatch, reads, looks):
     """R110 of a folder or a record that is closed to us: nobody is told that nothing runs, or to remove it."""
 
     def closed(_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(record, reads, closed)
+    monkeypatch.setattr(run_folder, reads, closed)
     with pytest.raises(LocalError, match=r"Permission denied; set XDG_STATE_HOME to a folder of yours \[R110\]"):
         looks(folder)
 
 
 def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, capsys):
     """Others are found by their names, and it is named beside them; only who asks for it is told R121."""
-    monkeypatch.setattr(record, "state_root", lambda: folder.path.parent)
+    monkeypatch.setattr(find, "_state_root", lambda: folder.path.parent)
     monkeypatch.setattr(up_cli, "stop", lambda folder: None)
-    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=start_ticks(os.getpid())))
     broken = RunFolder(folder.path.parent / "broken")
     broken.make()
     (broken.path / "deployment.json").write_text("not json")
 
-    with folder.locked(), broken.locked():
+    with folder.hold_lock(), broken.hold_lock():
         assert [each.name for each in running_deployments()] == ["broken", folder.name]
         assert cli.main(["status", folder.name]) == cli.main(["down", folder.name]) == 0
         for words, expected in {
@@ -178,30 +180,30 @@ def test_a_damaged_record_is_its_own_deployments_alone(folder, monkeypatch, caps
 
 def test_a_lock_cannot_be_removed_from_under_its_holder(folder):
     """Whatever is removed from the folder, `status` sees what runs, and nobody else starts it."""
-    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
-    with folder.locked():
+    folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=start_ticks(os.getpid())))
+    with folder.hold_lock():
         for path in folder.path.iterdir():
             path.unlink()
         assert not folder.has_record()
-        folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
+        folder.write(replace(RECORD, supervisor=os.getpid(), supervisor_began=start_ticks(os.getpid())))
 
         assert RunFolder(folder.path).is_running()
-        with pytest.raises(LocalError, match="R101"), RunFolder(folder.path).locked():
+        with pytest.raises(LocalError, match="R101"), RunFolder(folder.path).hold_lock():
             pass
 
 
 def test_a_folder_that_is_replaced_while_it_is_locked_is_another(folder, monkeypatch):
     """Whoever comes between opening and locking has the new one: the old one is nobody's to write."""
-    opened = record._opened
+    opened = run_folder._open_folder
 
     def replaced(path):
-        monkeypatch.setattr(record, "_opened", opened)
+        monkeypatch.setattr(run_folder, "_open_folder", opened)
         path.rename(path.with_name("gone"))
         path.mkdir()
         return opened(path.with_name("gone"))
 
-    monkeypatch.setattr(record, "_opened", replaced)
-    with folder.locked(), pytest.raises(LocalError, match="R101"), RunFolder(folder.path).locked():
+    monkeypatch.setattr(run_folder, "_open_folder", replaced)
+    with folder.hold_lock(), pytest.raises(LocalError, match="R101"), RunFolder(folder.path).hold_lock():
         pass
 
 
@@ -209,14 +211,18 @@ def test_a_folder_that_is_replaced_while_it_is_locked_is_another(folder, monkeyp
     ("words", "silent_s", "said"),
     [
         (["kill", "-STOP"], 0.0, r"the supervisor, process \d+, is stopped; kill -CONT \d+ lets it go on"),
-        (["true"], record.SILENT_S + 1, r"the supervisor, process \d+, hangs or cannot write: its record is \d+ s old"),
+        (
+            ["true"],
+            run_folder.SILENT_S + 1,
+            r"the supervisor, process \d+, hangs or cannot write: its record is \d+ s old",
+        ),
     ],
 )
 def test_what_a_supervisor_cannot_correct_is_unknown(folder, innocent, monkeypatch, capsys, words, silent_s, said):
     """A stopped one holds its lock, and its last record says that all is ready. A unit that has failed still has."""
     _only_this_runs(folder, monkeypatch)
     units = (UnitRecord("demo-decode-0", "decode", "ready", 4), UnitRecord("demo-decode-1", "decode", "failed", 4, "x"))
-    began = {"supervisor": innocent.pid, "supervisor_began": began_at(innocent.pid)}
+    began = {"supervisor": innocent.pid, "supervisor_began": start_ticks(innocent.pid)}
     folder.write(replace(RECORD, units=units, looked_at=time.monotonic() - silent_s, **began))
     subprocess.run([*words, str(innocent.pid)], check=True)
     wait_until(lambda: folder.read().units[0].state == "unknown")
@@ -229,7 +235,7 @@ def test_what_a_supervisor_cannot_correct_is_unknown(folder, innocent, monkeypat
 
 def test_a_stopped_supervisor_is_ended_all_the_same(folder, innocent):
     """It would heed the request when somebody lets it go on."""
-    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid)))
+    folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=start_ticks(innocent.pid)))
     folder.is_running = lambda: innocent.poll() is None
     innocent.send_signal(signal.SIGSTOP)
     stop(folder)
@@ -246,7 +252,7 @@ def test_up_goes_on_while_its_supervisor_does(folder, innocent, monkeypatch):
         if len(looks) == 1:
             (folder.path / "deployment.json").write_text("damaged")
         if len(looks) == 2:
-            folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=began_at(innocent.pid)))
+            folder.write(replace(RECORD, supervisor=innocent.pid, supervisor_began=start_ticks(innocent.pid)))
         if len(looks) == 3:
             innocent.kill()
             os.waitid(os.P_PID, innocent.pid, os.WEXITED | os.WNOWAIT)
@@ -266,7 +272,7 @@ def test_a_relative_state_folder_does_not_count(monkeypatch, base, found):
     monkeypatch.setenv("HOME", "/home")
     monkeypatch.setenv("XDG_STATE_HOME", base)
 
-    assert str(record.state_root()) == f"{found}/tidemill"
+    assert str(find._state_root()) == f"{found}/tidemill"
 
 
 @pytest.mark.parametrize("home", [None, "home"])
@@ -294,7 +300,7 @@ def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):
     asking.start()
     try:
         for _ in range(200):
-            with folder.locked():
+            with folder.hold_lock():
                 pass
     finally:
         done.set()
@@ -304,16 +310,16 @@ def test_asking_whether_it_runs_does_not_keep_it_from_starting(folder):
 def test_a_second_supervisor_is_refused(folder):
     """A deployment has one."""
     with (
-        folder.locked(),
+        folder.hold_lock(),
         pytest.raises(LocalError, match="demo is being started or run by another process"),
-        folder.locked(),
+        folder.hold_lock(),
     ):
         pass
 
 
 def _only_this_runs(folder, monkeypatch):
     """Have `status` find this deployment and no other."""
-    monkeypatch.setattr(status_cli, "find_given", lambda path: folder)
+    monkeypatch.setattr(status_cli, "find_deployment", lambda path: folder)
     monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
 
 

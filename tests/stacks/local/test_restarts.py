@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.local.layout import NodeProcess
-from stacks.local.processes import GONE, ProcessGroup, state_of
+from stacks.local.processes import GONE, ProcessGroup, process_state
 from stacks.local.record import UnitRecord
-from stacks.local.reports import RankReport, as_reported, has_living_lost, is_refused
+from stacks.local.reports import RankReport, has_hung_rank, is_refused, update_unit
 from stacks.local.restarts import MOST_S, SOUND_S, Backoff
-from stacks.local.supervisor import _Watched
+from stacks.local.watched_group import WatchedGroup
 from tests.stacks.deployments import wait_until
 
 UNIT = UnitRecord("demo-decode-0", "decode", "ready", 2)
@@ -33,7 +33,7 @@ def test_the_wait_doubles_up_to_a_minute():
     """A group that never serves for long waits twice as long each time."""
     backoff, waits = Backoff(), []
     for now in range(len(WAITS)):
-        backoff = backoff.serves(now).ended(now + SOUND_S / 2)
+        backoff = backoff.note_serving(now).note_end(now + SOUND_S / 2)
         waits.append(backoff.wait_s)
 
     assert waits == WAITS
@@ -44,9 +44,9 @@ def test_a_group_that_served_for_a_while_begins_anew(served):
     """Whatever came before: after sound times the wait is the first one, after others twice the last or the most."""
     backoff, now, last = Backoff(), 0.0, 0.0
     for seconds in served:
-        backoff = backoff.serves(now)
+        backoff = backoff.note_serving(now)
         now += seconds
-        backoff = backoff.ended(now)
+        backoff = backoff.note_end(now)
         assert backoff.wait_s == (1 if seconds >= SOUND_S else min(2 * last or 1, MOST_S))
         last = backoff.wait_s
 
@@ -59,13 +59,13 @@ def test_a_group_ends_as_a_whole(tmp_path):
     os.kill(stopped, signal.SIGSTOP)
     wait_until(group.is_stopped)
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: (group.end_if_known() or (0,))[0] == -signal.SIGKILL)
-    status, reason = group.end_if_known()
+    wait_until(lambda: (group.find_end() or (0,))[0] == -signal.SIGKILL)
+    status, reason = group.find_end()
     group.kill()
 
     assert status == -signal.SIGKILL
     assert reason == f"b was killed by SIGKILL; see {tmp_path / 'b.log'}"
-    assert [state_of(pid) for pid in group.pids] == [GONE] * 3
+    assert [process_state(pid) for pid in group.pids] == [GONE] * 3
 
 
 CHILD = """
@@ -85,13 +85,13 @@ def test_the_children_of_a_process_are_gone_with_it(tmp_path):
     wait_until(lambda: (tmp_path / "a.log").read_text().endswith("\n"))
     group.kill()
 
-    assert state_of(int((tmp_path / "a.log").read_text())) == GONE
+    assert process_state(int((tmp_path / "a.log").read_text())) == GONE
 
 
 def test_a_stopped_process_does_not_keep_a_unit_from_leaving(tmp_path, monkeypatch):
     """Its SIGTERM waits with it. Being told to leave again gives no more time."""
-    monkeypatch.setattr("stacks.local.supervisor.HANGS_S", 0.1)
-    watched = _Watched(ProcessGroup("unit", [program("a", SLEEPS)], tmp_path))
+    monkeypatch.setattr("stacks.local.watched_group.HANGS_S", 0.1)
+    watched = WatchedGroup(ProcessGroup("unit", [program("a", SLEEPS)], tmp_path))
     watched.group.start()
     os.kill(watched.group.pids[0], signal.SIGSTOP)
     wait_until(watched.group.is_stopped)
@@ -112,10 +112,10 @@ def test_an_echo_waits_for_its_cause(tmp_path, monkeypatch):
     """A process that lost a peer is no reason yet; when no other ends in a moment, it is the reason."""
     group = ProcessGroup("unit", [program("a", NOTICES), program("b", SLEEPS)], tmp_path)
     group.start()
-    wait_until(lambda: state_of(group.pids[0]) == GONE)
-    at_first = group.end_if_known()
+    wait_until(lambda: process_state(group.pids[0]) == GONE)
+    at_first = group.find_end()
     monkeypatch.setattr("stacks.local.processes.CAUSE_GRACE_S", 0)
-    later = group.end_if_known()
+    later = group.find_end()
     group.kill()
 
     assert at_first is None
@@ -129,8 +129,8 @@ def test_the_last_words_are_of_the_last_start(tmp_path):
     reasons = []
     for _ in range(2):
         group.start()
-        wait_until(lambda: group.end_if_known() is not None)
-        reasons.append(group.end_if_known()[1])
+        wait_until(lambda: group.find_end() is not None)
+        reasons.append(group.find_end()[1])
 
     assert reasons == ["broken", f"a ended with status 1; see {tmp_path / 'a.log'}"]
     assert "tidemill: broken" in (tmp_path / "a.log").read_text()
@@ -143,14 +143,14 @@ def test_a_rank_that_was_lost_and_lives_is_told_from_one_that_is_gone():
     gone.wait()
 
     found = [
-        has_living_lost({"unit": [RankReport(state, 1.0, process.pid)]}, "unit")
+        has_hung_rank({"unit": [RankReport(state, 1.0, process.pid)]}, "unit")
         for state, process in (("lost", living), ("lost", gone), ("ready", living))
     ]
     living.kill()
     living.wait()
 
     assert found == [True, False, False]
-    assert not has_living_lost({}, "unit")
+    assert not has_hung_rank({}, "unit")
 
 
 def test_a_unit_that_is_down_stays_so_until_every_rank_of_its_next_start_has_called():
@@ -158,9 +158,9 @@ def test_a_unit_that_is_down_stays_so_until_every_rank_of_its_next_start_has_cal
     down = UnitRecord("demo-decode-0", "decode", "failed", 2, "rank 1 was killed")
     lost, loading = RankReport("lost", 1.0, 1), RankReport("loading", 0.5, 2)
 
-    assert as_reported(down, [lost, lost]) == as_reported(down, [loading, lost]) == down
-    assert as_reported(down, [loading, loading]) == UnitRecord(down.name, down.phase, "loading", 2, down.reason, 0.5)
-    assert as_reported(down, [RankReport("ready", 1.0, 2)] * 2).reason is None
+    assert update_unit(down, [lost, lost]) == update_unit(down, [loading, lost]) == down
+    assert update_unit(down, [loading, loading]) == UnitRecord(down.name, down.phase, "loading", 2, down.reason, 0.5)
+    assert update_unit(down, [RankReport("ready", 1.0, 2)] * 2).reason is None
 
 
 def test_a_unit_with_a_slow_rank_is_ready_and_says_which():
@@ -168,25 +168,25 @@ def test_a_unit_with_a_slow_rank_is_ready_and_says_which():
     slow = "rank 1 on node-0 takes 3 times as long a step as its peers"
     ranks = [RankReport("ready", 1.0, 1), RankReport("ready", 1.0, 2, slow)]
 
-    assert as_reported(UNIT, ranks) == replace(UNIT, loaded=1.0, reason=slow)
-    assert as_reported(replace(UNIT, reason=slow), ranks[:1] * 2).reason is None
+    assert update_unit(UNIT, ranks) == replace(UNIT, loaded=1.0, reason=slow)
+    assert update_unit(replace(UNIT, reason=slow), ranks[:1] * 2).reason is None
 
 
 def test_a_unit_that_gets_no_requests_has_failed_and_says_why():
     """Its processes go on: the gateways refuse what they loaded."""
     refused, ready = RankReport("refused", 1.0, 1, None, "it loaded other weights"), RankReport("ready", 1.0, 2)
-    failed = as_reported(UNIT, [ready, refused])
+    failed = update_unit(UNIT, [ready, refused])
 
     assert (failed.state, failed.reason) == ("failed", "demo-decode-0 gets no requests: it loaded other weights")
     assert is_refused({UNIT.name: [ready, refused]}, UNIT.name)
     assert not is_refused({UNIT.name: [ready, ready]}, UNIT.name)
-    assert as_reported(failed, [ready, ready]).reason is None
+    assert update_unit(failed, [ready, ready]).reason is None
 
 
 def test_a_unit_whose_rank_is_lost_has_failed_and_is_ready_when_the_rank_calls_again():
     """A rank may be given up by mistake."""
     lost, ready = RankReport("lost", 1.0, 1), RankReport("ready", 1.0, 2)
-    failed = as_reported(UNIT, [ready, lost])
+    failed = update_unit(UNIT, [ready, lost])
 
     assert (failed.state, failed.reason) == ("failed", "demo-decode-0 lost 1 of its 2 ranks")
-    assert as_reported(failed, [ready, ready]).state == "ready"
+    assert update_unit(failed, [ready, ready]).state == "ready"

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from stacks.local import supervisor as module
 from stacks.local.layout import GatewayProcess, Layout, NodeProcess
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.run_folder import RunFolder
 
 
 def test_units_drain_until_the_gateways_answers_have_ended(tmp_path, monkeypatch):

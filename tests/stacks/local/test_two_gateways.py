@@ -9,11 +9,12 @@ import pytest
 from planner.compiler import deployable_from
 from stacks import cli
 from stacks.live import status_cli
-from stacks.local import supervisor
+from stacks.local import supervisor, watched_group
 from stacks.local.cli import record_json
 from stacks.local.layout import GatewayProcess, Layout, NodeProcess, lay_out_locally
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
-from stacks.local.reports import GatewayReport, RankReport, ranks_of_all
+from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.reports import GatewayReport, RankReport, merge_reports
+from stacks.local.run_folder import RunFolder
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 GATEWAYS = tuple(
@@ -63,8 +64,8 @@ def test_a_rank_is_as_the_gateway_sees_it_that_has_most_of_it(views, state):
     """Whichever of the two that is."""
     reports = [GatewayReport(True, {"u": {0: RankReport(view, 1.0, 1)} if view else {}}) for view in views]
 
-    assert [rank.state for rank in ranks_of_all(reports)["u"]] == [state]
-    assert ranks_of_all(reports) == ranks_of_all(reports[::-1])
+    assert [rank.state for rank in merge_reports(reports)["u"]] == [state]
+    assert merge_reports(reports) == merge_reports(reports[::-1])
 
 
 def test_ranks_that_different_gateways_know_are_those_of_one_unit():
@@ -73,7 +74,7 @@ def test_ranks_that_different_gateways_know_are_those_of_one_unit():
     first = GatewayReport(True, {"u": {1: RankReport("ready", 1.0, 2)}})
     second = GatewayReport(True, {"u": {1: slow, 0: RankReport("joining", 1.0, 1)}})
 
-    assert ranks_of_all([first, second]) == {"u": [RankReport("joining", 1.0, 1), slow]}
+    assert merge_reports([first, second]) == {"u": [RankReport("joining", 1.0, 1), slow]}
 
 
 class FakeGroup:
@@ -88,7 +89,7 @@ class FakeGroup:
     def kill(self):
         pass
 
-    def end_if_known(self):
+    def find_end(self):
         return self.end
 
     def is_stopped(self):
@@ -101,6 +102,7 @@ def watched(monkeypatch, tmp_path):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     reports = dict.fromkeys((gateway.name for gateway in GATEWAYS), None)
     monkeypatch.setattr(supervisor, "time", clock)
+    monkeypatch.setattr(watched_group, "time", clock)
     monkeypatch.setattr(supervisor, "ProcessGroup", FakeGroup)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
     monkeypatch.setattr(supervisor, "ask_gateway", lambda gateway, _: reports[gateway.name])

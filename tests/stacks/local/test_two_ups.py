@@ -10,10 +10,11 @@ import pytest
 from planner.compiler import compile_plan
 from planner.spec.check import check_spec
 from stacks.cli import main
-from stacks.local import deployment, record
+from stacks.local import deployment, find, run_folder
 from stacks.local.errors import LocalError
-from stacks.local.processes import began_at
-from stacks.local.record import RunFolder, UnitRecord
+from stacks.local.processes import start_ticks
+from stacks.local.record import UnitRecord
+from stacks.local.run_folder import RunFolder
 from tests.stacks.deployments import DEMO_SPEC, HOSTS
 from tests.stacks.messages import DEMO
 
@@ -28,8 +29,8 @@ def plan():
 def folder(tmp_path, monkeypatch):
     """The demo's, where another `up` has written what its supervisor reads."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(record, "PROBE_GRACE_S", 0.01)
-    folder = deployment.run_folder("demo")
+    monkeypatch.setattr(run_folder, "PROBE_GRACE_S", 0.01)
+    folder = find.deployment_folder("demo")
     folder.make()
     folder.launch_folder.mkdir()
     for path in (folder.launch_folder / "theirs.json", folder.path / "supervisor.log"):
@@ -45,7 +46,7 @@ def texts(folder):
 def test_the_second_one_changes_no_file(plan, folder, monkeypatch):
     """R101 before the first one has written its record, too: the lock is all that there is of it."""
     monkeypatch.setattr(deployment, "_fork", lambda *_: pytest.fail("it has started a supervisor"))
-    with folder.locked():
+    with folder.hold_lock():
         before = texts(folder)
         with pytest.raises(LocalError, match=r"demo is being started or run by another process.*R101"):
             deployment.start(plan, next(HOSTS), detached=True)
@@ -59,7 +60,7 @@ def test_files_and_supervisor_come_under_one_lock(plan, folder, monkeypatch):
 
     def fork(_run, log, _detached):
         os.close(log)
-        with pytest.raises(LocalError, match="R101"), folder.locked():
+        with pytest.raises(LocalError, match="R101"), folder.hold_lock():
             pass
         seen.append({path.name: json.loads(path.read_text()) for path in folder.launch_folder.iterdir()})
         return os.getpid()
@@ -73,8 +74,8 @@ def test_files_and_supervisor_come_under_one_lock(plan, folder, monkeypatch):
 def test_an_up_follows_and_stops_its_own_supervisor_alone(folder, monkeypatch):
     """One that came after it in the same folder is somebody else's: Ctrl-C does not end that."""
     monkeypatch.setattr(deployment, "terminate", lambda *_: pytest.fail("it ends another's supervisor"))
-    folder.write(replace(DEMO, supervisor=os.getpid(), supervisor_began=began_at(os.getpid())))
-    with subprocess.Popen(["true"]) as supervisor, folder.locked():
+    folder.write(replace(DEMO, supervisor=os.getpid(), supervisor_began=start_ticks(os.getpid())))
+    with subprocess.Popen(["true"]) as supervisor, folder.hold_lock():
         ours = RunFolder(folder.path, supervisor.pid)
         deployment.stop(ours)
 
@@ -89,13 +90,13 @@ def test_a_second_up_waits_for_no_unit_that_comes_and_goes(plan, folder, monkeyp
         replace(
             DEMO,
             supervisor=os.getpid(),
-            supervisor_began=began_at(os.getpid()),
+            supervisor_began=start_ticks(os.getpid()),
             plan_digest=plan.digest,
             stages={"gateway": 1.0, "ready": 2.0},
             units=(UnitRecord("demo-decode-0", "decode", "failed", 4),),
         )
     )
-    with folder.locked():
+    with folder.hold_lock():
         assert main(["up"]) == 0
 
     assert f"endpoint: {DEMO.endpoint}" in capsys.readouterr().out
@@ -103,7 +104,7 @@ def test_a_second_up_waits_for_no_unit_that_comes_and_goes(plan, folder, monkeyp
 
 def test_a_second_up_says_where_once_what_starts_answers(plan, folder, monkeypatch, capsys):
     """Whoever asks for what is coming up gets an endpoint that answers, as whoever was first."""
-    here = {"supervisor": os.getpid(), "supervisor_began": began_at(os.getpid()), "plan_digest": plan.digest}
+    here = {"supervisor": os.getpid(), "supervisor_began": start_ticks(os.getpid()), "plan_digest": plan.digest}
     ready = replace(DEMO.with_gateway(replace(DEMO.gateways[0], state="ready")), **here)
     waits = []
 
@@ -113,7 +114,7 @@ def test_a_second_up_says_where_once_what_starts_answers(plan, folder, monkeypat
 
     folder.write(replace(DEMO, **here))
     monkeypatch.setattr(deployment.time, "sleep", sleep)
-    with folder.locked():
+    with folder.hold_lock():
         assert main(["up"]) == 0
 
     assert waits == [""]

@@ -9,7 +9,7 @@ import subprocess
 import openai
 import pytest
 
-from stacks.local.record import RunFolder
+from stacks.local.run_folder import RunFolder
 from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, Tidemill, get_json, wait_until
 
 

@@ -11,8 +11,9 @@ from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
 from stacks.local import up_cli
-from stacks.local.processes import began_at
-from stacks.local.record import GatewayRecord, Record, RunFolder, UnitRecord
+from stacks.local.processes import start_ticks
+from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.run_folder import RunFolder
 from tests.stacks.deployments import DEMO_SPEC
 
 
@@ -96,9 +97,9 @@ def river_runs(tmp_path):
     gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
     supervisor = os.getpid()
     folder.write(
-        Record("river", "sha256:0", (gateway,), "river", (unit,), supervisor, supervisor_began=began_at(supervisor))
+        Record("river", "sha256:0", (gateway,), "river", (unit,), supervisor, supervisor_began=start_ticks(supervisor))
     )
-    with folder.locked():
+    with folder.hold_lock():
         yield folder
 
 
@@ -150,8 +151,8 @@ def demo_runs(plan, tmp_path):
     supervisor = os.getpid()
     gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
     digest = read_plan(plan).deployable.digest
-    folder.write(Record("demo", digest, (gateway,), "demo", (), supervisor, supervisor_began=began_at(supervisor)))
-    with folder.locked():
+    folder.write(Record("demo", digest, (gateway,), "demo", (), supervisor, supervisor_began=start_ticks(supervisor)))
+    with folder.hold_lock():
         yield folder
 
 
@@ -220,9 +221,9 @@ def creek_runs(river_runs):
     gateway = GatewayRecord("gateway", "http://127.0.1.1:8000", "ready")
     unit = UnitRecord("creek-mixed-0", "mixed", "ready", 2)
     folder.write(
-        Record("creek", "sha256:1", (gateway,), "creek", (unit,), supervisor, supervisor_began=began_at(supervisor))
+        Record("creek", "sha256:1", (gateway,), "creek", (unit,), supervisor, supervisor_began=start_ticks(supervisor))
     )
-    with folder.locked():
+    with folder.hold_lock():
         yield folder
 
 
@@ -281,7 +282,7 @@ def test_down_without_a_name_stops_what_was_started_in_this_folder(river_runs, t
 @pytest.fixture
 def killed(river_runs):
     """The supervisor of river is gone, and its last record says that all was ready."""
-    began = began_at(os.getpid()) - 1
+    began = start_ticks(os.getpid()) - 1
     gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
     unit = UnitRecord("creek-decode-0", "decode", "ready", 4)
     folder = RunFolder(river_runs.path.with_name("creek"))
@@ -308,8 +309,8 @@ def test_a_killed_deployment_is_told_until_it_is_taken_down(plan, capsys):
 
 def test_the_last_words_of_a_supervisor_are_believed(killed, capsys):
     """One that ended by itself was not killed, also where its record was read just before."""
-    read, last = killed._parsed, replace(killed.read(), is_stopping=True, failure=None)
-    killed._parsed = lambda: (read(), killed.write(last))[0]
+    read, last = killed._parse_record, replace(killed.read(), is_stopping=True, failure=None)
+    killed._parse_record = lambda: (read(), killed.write(last))[0]
 
     assert killed.read().failure is None
     assert cli.main(["status", "creek"]) == 0

@@ -1,0 +1,168 @@
+"""Find deployments on this machine: by name, by spec or plan, or by the folder in which they were started.
+
+A deployment whose supervisor was killed is found as if it ran, so that `status` can say so, and `down` close it.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from planner.plan.given import read_given
+from planner.problems.errors import CallError, SpecError
+from planner.problems.finding import Finding
+from planner.spec.check import ResolvedSpec
+from stacks.local.errors import LocalError
+from stacks.local.run_folder import RunFolder, unusable_error
+
+__all__ = [
+    "DEMO",
+    "current_folder",
+    "deployment_folder",
+    "find_all",
+    "find_deployment",
+    "find_running",
+    "find_started_here",
+    "nothing_runs",
+    "running_deployments",
+]
+
+DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands that are given nothing
+READABLE_NAME = re.compile(r"[a-z0-9-]+")
+
+
+def find_deployment(given: Path | None) -> RunFolder | None:
+    """Return what runs of the spec or plan `given`, or under that name; without it, the only deployment that runs."""
+    found = find_all(given)
+    if len(found) > 1:
+        rule = f"R103 several deployments run here ({', '.join(folder.name for folder in found)})"
+        raise LocalError(rule, "which one is meant is not clear", "give its name, its spec or its plan")
+    return found[0] if found else None
+
+
+def find_all(given: Path | None) -> list[RunFolder]:
+    """Return what runs of the spec or plan `given`, or under that name; without it, every deployment that runs."""
+    name = _deployment_name(given) if given else None
+    return sorted(running_deployments(name) + _killed_deployments(name), key=lambda folder: folder.name)
+
+
+def find_started_here() -> RunFolder | None:
+    """Return the only deployment that was started in this folder; None where nothing runs at all.
+
+    Raise CallError where none or several were: nobody ends what somebody else started without naming it.
+    """
+    running = find_all(None)
+    started_in = {folder.name: _read_start_folder(folder) for folder in running}
+    here = [folder for folder in running if started_in[folder.name] == current_folder()]
+    if len(here) == 1 or not running:
+        return here[0] if here else None
+    rule = "R127 tidemill down must be told what to stop"
+    where = ", ".join(
+        f"{folder.name} was started in {started_in[folder.name] or 'an unknown folder'}" for folder in running
+    )
+    raise CallError([Finding("", None, rule, where, f"name it: tidemill down {running[0].name}").at("tidemill down")])
+
+
+def find_running(name: str) -> RunFolder | None:
+    """Return the running deployment of that name; None if there is none."""
+    return next(iter(running_deployments(name)), None)
+
+
+def running_deployments(name: str | None = None) -> list[RunFolder]:
+    """Return this user's deployments that have a living supervisor, by name, or the one of that name.
+
+    One whose record is damaged is among them: it keeps nobody from the others. Raise LocalError if there is no folder.
+    """
+    return [folder for folder in _folders(name) if _runs_or_is_damaged(folder)]
+
+
+def deployment_folder(name: str) -> RunFolder:
+    """Return the folder where the deployment `name` is recorded."""
+    return RunFolder(_state_root() / name)
+
+
+def current_folder() -> str:
+    """Return the folder in which the command was called; an empty text where that was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def nothing_runs() -> str:
+    """Return what is said where nothing runs of what was asked for."""
+    others = _running_names()
+    return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
+
+
+def _running_names() -> list[str]:
+    """Return the names of all deployments that run here."""
+    return [folder.name for folder in running_deployments()]
+
+
+def _killed_deployments(name: str | None = None) -> list[RunFolder]:
+    """Return those whose supervisor was killed, and that nobody took down or started since. Raise LocalError."""
+    return [folder for folder in _folders(name) if folder.was_killed()]
+
+
+def _recorded_deployments(name: str) -> list[RunFolder]:
+    """Return the deployment of that name that ran here once, whatever became of it. Raise LocalError."""
+    return [folder for folder in _folders(name) if folder.has_record()]
+
+
+def _folders(name: str | None) -> list[RunFolder]:
+    """Return every folder in which a deployment may be recorded, or that of `name`. Raise LocalError."""
+    root = _state_root()
+    try:
+        paths = sorted(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unusable_error(root, error) from None
+    return [RunFolder(path) for path in paths if READABLE_NAME.fullmatch(path.name) and name in (None, path.name)]
+
+
+def _runs_or_is_damaged(folder: RunFolder) -> bool:
+    try:
+        return folder.is_running()
+    except LocalError:  # its lock is held; whoever reads the record is told
+        return True
+
+
+def _state_root() -> Path:
+    """Return the folder where deployments are recorded. Raise LocalError where nobody knows a home folder.
+
+    A relative path does not count (XDG Base Directory Specification 0.8): every folder would have deployments of its
+    own.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.local/state")  # which stays as it is where nobody knows a home folder
+    if not os.path.isabs(base):
+        raise unusable_error(Path(base), OSError("this user has no home folder"))
+    return Path(base) / "tidemill"
+
+
+def _read_start_folder(folder: RunFolder) -> str | None:
+    """Return in which folder `up` was called; None of a record that does not say it, or cannot be read."""
+    try:
+        record = folder.read()
+    except LocalError:
+        return None
+    return (record.started_in or None) if record else None
+
+
+def _deployment_name(given: Path) -> str:
+    """Return the name of what ran here if it is one, also beside a file or a folder that is called so.
+
+    Otherwise return the name in a spec or a plan, for which nothing is planned. Raise SpecError.
+    """
+    if _recorded_deployments(str(given)):
+        return str(given)
+    if os.path.exists(given) and not os.path.isdir(given):
+        found = read_given(given)
+        return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
+    others = _running_names()
+    what = "it is a folder" if os.path.isdir(given) else "there is no such file"
+    reason = f"{what}, and nothing of that name is running here"
+    fix = f"name what is running: {' or '.join(others)}" if others else "check the path"
+    raise SpecError([Finding("", None, "S101 must be a readable file", reason, fix).at(str(given))])

@@ -1,0 +1,301 @@
+"""The folder of a deployment on this machine, with the record that its supervisor keeps true.
+
+    $XDG_STATE_HOME/tidemill/NAME/   deployment.json   the record, replaced as a whole at every change
+                                     launch/           the plan's launch files
+                                     *.log             what each process said on stderr
+
+The folder itself is locked: by the `up` that writes these files and starts the supervisor, then by the supervisor for
+as long as it lives. A lock file would not do: it could be removed while it is held, and a second supervisor would lock
+its successor. Nor would a process number alone: the kernel may have given it away again. So the record also says when
+the supervisor began, and a lock that anybody else holds says nothing.
+
+A supervisor that is stopped, or hangs, holds its lock and corrects nothing. So it writes every few seconds when it
+looked last, and an older record is not believed.
+
+The folder is its user's alone: whoever can open it can lock it, and whoever can write the record says which process
+`down` ends. Root, too, takes no folder that belongs to somebody else.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import pwd
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.facts.files import read_file
+from stacks.local.errors import LocalError
+from stacks.local.layout import SERVED_WEIGHTS
+from stacks.local.processes import GONE, STOPPED, has_ended, process_state, start_ticks
+from stacks.local.record import Record
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["RunFolder", "unusable_error"]
+
+ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
+SILENT_S = 15.0  # assumed: a look takes seconds where gateways are slow to answer or a unit's processes to end
+PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk, and of a full quota on it
+NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # the errors of reading something that is no file
+CUT_OFF = "ended without a word (killed, a full disk, or this machine was restarted): nothing of it runs"
+
+
+class RunFolder:
+    """A deployment's folder; as that of one `supervisor`, if given, whose end is the deployment's."""
+
+    def __init__(self, path: Path, supervisor: int | None = None) -> None:
+        self.path, self.supervisor = path, supervisor
+        self._lock: int | None = None  # a descriptor of the folder, while it is ours
+
+    @property
+    def name(self) -> str:
+        """The name of the deployment."""
+        return self.path.name
+
+    @property
+    def launch_folder(self) -> Path:
+        """The folder of the plan's launch files."""
+        return self.path / "launch"
+
+    @property
+    def served_weights(self) -> Path:
+        """The file with the digest of the weights that this deployment serves with, or served with to its end."""
+        return self.launch_folder / SERVED_WEIGHTS
+
+    @property
+    def certificates(self) -> Path:
+        """The folder of the processes' certificates and keys."""
+        return self.path / "tls"
+
+    def make(self) -> None:
+        """Make the folder, or take what there is, so that no other user reads it. Raise OSError and LocalError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in (self.path.parent, self.path):
+            _require_own(path)
+            path.chmod(0o700)
+
+    def read(self) -> Record | None:
+        """Return the record, as far as it is still true; None where there is none of ours.
+
+        Of a supervisor that was killed, everything has ended: the kernel ends its processes with it. Raise LocalError
+        where something else stands there.
+        """
+        record = self._read_settled()
+        if record is None:
+            return None
+        if _was_cut_off(record):
+            failure = f"its supervisor, process {record.supervisor}, {CUT_OFF}"
+            return replace(record.with_all("ended"), failure=failure)
+        why = _explain_unknown(record)
+        return record if why is None else record.with_all("unknown", why)
+
+    def was_killed(self) -> bool:
+        """Return whether the supervisor is gone, and had no time to record its end; False where that cannot be read."""
+        try:
+            if _foreign_owners(self.path.parent) or _foreign_owners(self.path):
+                return False
+            record = self._read_settled()
+        except (LocalError, OSError):
+            return False
+        return record is not None and _was_cut_off(record)
+
+    def close(self) -> None:
+        """Record that a killed deployment was taken down. Raise OSError and LocalError."""
+        with self.hold_lock():
+            record = self.read()
+            if record is not None:
+                self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
+
+    def _read_settled(self) -> Record | None:
+        """Return what the record says; None where there is none of ours. Raise LocalError.
+
+        The supervisor may end between our reading and our look at it, so the last words of one that is gone are read
+        again.
+        """
+        record = self._parse_record()
+        return self._parse_record() if record is not None and _was_cut_off(record) else record
+
+    def _parse_record(self) -> Record | None:
+        path = self.path / "deployment.json"
+        try:
+            record = _reader().validate_json(read_file(path))
+            if not record.gateways:
+                raise ValueError("a deployment has a gateway")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE:
+                raise unusable_error(self.path, error) from None
+            raise _damage_error(path, error) from None
+        return record if self.supervisor in (None, record.supervisor) else None
+
+    def has_record(self) -> bool:
+        """Return whether there is a record, in the folder that we hold if we hold one."""
+        is_ours = self._lock is None or _is_same_folder(self.path, self._lock)
+        return is_ours and os.path.exists(self.path / "deployment.json")
+
+    def write(self, record: Record) -> None:
+        """Replace the record; a reader sees the old one or the new one. Raise OSError.
+
+        Where the folder that we hold was removed or moved, make and hold another one.
+        """
+        if self._lock is not None and not _is_same_folder(self.path, self._lock):
+            self._hold_anew(self._lock)
+        partial = self.path / "deployment.json.partial"
+        partial.write_text(json.dumps(asdict(record), indent=1))
+        partial.replace(self.path / "deployment.json")
+
+    def is_running(self) -> bool:
+        """Return whether the supervisor lives: our child, if given, or the recorded one, which holds the lock.
+
+        Never for a folder of another user. Raise LocalError where that cannot be told.
+        """
+        if self.supervisor is not None:
+            return not has_ended(self.supervisor)
+        try:
+            if _foreign_owners(self.path.parent) or _foreign_owners(self.path):
+                return False
+            with _open_folder(self.path) as lock:
+                is_held = not _try_lock(lock)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise unusable_error(self.path, error) from None
+        record = self.read() if is_held else None
+        return record is not None and start_ticks(record.supervisor) == record.supervisor_began
+
+    @contextmanager
+    def hold_lock(self) -> Iterator[None]:
+        """Hold the lock, for whom we fork as well. Raise OSError, and LocalError where another process holds it."""
+        deadline = time.monotonic() + PROBE_GRACE_S
+        while True:
+            with _open_folder(self.path) as lock:
+                if _try_lock(lock) and _is_same_folder(self.path, lock):
+                    self._lock = lock
+                    try:
+                        yield
+                    finally:
+                        self._lock = None
+                    return
+            if time.monotonic() > deadline:
+                raise LocalError(f"R101 {self.name} is being started or run by another process", *ONE_AT_A_TIME)
+            time.sleep(PROBE_GRACE_S / 100)
+
+    def _hold_anew(self, lock: int) -> None:
+        """Make the folder again, and lock it under the same descriptor. Raise OSError where another process has it."""
+        try:
+            self.make()
+        except LocalError as error:
+            raise PermissionError(errno.EACCES, str(error)) from None
+        with _open_folder(self.path) as new:
+            if not _try_lock(new):
+                raise BlockingIOError(errno.EAGAIN, f"another process holds {self.path}")
+            os.dup2(new, lock, inheritable=False)
+
+
+def unusable_error(path: Path, error: OSError) -> LocalError:
+    """Return the error for deployments that cannot be recorded at `path`."""
+    rule = f"R110 {path} must be a folder that can be read and written"
+    fix = "set XDG_STATE_HOME to a folder of yours"
+    if error.errno in FULL:
+        fix = "free some space, or set XDG_STATE_HOME to a folder on another disk"
+    return LocalError(rule, error.strerror or str(error), fix)
+
+
+@cache
+def _reader() -> "TypeAdapter[Record]":
+    from pydantic import TypeAdapter  # which takes longer to load than all of this room
+
+    return TypeAdapter(Record)
+
+
+def _require_own(path: Path) -> None:
+    """Raise LocalError where a folder, or the link to it, belongs to another user."""
+    for owner in _foreign_owners(path):
+        raise _owner_error(path, owner)
+
+
+def _owner_error(path: Path, owner: str) -> LocalError:
+    rule, reason = f"R120 {path} must be yours", f"it belongs to {owner}, who could put other files there"
+    return LocalError(rule, reason, "set XDG_STATE_HOME to a folder of yours")
+
+
+def _foreign_owners(path: Path) -> list[str]:
+    """Return who but us owns the folder or the link to it. Raise OSError."""
+    owners = {path.lstat().st_uid, path.stat().st_uid} - {os.geteuid()}
+    return sorted(map(_user_name, owners))
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _damage_error(path: Path, error: OSError | ValueError) -> LocalError:
+    """Return the error for what is no record while somebody holds the lock."""
+    rule = f"R121 {path} must be the record of a deployment"
+    reason = (
+        error.strerror if isinstance(error, OSError) else None
+    ) or "it cannot be read as one, although a process holds its lock"
+    return LocalError(rule, reason, f"end the processes of that deployment, and remove {path.parent}")
+
+
+def _was_cut_off(record: Record) -> bool:
+    """Return whether the supervisor is gone and these are not its last words."""
+    return record.supervisor != 0 and not record.is_closed and not _is_alive(record)
+
+
+def _is_alive(record: Record) -> bool:
+    """Return whether the supervisor lives; one that nobody has reaped yet does not."""
+    number = record.supervisor
+    return process_state(number) != GONE and start_ticks(number) == record.supervisor_began
+
+
+def _explain_unknown(record: Record) -> str | None:
+    """Return why a supervisor that lives cannot have kept its record true; None if it has."""
+    number = record.supervisor
+    if not _is_alive(record):
+        return None  # these are its last words
+    if process_state(number) == STOPPED:
+        return f"the supervisor, process {number}, is stopped; kill -CONT {number} lets it go on"
+    silent_s = 0.0 if record.looked_at is None else time.monotonic() - record.looked_at
+    if silent_s > SILENT_S:
+        return f"the supervisor, process {number}, hangs or cannot write: its record is {silent_s:.0f} s old"
+    return None
+
+
+@contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    """Open a folder. Raise OSError."""
+    descriptor = os.open(path, FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_same_folder(path: Path, folder: int) -> bool:
+    """Return whether the folder that we have opened is at `path`, where it was."""
+    try:
+        return os.path.samestat(os.fstat(folder), path.stat())
+    except OSError:
+        return False
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
