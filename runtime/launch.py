@@ -154,11 +154,11 @@ class UnitLaunch(_Part, kw_only=True):
     ports: UnitPorts
 
     @property
-    def nodes_to_stay_on(self) -> list[str] | None:
+    def local_first_nodes(self) -> list[str] | None:
         """The node of each rank, if tokens prefer replicas near them; None if they do not."""
         return [self.places[each.place] for each in self.ranks] if self.split == "local_first" else None
 
-    def ranks_of(self, place: int) -> list[RankPlace]:
+    def place_ranks(self, place: int) -> list[RankPlace]:
         """Return the ranks of a place, in order."""
         return [each for each in self.ranks if each.place == place]
 
@@ -206,7 +206,7 @@ def read_gateway_launch(path: Path) -> GatewayLaunch:
     return _convert(_read_json(path), GatewayLaunch, path)
 
 
-def digest_of(value: Any) -> str:
+def canonical_digest(value: Any) -> str:
     """Return the sha256 of canonical JSON."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
@@ -229,7 +229,7 @@ def _content(path: Path) -> bytes:
     parts = takewhile(Path.exists, (path.with_name(f"{path.name}.{number}") for number in count()))
     content = b""
     for part in (path,) if path.exists() else tuple(parts) or (path,):
-        with open(part, "rb", opener=_open_at_once) as file:
+        with open(part, "rb", opener=_open_nonblocking) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise LaunchError(f"the launch file {part} is not a regular file, nor a link to one")
             content += file.read(MAX_BYTES + 1 - len(content))
@@ -238,7 +238,7 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Open the file, even a FIFO, without waiting for its writer, so that it can be refused."""
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -259,7 +259,7 @@ def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Laun
 
 def _check_digest(path: Path, name: str, written: Any, content: Any) -> None:
     try:
-        computed = digest_of(content)
+        computed = canonical_digest(content)
     except RecursionError:
         raise LaunchError(f"the launch file {path} is nested too deep") from None
     if written != computed:

@@ -32,7 +32,7 @@ from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import PhysicalToLogical
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
-from runtime.protocol.counting import in_pages
+from runtime.protocol.counting import round_up_to_page
 from runtime.trace import join as join_traces
 from runtime.trace import recording
 from runtime.worker.children import Child, wait_together
@@ -85,7 +85,7 @@ def run(job: Job) -> None:
                 wait_together(_start_ranks(job, scratch, port))
         outputs = _join(job, Path(scratch))
         if job.trace is not None:
-            with _saying_what_cannot_be_written(job.trace):
+            with _report_write_errors(job.trace):
                 join_traces([_trace_part(Path(scratch), rank) for rank in range(job.ep)], job.trace)
     json.dump({"outputs": outputs}, sys.stdout)
     print()
@@ -96,7 +96,7 @@ def greedy(
 ) -> list[list[int]]:
     """Continue this rank's prompts greedily, one prompt a prefill step, then all together; return the outputs."""
     texts = [_Text(prompt, []) for prompt in prompts]
-    cache = engine.new_cache(sum(in_pages(len(prompt) + max_tokens) for prompt in prompts))
+    cache = engine.new_cache(sum(round_up_to_page(len(prompt) + max_tokens) for prompt in prompts))
     for text in texts:
         cache.allocate(text.table, len(text.prompt) + max_tokens)
     for turn in _turns(group, len(texts)):
@@ -259,7 +259,7 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
     if job.logits is not None:
         parts = [np.load(scratch / f"{rank}.npz", allow_pickle=False) for rank in range(job.ep)]
         with (
-            _saying_what_cannot_be_written(job.logits),
+            _report_write_errors(job.logits),
             job.logits.open("wb") as file,
         ):  # under the name as given: numpy would add an ending to it
             np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
@@ -267,7 +267,7 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
 
 
 @contextmanager
-def _saying_what_cannot_be_written(path: Path) -> Iterator[None]:
+def _report_write_errors(path: Path) -> Iterator[None]:
     """Turn OSError into a sentence: a full disk, or a folder that is closed to us."""
     try:
         yield

@@ -26,7 +26,7 @@ from typing import Any, TextIO, TypeVar
 
 from runtime.errors import RuntimeFailure, UsageError
 
-__all__ = ["join", "link", "link_until", "recording", "span", "turn_of"]
+__all__ = ["join", "link", "link_recorder", "recording", "set_micro_batch", "span"]
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def recording(path: Path | None, rank: int) -> Iterator[None]:
     if path is None:
         yield
         return
-    recorder = _recorder = _Recorder(_opened(path), rank)
+    recorder = _recorder = _Recorder(_open_trace(path), rank)
     try:
         yield
     finally:
@@ -115,14 +115,14 @@ def link(exchange: Callable[[], T]) -> Callable[[], T]:
         return exchange
     recorder, (name, where) = _recorder, _recorder.open_span
 
-    def recorded() -> T:
+    def run() -> T:
         with recorder.span(name.removesuffix(" issue"), LINK, where):
             return exchange()
 
-    return recorded
+    return run
 
 
-def link_until() -> Callable[[int, int], None]:
+def link_recorder() -> Callable[[int, int], None]:
     """Return a function that records an exchange which nobody waits for all the time, given when it began and ended.
 
     Both are in ns of the machine's clock.
@@ -133,7 +133,7 @@ def link_until() -> Callable[[int, int], None]:
     return partial(recorder.note, name.removesuffix(" issue"), LINK, where)
 
 
-def turn_of(micro_batch: int) -> None:
+def set_micro_batch(micro_batch: int) -> None:
     """Record everything from now on as this micro-batch's."""
     if _recorder is not None:
         _recorder.micro_batch = micro_batch
@@ -148,7 +148,7 @@ def join(parts: list[Path], whole: Path) -> None:
     whole.write_text(json.dumps(events))
 
 
-def _opened(path: Path) -> TextIO:
+def _open_trace(path: Path) -> TextIO:
     try:
         return path.open("w", buffering=1)  # by lines
     except OSError as error:

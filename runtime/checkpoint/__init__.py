@@ -5,7 +5,7 @@ sizes and headers are checked before any weight is read. Loading tensors is the 
 here needs torch, so that the gateway can use it.
 """
 
-from runtime.checkpoint.folder import Unchanged, check_config_digest, digest_of_file, read_json, resolve
+from runtime.checkpoint.folder import UnchangedFiles, check_config_digest, file_digest, read_json, resolve
 from runtime.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -27,11 +27,11 @@ __all__ = [
     "Shard",
     "StoredTensor",
     "TextModel",
-    "Unchanged",
+    "UnchangedFiles",
     "agreed_weights",
     "check_config_digest",
     "check_weights_digest",
-    "digest_of_file",
+    "file_digest",
     "index_tensors",
     "make_manifest",
     "open_shards",

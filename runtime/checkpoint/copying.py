@@ -17,12 +17,12 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
-from runtime.checkpoint.folder import Unchanged, digest_of_bytes, open_file
+from runtime.checkpoint.folder import UnchangedFiles, bytes_digest, open_file
 from runtime.checkpoint.manifest import MANIFEST, Manifest
 from runtime.checkpoint.tensors import LENGTH_BYTES, Shard
 from runtime.errors import CheckpointError, RuntimeFailure
 
-__all__ = ["copy_files", "partial_name", "say", "written_whole"]
+__all__ = ["copy_files", "partial_name", "replace_file", "say"]
 
 PART_BYTES = 8 * 2**20
 SAY_EVERY_S = 10.0
@@ -76,7 +76,7 @@ def partial_name(name: str) -> str:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def replace_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once it is whole and on the disk. Raise OSError."""
     partial = path.with_name(partial_name(path.name))
     partial.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
     data = shard.num_bytes - sum(tensor.num_bytes for tensor in shard.tensors.values())
     length = (data - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
     return [
-        _Piece("its header's length", LENGTH_BYTES, digest_of_bytes(length)),
+        _Piece("its header's length", LENGTH_BYTES, bytes_digest(length)),
         _Piece("its header", data, expected.header),
         *(_Piece(name, tensor.start + tensor.num_bytes, expected.tensors[name]) for name, tensor in tensors),
     ]
@@ -111,7 +111,7 @@ def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
 def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], progress: "_Progress") -> None:
     """Copy one file of `size` bytes. Raise CheckpointError, and OSError about `destination`."""
     check = _Check(source, pieces)
-    with written_whole(destination) as file:
+    with replace_file(destination) as file:
         for part in _parts(source, size):
             check.take(part)
             file.write(part)
@@ -120,7 +120,7 @@ def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], 
 
 def _parts(path: Path, size: int) -> Iterator[bytes]:
     """Yield the `size` bytes of a file. Raise CheckpointError when the source cannot be read, or has another size."""
-    left, unchanged = size, Unchanged([path])
+    left, unchanged = size, UnchangedFiles([path])
     try:
         with open_file(path) as file:
             while part := file.read(min(PART_BYTES, left + 1)):  # one more, to see that it ends there
@@ -140,21 +140,21 @@ class _Check:
 
     def __init__(self, path: Path, pieces: Sequence[_Piece]) -> None:
         self._path = path
-        self._left = list(reversed(pieces))
-        self._at = 0
+        self._remaining = list(reversed(pieces))
+        self._position = 0
         self._hash = hashlib.sha256()
 
     def take(self, part: bytes) -> None:
         """Take the next bytes. Raise CheckpointError at the end of a piece with another digest."""
         rest = memoryview(part)
-        while rest and self._left:
-            piece = self._left[-1]
-            own = rest[: piece.end - self._at]
+        while rest and self._remaining:
+            piece = self._remaining[-1]
+            own = rest[: piece.end - self._position]
             self._hash.update(own)
-            self._at += len(own)
+            self._position += len(own)
             rest = rest[len(own) :]
-            while self._left and self._left[-1].end == self._at:  # tensors may be empty
-                self._compare(self._left.pop())
+            while self._remaining and self._remaining[-1].end == self._position:  # tensors may be empty
+                self._compare(self._remaining.pop())
 
     def _compare(self, piece: _Piece) -> None:
         found, self._hash = f"sha256:{self._hash.hexdigest()}", hashlib.sha256()
@@ -167,18 +167,18 @@ class _Progress:
     """Prints to stderr how far the copy is, one line at a time: a pod's log is no terminal."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done, self._lock = total, 0, Lock()
+        self._total, self._copied, self._lock = total, 0, Lock()
         self._began = self._said = time.monotonic()
 
     def add(self, num_bytes: int) -> None:
         """Count bytes that are copied."""
         with self._lock:
-            self._done += num_bytes
+            self._copied += num_bytes
             now = time.monotonic()
             if now - self._said < SAY_EVERY_S:
                 return
             self._said = now
-            rate = self._done / (now - self._began)
-            left_s = (self._total - self._done) / rate
-        amount = f"{self._done / 1e9:,.1f} of {self._total / 1e9:,.1f} GB"
+            rate = self._copied / (now - self._began)
+            left_s = (self._total - self._copied) / rate
+        amount = f"{self._copied / 1e9:,.1f} of {self._total / 1e9:,.1f} GB"
         say(f"copied {amount}, {rate / 1e9:.2f} GB/s, {left_s:,.0f} s left")

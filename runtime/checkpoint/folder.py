@@ -16,11 +16,11 @@ from runtime.errors import CheckpointError
 
 __all__ = [
     "MAX_READ_BYTES",
-    "HeldFile",
-    "Unchanged",
+    "OpenFile",
+    "UnchangedFiles",
+    "bytes_digest",
     "check_config_digest",
     "config_digest",
-    "digest_of_bytes",
     "open_file",
     "read_bytes",
     "read_json",
@@ -31,7 +31,7 @@ BUNDLED = "bundled:"
 MAX_READ_BYTES = 100 * 2**20  # of a file that is read at once; DeepSeek-V3's largest is its index, 9 MB
 
 
-class HeldFile:
+class OpenFile:
     """A file that stays open while it is read in parts: another file that takes its name is not mixed in."""
 
     def __init__(self, path: Path) -> None:
@@ -69,12 +69,12 @@ class HeldFile:
         self._file.close()
 
 
-class Unchanged:
+class UnchangedFiles:
     """Small files that are read more than once while a rank loads: each time they must be the same."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Note the files as they are now; one may be missing, and then has to stay so."""
-        self._began = {path: _stamp_at(path) for path in paths}
+        self._began = {path: _read_stamp(path) for path in paths}
 
     def require(self) -> None:
         """Refuse files that have changed since. Raise CheckpointError."""
@@ -101,15 +101,15 @@ def check_config_digest(folder: Path, digest: str | None) -> None:
 
 def config_digest(folder: Path) -> str:
     """Return the sha256 of the bytes of `config.json`. Raise CheckpointError."""
-    return digest_of_file(folder / "config.json")
+    return file_digest(folder / "config.json")
 
 
-def digest_of_file(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Return the sha256 of all bytes of a small file. Raise CheckpointError."""
-    return digest_of_bytes(read_bytes(path))
+    return bytes_digest(read_bytes(path))
 
 
-def digest_of_bytes(content: bytes) -> str:
+def bytes_digest(content: bytes) -> str:
     """Return `sha256:` and the digest, as plans and manifests write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
@@ -153,7 +153,7 @@ def _stamp(found: os.stat_result) -> _Stamp:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _stamp_at(path: Path) -> _Stamp | None:
+def _read_stamp(path: Path) -> _Stamp | None:
     """Return the stamp of the file that has this name now, or None."""
     with suppress(OSError):
         return _stamp(os.stat(path))
@@ -161,5 +161,5 @@ def _stamp_at(path: Path) -> _Stamp | None:
 
 
 def _require_same(path: Path, began: _Stamp | None) -> None:
-    if _stamp_at(path) != began:
+    if _read_stamp(path) != began:
         raise CheckpointError(f"{path} changed while it was read: start again once the checkpoint is whole")

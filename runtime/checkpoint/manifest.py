@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint.folder import config_digest, digest_of_bytes, read_bytes
+from runtime.checkpoint.folder import bytes_digest, config_digest, read_bytes
 from runtime.checkpoint.tensors import Shard, StoredTensor
 from runtime.errors import CheckpointError, RuntimeFailure
 
@@ -88,7 +88,7 @@ def check_weights_digest(folder: Path, digest: str | None) -> None:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise CheckpointError(f"{path} is not there, and the plan was made for weights {digest}: copy it as well")
-    found = digest_of_bytes(read_bytes(path))
+    found = bytes_digest(read_bytes(path))
     if found != digest:
         raise CheckpointError(f"{path} is {found}, the plan was made for {digest}: plan again, or copy the right one")
 
@@ -121,7 +121,7 @@ def write_manifest(manifest: Manifest, path: Path) -> str:
         _write(content, path)
     except OSError as error:
         raise RuntimeFailure(f"cannot write {path}: {error.strerror}: name another file with -o") from None
-    return digest_of_bytes(content)
+    return bytes_digest(content)
 
 
 def _write(content: bytes, path: Path) -> None:

@@ -52,7 +52,7 @@ class ReadDigests:
     def __init__(self, expected: Mapping[str, str] | None, num_threads: int) -> None:
         self.found: dict[str, str] = {}
         self._expected = expected
-        self._begun: dict[str, tuple[int, hashlib._Hash | _Gmac]] = {}  # tensor -> bytes so far, and their hash
+        self._partial: dict[str, tuple[int, hashlib._Hash | _Gmac]] = {}  # tensor -> bytes so far, and their hash
         self._threads = [ThreadPoolExecutor(1, "digests") for _ in range(num_threads)]
         self._waiting: deque[tuple[int, Future[None]]] = deque()
         self._waiting_bytes = 0
@@ -88,10 +88,10 @@ class ReadDigests:
 
     def _take(self, name: str, stored: StoredTensor, part: memoryview) -> None:
         new = _Gmac() if self._expected is None else hashlib.sha256()
-        so_far, digest = self._begun.pop(name, (0, new))
+        so_far, digest = self._partial.pop(name, (0, new))
         digest.update(part)
         if so_far + part.nbytes < stored.num_bytes:
-            self._begun[name] = so_far + part.nbytes, digest
+            self._partial[name] = so_far + part.nbytes, digest
             return
         self.found[name] = f"{'gmac' if self._expected is None else 'sha256'}:{digest.hexdigest()}"
         if self._expected is not None and self._expected[name] != self.found[name]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.checkpoint.folder import config_digest, digest_of_bytes, read_bytes
+from runtime.checkpoint.folder import bytes_digest, config_digest, read_bytes
 from runtime.checkpoint.manifest import MANIFEST
 from runtime.checkpoint.tensors import StoredTensor
 from runtime.errors import CheckpointError
@@ -46,11 +46,11 @@ def read_parts(
 ) -> ReadWeights:
     """Sum up what a rank read. `found` has the digest of each tensor of `index` that it read. Raise CheckpointError."""
     if has_manifest:
-        return ReadWeights(rank, {MANIFEST: digest_of_bytes(read_bytes(folder / MANIFEST))}, {})
+        return ReadWeights(rank, {MANIFEST: bytes_digest(read_bytes(folder / MANIFEST))}, {})
     tensors: dict[str, dict[str, tuple[str, tuple[int, ...], str]]] = defaultdict(dict)
     for name, digest in found.items():
         tensors[_part(name)][name] = index[name].dtype, index[name].shape, digest
-    parts = {part: digest_of_bytes(msgspec.json.encode(each, order="sorted"))[:KEPT] for part, each in tensors.items()}
+    parts = {part: bytes_digest(msgspec.json.encode(each, order="sorted"))[:KEPT] for part, each in tensors.items()}
     experts = {part: digest for part, digest in parts.items() if EXPERT.match(f"{part}.")}
     common = {part: digest for part, digest in parts.items() if part not in experts}
     return ReadWeights(rank, common | {CONFIG: config_digest(folder)}, experts)
@@ -70,7 +70,7 @@ def agreed_weights(ranks: Sequence[ReadWeights]) -> str:
             holder = holders.setdefault(part, rank)
             _require_same(part, rank, digest, holder, holder.experts[part])
     experts = {part: holder.experts[part] for part, holder in holders.items()}
-    return digest_of_bytes(msgspec.json.encode([first.common, experts], order="sorted"))
+    return bytes_digest(msgspec.json.encode([first.common, experts], order="sorted"))
 
 
 def _part(tensor: str) -> str:
@@ -81,10 +81,10 @@ def _part(tensor: str) -> str:
 def _require_same(part: str, rank: ReadWeights, digest: str | None, other: ReadWeights, others: str | None) -> None:
     if digest != others:
         raise CheckpointError(
-            f"{rank.rank} reads other weights than {other.rank}: {part} is {_described(digest)}, not"
-            f" {_described(others)}: copy the checkpoint again; {MORE}"
+            f"{rank.rank} reads other weights than {other.rank}: {part} is {_describe(digest)}, not"
+            f" {_describe(others)}: copy the checkpoint again; {MORE}"
         )
 
 
-def _described(digest: str | None) -> str:
+def _describe(digest: str | None) -> str:
     return "missing" if digest is None else digest[:KEPT]

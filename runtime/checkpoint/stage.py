@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint.copying import copy_files, partial_name, say, written_whole
-from runtime.checkpoint.folder import digest_of_bytes, read_bytes, read_json, resolve
+from runtime.checkpoint.copying import copy_files, partial_name, replace_file, say
+from runtime.checkpoint.folder import bytes_digest, read_bytes, read_json, resolve
 from runtime.checkpoint.manifest import MANIFEST, read_manifest
 from runtime.checkpoint.tensors import Shard, read_shards
 from runtime.errors import CheckpointError, RuntimeFailure
@@ -40,13 +40,13 @@ def stage(source: str, destination: Path, num_threads: int) -> None:
     manifest = read_manifest(folder)
     if manifest is not None:
         manifest.check_headers(shards)
-    files = _files_of(folder)
+    files = _list_files(folder)
     _refuse_links_elsewhere(folder, list(files))
     _refuse_changed(shards, files)
     _refuse_overlap(folder, destination)
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        with _alone_in(destination):
+        with _lock_folder(destination):
             _forget_other_sources(destination, _identity(folder, files))
             missing = {name: file.st_size for name, file in files.items() if _size(destination / name) != file.st_size}
             copy_files(folder, destination, missing, {each.path.name: each for each in shards}, manifest, num_threads)
@@ -54,7 +54,7 @@ def stage(source: str, destination: Path, num_threads: int) -> None:
         raise RuntimeFailure(f"cannot write {error.filename or destination}: {error.strerror}") from None
 
 
-def _files_of(folder: Path) -> dict[str, os.stat_result]:
+def _list_files(folder: Path) -> dict[str, os.stat_result]:
     """Return the source's files by name, without what staging keeps in a folder. Raises CheckpointError."""
     try:
         paths = [path for path in sorted(folder.iterdir()) if not _is_own(path.name) and path.is_file()]
@@ -95,12 +95,12 @@ def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]
 
 def _refuse_overlap(folder: Path, destination: Path) -> None:
     """Refuse to copy a folder over itself, through links or two mounts of it too. Raises RuntimeFailure."""
-    if _is_in(folder, destination) or _is_in(destination, folder):
+    if _is_inside(folder, destination) or _is_inside(destination, folder):
         where = "the same folder, or one is in the other"
         raise RuntimeFailure(f"{folder} and {destination} are {where}: name a folder elsewhere for the copy")
 
 
-def _is_in(path: Path, folder: Path) -> bool:
+def _is_inside(path: Path, folder: Path) -> bool:
     """Return whether `path` is `folder` or below it; either may not be there yet."""
     whole = Path(os.path.realpath(path))
     above = [each for each in (whole, *whole.parents) if os.path.exists(each)]
@@ -108,7 +108,7 @@ def _is_in(path: Path, folder: Path) -> bool:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Keep out other pods of this node, which may stage the same. The kernel drops the lock when the process ends."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # else a FIFO would be waited for here
     with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
@@ -127,7 +127,7 @@ def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, An
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
-        "manifest": digest_of_bytes(read_bytes(folder / MANIFEST)) if MANIFEST in files else None,
+        "manifest": bytes_digest(read_bytes(folder / MANIFEST)) if MANIFEST in files else None,
     }
 
 
@@ -164,7 +164,7 @@ def _read_record(destination: Path) -> dict[str, Any]:
 
 
 def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
-    with written_whole(destination / STAGED) as file:
+    with replace_file(destination / STAGED) as file:
         file.write(json.dumps(record).encode())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.checkpoint.folder import MAX_READ_BYTES, HeldFile, digest_of_bytes, read_json
+from runtime.checkpoint.folder import MAX_READ_BYTES, OpenFile, bytes_digest, read_json
 from runtime.errors import CheckpointError
 
 __all__ = ["Shard", "StoredTensor", "index_tensors", "open_shards", "read_shards", "refuse_holes"]
@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 class StoredTensor:
     """A tensor in its file: `dtype` in safetensors' words, `start` and `num_bytes` in bytes."""
 
-    file: HeldFile
+    file: OpenFile
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -40,7 +40,7 @@ class StoredTensor:
 class Shard:
     """One file of tensors. `header_digest` is the sha256 of its header, which names them and says where they lie."""
 
-    file: HeldFile
+    file: OpenFile
     header_digest: str
     tensors: Mapping[str, StoredTensor]
 
@@ -135,14 +135,14 @@ def _exists(path: Path) -> bool:
     return os.path.exists(path)
 
 
-def _open(path: Path) -> HeldFile:
+def _open(path: Path) -> OpenFile:
     try:
-        return HeldFile(path)
+        return OpenFile(path)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _read_shard(file: HeldFile) -> Shard:
+def _read_shard(file: OpenFile) -> Shard:
     path, size, header = file.path, file.num_bytes, _read_header(file)
     try:
         entries = _decode_header(header)
@@ -155,10 +155,12 @@ def _read_shard(file: HeldFile) -> Shard:
             f"{path} is truncated or damaged: its header promises {expected:,} bytes, it has {size:,}"
         )
     _check_offsets(path, entries)
-    return Shard(file, digest_of_bytes(header), {name: _stored(file, data, entry) for name, entry in entries.items()})
+    return Shard(
+        file, bytes_digest(header), {name: _stored_tensor(file, data, entry) for name, entry in entries.items()}
+    )
 
 
-def _read_header(file: HeldFile) -> bytes:
+def _read_header(file: OpenFile) -> bytes:
     """Return the JSON header. Raise CheckpointError for a file that ends before it."""
     size = file.num_bytes
     length = bytearray(min(LENGTH_BYTES, size))
@@ -171,7 +173,7 @@ def _read_header(file: HeldFile) -> bytes:
     return bytes(header)
 
 
-def _stored(file: HeldFile, data: int, entry: _TensorEntry) -> StoredTensor:
+def _stored_tensor(file: OpenFile, data: int, entry: _TensorEntry) -> StoredTensor:
     start, end = entry.data_offsets
     return StoredTensor(file, entry.dtype, entry.shape, data + start, end - start)
 

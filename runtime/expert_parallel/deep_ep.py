@@ -36,10 +36,10 @@ from torch import Tensor
 
 from runtime.errors import PeerLost
 from runtime.expert_parallel.dispatcher import (
-    Combined,
-    Computed,
+    CombinedResults,
     ContiguousRows,
-    Dispatched,
+    DispatchedRows,
+    DispatchHandle,
     MaskedRows,
     Pending,
     RowFormat,
@@ -56,7 +56,14 @@ from runtime.kernels.gpu.packages import INSTEAD
 from runtime.kernels.ops import Ops
 from runtime.kernels.say import say_once
 
-__all__ = ["LowLatencyDispatcher", "NormalDispatcher", "Summed", "deep_ep_form", "why_no_low_latency", "why_no_normal"]
+__all__ = [
+    "LowLatencyDispatcher",
+    "NormalDispatcher",
+    "SummedRows",
+    "deep_ep_form",
+    "find_low_latency_obstacle",
+    "find_normal_obstacle",
+]
 
 MAX_UNDER_WAY = 2  # deep_ep/buffers/legacy.py, low_latency_dispatch: "you cannot hold more than 2"
 TOO_LATE = "DeepEP error: "  # csrc/legacy/buffer.hpp: the host has waited 100 s for counts; a broken rule says "Failed"
@@ -64,7 +71,7 @@ RANKS_PER_NODE = contracts.NVLINK_PEERS  # of a unit on several nodes, in the no
 
 
 @dataclass(frozen=True)
-class Summed:
+class SummedRows:
     """A token's results, added where they came together."""
 
     result_TD: Tensor
@@ -90,18 +97,18 @@ def deep_ep_form(
     if not isinstance(ops, GpuOps) or ops.packages.deep_ep is None or group.size == 1:
         return None
     sizes = group, x_1D.shape[1]
-    why_not = why_no_normal(*sizes) if capacity is None else why_no_low_latency(*sizes, top_k)
+    obstacle = find_normal_obstacle(*sizes) if capacity is None else find_low_latency_obstacle(*sizes, top_k)
     if x_1D.dtype != torch.bfloat16:
-        why_not = f"DeepEP moves BF16 and FP8, not {x_1D.dtype}"
-    if why_not is not None:
-        say_once(f"{why_not}: {INSTEAD['deep_ep']}")
+        obstacle = f"DeepEP moves BF16 and FP8, not {x_1D.dtype}"
+    if obstacle is not None:
+        say_once(f"{obstacle}: {INSTEAD['deep_ep']}")
         return None
     if capacity is None:
         return NormalDispatcher(group, slots_per_rank, x_1D.shape[1], row_format, ops)
     return LowLatencyDispatcher(group, slots_per_rank, capacity, x_1D.shape[1], row_format, ops)
 
 
-def why_no_normal(group: Group, hidden_size: int) -> str | None:
+def find_normal_obstacle(group: Group, hidden_size: int) -> str | None:
     """Return why DeepEP's normal kernels do not fit this unit, or None."""
     if group.size not in contracts.NORMAL_SIZES:
         return f"DeepEP's normal kernels have no configuration for {group.size} ranks"
@@ -113,7 +120,7 @@ def why_no_normal(group: Group, hidden_size: int) -> str | None:
     return None
 
 
-def why_no_low_latency(group: Group, hidden_size: int, top_k: int) -> str | None:
+def find_low_latency_obstacle(group: Group, hidden_size: int, top_k: int) -> str | None:
     """Return why DeepEP's low-latency kernels do not fit this unit, or None."""
     if group.size > contracts.NVLINK_PEERS and group.size % contracts.NVLINK_PEERS:
         return f"DeepEP's low-latency kernels need a multiple of {contracts.NVLINK_PEERS} ranks, not {group.size}"
@@ -145,7 +152,7 @@ class _DeepEp:
     def _new_buffer(self) -> Any:
         raise NotImplementedError
 
-    def _sent(self, slots_TK: Tensor) -> Tensor:
+    def _count_sent(self, slots_TK: Tensor) -> Tensor:
         """Return this rank's pairs for each rank, [W]."""
         ranks = (slots_TK // self.slots_per_rank).flatten()
         return ranks.new_zeros(self.group.size).scatter_add_(0, ranks, torch.ones_like(ranks))
@@ -154,7 +161,7 @@ class _DeepEp:
 class NormalDispatcher(_DeepEp):
     """DeepEP's normal kernels."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Send rows. The rows that this rank is sent are put in order when they have arrived."""
         x, weights_TK = self.row_format.quantise(x_TD), weights_TK.contiguous()
         x = Quantised(x.codes, x.scales.contiguous()) if isinstance(x, Quantised) else x
@@ -164,7 +171,7 @@ class NormalDispatcher(_DeepEp):
             slots_TK, self.num_slots, previous_event=after, async_finish=True, allocate_on_comm_stream=True
         )
         tokens_for_rank, tokens_for_node, tokens_for_slot, is_for_rank_TW = sizes
-        with _peer_loss_named():
+        with _raise_peer_lost():
             came, slots, weights, counts, handle, event = self._buffer.dispatch(
                 (x.codes, x.scales) if isinstance(x, Quantised) else x,
                 topk_idx=slots_TK,
@@ -180,12 +187,12 @@ class NormalDispatcher(_DeepEp):
             )
         arrived = [came, slots, weights]  # emptied when they are in order: rows are held once
 
-        def in_order(_: object) -> Dispatched:
-            return self._in_order(arrived, counts, handle, self._sent(slots_TK))
+        def place_arrived(_: object) -> DispatchedRows:
+            return self._place_arrived(arrived, counts, handle, self._count_sent(slots_TK))
 
-        return Pending(event.current_stream_wait, in_order)
+        return Pending(event.current_stream_wait, place_arrived)
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Add what this rank's slots made of each token, then send the sums back."""
         handle, place_TK, weights_TK = dispatched.way_back
         rows_RD = self.ops.add_rows(results, place_TK, weights_TK)
@@ -197,16 +204,16 @@ class NormalDispatcher(_DeepEp):
             async_finish=True,
             allocate_on_comm_stream=True,
         )
-        return Pending(event.current_stream_wait, lambda _: Summed(combined_TD))
+        return Pending(event.current_stream_wait, lambda _: SummedRows(combined_TD))
 
-    def _in_order(self, arrived: list[Any], counts: list[int], handle: Any, sent_W: Tensor) -> Dispatched:
+    def _place_arrived(self, arrived: list[Any], counts: list[int], handle: Any, sent_W: Tensor) -> DispatchedRows:
         """Put the tokens that came, each once, into the rows of their slots here."""
         came, slots_TK, weights_TK = arrived
         arrived.clear()
         place_TK, counts_M = self.ops.place_rows(slots_TK, self.slots_per_rank)
         came = Quantised(*came) if isinstance(came, tuple) else came
         rows = self.ops.spread_rows(came, place_TK, sum(counts))
-        return Dispatched(ContiguousRows(rows, counts_M, counts), sent_W, (handle, place_TK, weights_TK))
+        return DispatchedRows(ContiguousRows(rows, counts_M, counts), sent_W, (handle, place_TK, weights_TK))
 
     def _new_buffer(self) -> Any:
         deep_ep, size = self.ops.packages.deep_ep, self.group.size
@@ -238,7 +245,7 @@ class LowLatencyDispatcher(_DeepEp):
         assert num_tokens <= self.capacity
         super().begin_step(num_tokens)
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Begin to send; after the wait the rows are in their slots' room."""
         x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
         sizes = self.group.size, self.num_slots, self.capacity
@@ -255,19 +262,19 @@ class LowLatencyDispatcher(_DeepEp):
         )
         expected_rows = planned_rows(self.capacity, slots_TK.shape[1], self.slots_per_rank)
         rows = MaskedRows(Quantised(*came) if isinstance(came, tuple) else came, counts_M, expected_rows=expected_rows)
-        dispatched = Dispatched(rows, self._sent(slots_TK), (slots_TK, weights_TK, handle))
-        return Pending(self._under_way(hook), lambda _: dispatched)
+        dispatched = DispatchedRows(rows, self._count_sent(slots_TK), (slots_TK, weights_TK, handle))
+        return Pending(self._count_exchange(hook), lambda _: dispatched)
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Begin to send back; DeepEP weighs and adds as the results come."""
         slots_TK, weights_TK, handle = dispatched.way_back
         contracts.check_low_latency_combine(results, self.group.size, self.num_slots, self.capacity)
         combined_TD, _, hook = self._buffer.low_latency_combine(
             results, slots_TK, weights_TK, handle, return_recv_hook=True
         )
-        return Pending(self._under_way(hook), lambda _: Summed(combined_TD))
+        return Pending(self._count_exchange(hook), lambda _: SummedRows(combined_TD))
 
-    def _under_way(self, hook: Callable[[], None]) -> Callable[[], None]:
+    def _count_exchange(self, hook: Callable[[], None]) -> Callable[[], None]:
         """Count an exchange until its rows are waited for."""
         self._num_under_way += 1
         assert self._num_under_way <= MAX_UNDER_WAY, "a third exchange would overwrite the first"
@@ -312,13 +319,13 @@ class _Handles:
     def allgather(self, handle: int | bytes | None) -> list[int | bytearray | None]:
         """Return each rank's handle."""
         own = bytes(handle) if isinstance(handle, bytes | bytearray) else handle
-        told = self._group.gather(msgspec.msgpack.encode(own))
-        found = [msgspec.msgpack.decode(part, type=int | bytes | None) for part in told]
+        handles = self._group.gather(msgspec.msgpack.encode(own))
+        found = [msgspec.msgpack.decode(part, type=int | bytes | None) for part in handles]
         return [bytearray(each) if isinstance(each, bytes) else each for each in found]
 
 
 @contextmanager
-def _peer_loss_named() -> Iterator[None]:
+def _raise_peer_lost() -> Iterator[None]:
     """Raise PeerLost when DeepEP has waited for the peers' counts in vain."""
     try:
         yield

@@ -38,16 +38,16 @@ from torch import Tensor
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.traffic import Traffic
 from runtime.kernels.fp8 import Quantised
-from runtime.kernels.ops import Ops, inverse
+from runtime.kernels.ops import Ops, inverse_order
 
 __all__ = [
     "SLOT_BYTES",
     "AllToAllDispatcher",
     "ChoiceRows",
-    "Combined",
-    "Computed",
+    "CombinedResults",
     "ContiguousRows",
-    "Dispatched",
+    "DispatchHandle",
+    "DispatchedRows",
     "ExpertRows",
     "LocalDispatcher",
     "MaskedRows",
@@ -134,7 +134,7 @@ def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
 
 
 @dataclass(frozen=True)
-class Computed:
+class DispatchHandle:
     """The rest of a dispatch after the experts have read its rows."""
 
     sent_W: Tensor  # this rank's pairs for each rank
@@ -142,19 +142,19 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Dispatched:
+class DispatchedRows:
     """Rows at this rank, and the way back."""
 
     rows: ExpertRows
     sent_W: Tensor  # this rank's pairs for each rank
     way_back: Any  # what the dispatcher itself needs in combine
 
-    def without_rows(self) -> Computed:
+    def drop_rows(self) -> DispatchHandle:
         """Let go of the rows, which are the most of a step's memory."""
-        return Computed(self.sent_W, self.way_back)
+        return DispatchHandle(self.sent_W, self.way_back)
 
 
-class Combined(Protocol):
+class CombinedResults(Protocol):
     """The experts' results for this rank's tokens, arrived."""
 
     def sum(self) -> Tensor:
@@ -218,10 +218,10 @@ class TokenDispatcher(Protocol):
     def begin_step(self, num_tokens: int) -> None:
         """Learn that this rank has at most `num_tokens` tokens in a dispatch of this step. A collective."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Bring each pair's row to its slot."""
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Bring results, which lie as the rows did, back to their tokens."""
 
 
@@ -238,16 +238,16 @@ class LocalDispatcher:
     def begin_step(self, num_tokens: int) -> None:
         """Do nothing: there is nobody to agree with."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Sort the pairs by slot."""
         counts_M, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.num_slots)
         rows = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
         sent_W = counts_M.sum(0, keepdim=True)
         way_back = row_of_pair.view(slots_TK.shape), weights_TK
         decoded = self.row_format.decode(rows)
-        return _here(Dispatched(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
+        return _here(DispatchedRows(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Return the results, which are here, sorted."""
         row_of_pair_TK, weights_TK = dispatched.way_back
         return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
@@ -290,95 +290,95 @@ class AllToAllDispatcher:
     def begin_step(self, num_tokens: int) -> None:
         """Do nothing: any number of tokens is dispatched alike."""
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Put the slots in front of each row, exchange, and make a row for each slot here from the rows that came."""
-        pairs_WM = self.sizes(slots_TK)
-        row_of_pair = inverse((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
-        exchange = self.exchange(self.addressed(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)
+        pairs_WM = self.count_pairs(slots_TK)
+        row_of_pair = inverse_order((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
+        exchange = self.exchange(self.prepend_slots(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)
 
-        def group_by_slot(arrived: tuple[Sizes, Tensor]) -> Dispatched:
+        def group_by_slot(arrived: tuple[Sizes, Tensor]) -> DispatchedRows:
             sizes, rows_RX = arrived
-            received, sent = map(self._pairs, (sizes.received, sizes.sent))
-            slots_RK = self.slots_of(rows_RX, slots_TK.shape[1])
+            received, sent = map(self._sum_pairs, (sizes.received, sizes.sent))
+            slots_RK = self.read_slots(rows_RX, slots_TK.shape[1])
             is_here_RK = slots_RK // self.slots_per_rank == self.group.rank
             row, choice = is_here_RK.nonzero_static(size=sum(received)).unbind(1)
             arrival_of_row = slots_RK[row, choice].argsort(stable=True)
             bytes_RX = rows_RX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[arrival_of_row])
-            counts = [sum(pairs) for pairs in zip(*self._by_slot(sizes.received), strict=True)]
+            counts = [sum(pairs) for pairs in zip(*self._pairs_by_slot(sizes.received), strict=True)]
             way_back = _WayBack(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
             counts_M = sizes.received_WX[:, : self.slots_per_rank].sum(0)
             rows = ContiguousRows(self.row_format.decode(bytes_RX), counts_M, counts)
-            return Dispatched(rows, pairs_WM.sum(1), way_back)
+            return DispatchedRows(rows, pairs_WM.sum(1), way_back)
 
-        arrival = self.group.begin(self.traffic.dispatch.timed(exchange))
-        return Pending(self.traffic.waiting(arrival.result), group_by_slot)
+        arrival = self.group.begin(self.traffic.dispatch.time_exchange(exchange))
+        return Pending(self.traffic.time_wait(arrival.result), group_by_slot)
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Send each pair's result to its token's rank."""
         way: _WayBack = dispatched.way_back
-        rows = results.index_select(0, inverse(way.arrival_of_row))
+        rows = results.index_select(0, inverse_order(way.arrival_of_row))
         exchange = partial(self.group.all_to_all, rows, way.received, way.sent)
-        arrival = self.group.begin(self.traffic.combine.timed(exchange))
+        arrival = self.group.begin(self.traffic.combine.time_exchange(exchange))
         return Pending(
-            self.traffic.waiting(arrival.result),
+            self.traffic.time_wait(arrival.result),
             lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops),
         )
 
-    def addressed(self, bytes_TX: Tensor, slots_TK: Tensor) -> Tensor:
+    def prepend_slots(self, bytes_TX: Tensor, slots_TK: Tensor) -> Tensor:
         """Return rows as they travel, [T, X] bytes: the token's slots, then its activations."""
         return torch.cat((slots_TK.int().view(torch.uint8), bytes_TX), 1)
 
-    def slots_of(self, rows_RX: Tensor, top_k: int) -> Tensor:
+    def read_slots(self, rows_RX: Tensor, top_k: int) -> Tensor:
         """Return the slots in front of such rows, [R, K]."""
         return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
         """Return a function that brings every row to its ranks: the sizes, then the rows, sources in order."""
-        is_for_TW = self.among(slots_TK // self.slots_per_rank)
+        is_for_TW = self.rank_mask(slots_TK // self.slots_per_rank)
         sizes_WX = torch.cat((pairs_WM, is_for_TW.sum(0)[:, None]), 1)
 
         def sizes_then_rows() -> tuple[Sizes, Tensor]:
-            sizes = self.tell(sizes_WX)
+            sizes = self.send_sizes(sizes_WX)
             send, receive = ([line[-1] for line in lines] for lines in (sizes.sent, sizes.received))
-            return sizes, self.give(self.for_each(rows_TX, is_for_TW, sum(send)), send, receive)
+            return sizes, self.send_rows(self.rows_by_rank(rows_TX, is_for_TW, sum(send)), send, receive)
 
         return sizes_then_rows
 
-    def tell(self, sizes_WX: Tensor) -> Sizes:
+    def send_sizes(self, sizes_WX: Tensor) -> Sizes:
         """Tell each rank its line of `sizes_WX`, which begins with the pairs for each of its slots."""
         one_each = [1] * self.group.size
         received_WX = self.group.all_to_all(sizes_WX, one_each, one_each)
         sent, received = self.ops.read(torch.stack((sizes_WX, received_WX)))
         return Sizes(sent, received, received_WX)
 
-    def for_each(self, rows_RX: Tensor, is_for_RW: Tensor, num_rows: int) -> Tensor:
+    def rows_by_rank(self, rows_RX: Tensor, is_for_RW: Tensor, num_rows: int) -> Tensor:
         """Return `num_rows` rows, rank by rank: those for each rank. A row for several ranks is there once for each."""
         return rows_RX.index_select(0, is_for_RW.T.nonzero_static(size=num_rows)[:, 1])
 
-    def among(self, ranks_RK: Tensor) -> Tensor:
+    def rank_mask(self, ranks_RK: Tensor) -> Tensor:
         """Return [R, W], whether each rank is one of a row's."""
         is_among_RW = ranks_RK.new_zeros(len(ranks_RK), self.group.size, dtype=torch.bool)
         return is_among_RW.scatter_(1, ranks_RK, True)
 
-    def give(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    def send_rows(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Do one all-to-all of rows of bytes, and count it."""
         self.traffic.count(self.group, send, rows.shape[1])
         return self.group.all_to_all(rows, send, receive)
 
-    def sizes(self, slots_TK: Tensor) -> Tensor:
+    def count_pairs(self, slots_TK: Tensor) -> Tensor:
         """Return the pairs for each slot of each rank, [W, M]."""
         pairs_WM = slots_TK.new_zeros(self.group.size, self.slots_per_rank)
         slots = slots_TK.flatten()
         pairs_WM.view(-1).scatter_add_(0, slots, torch.ones_like(slots))
         return pairs_WM
 
-    def _by_slot(self, lines: list[list[int]]) -> list[list[int]]:
+    def _pairs_by_slot(self, lines: list[list[int]]) -> list[list[int]]:
         """Return the pairs for each slot, from each line of sizes."""
         return [line[: self.slots_per_rank] for line in lines]
 
-    def _pairs(self, lines: list[list[int]]) -> list[int]:
+    def _sum_pairs(self, lines: list[list[int]]) -> list[int]:
         """Return the sum of pairs of each line of sizes."""
-        return [sum(pairs) for pairs in self._by_slot(lines)]
+        return [sum(pairs) for pairs in self._pairs_by_slot(lines)]
 
 
 def _here(value: T) -> Pending[T]:

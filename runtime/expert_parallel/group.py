@@ -28,7 +28,7 @@ from runtime.errors import PeerLost
 from runtime.expert_parallel.rendezvous import MeetingPoint, meet
 from runtime.trace import link
 
-__all__ = ["Begun", "GlooGroup", "Group", "SoloGroup"]
+__all__ = ["Exchange", "GlooGroup", "Group", "SoloGroup"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -37,7 +37,7 @@ LOST_IN = "gloo/transport/"  # of the source file that gloo names: closed, reset
 STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
 
 
-class Begun(Protocol[T_co]):
+class Exchange(Protocol[T_co]):
     """An exchange that has begun."""
 
     def result(self) -> T_co:
@@ -66,7 +66,7 @@ class Group(Protocol):
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
 
-    def begin(self, exchange: Callable[[], T]) -> Begun[T]:
+    def begin(self, exchange: Callable[[], T]) -> Exchange[T]:
         """Run `exchange`, which calls `all_to_all`, in the background, after all that were begun before it."""
 
 
@@ -97,7 +97,7 @@ class SoloGroup:
         assert send == receive == [len(rows)]
         return rows
 
-    def begin(self, exchange: Callable[[], T]) -> Begun[T]:
+    def begin(self, exchange: Callable[[], T]) -> Exchange[T]:
         """Do the exchange at once: there is nothing to wait for."""
         done: Future[T] = Future()
         done.set_result(exchange())
@@ -148,18 +148,18 @@ class GlooGroup:
     def vote(self, *flags: bool) -> list[bool]:
         """Do one all-reduce for all of them."""
         votes = torch.tensor([int(flag) for flag in flags])
-        with _peer_loss_named():
+        with _raise_peer_lost():
             self._backend.allreduce([votes]).wait()
         return [num > 0 for num in votes.tolist()]
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Do one variable-size all-to-all. `rows` is contiguous [sum(send), ...]; the result [sum(receive), ...]."""
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
-        with _peer_loss_named():
+        with _raise_peer_lost():
             self._backend.alltoall_base(received, rows, receive, send).wait()
         return received
 
-    def begin(self, exchange: Callable[[], T]) -> Begun[T]:
+    def begin(self, exchange: Callable[[], T]) -> Exchange[T]:
         """Begin the exchange on the exchange thread."""
         return self._exchanges.submit(link(exchange))
 
@@ -173,7 +173,7 @@ def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.Process
 
 
 @contextmanager
-def _peer_loss_named() -> Iterator[None]:
+def _raise_peer_lost() -> Iterator[None]:
     """Turn RuntimeError into PeerLost when gloo's transport says that a peer is gone; gloo uses it for everything.
 
     The rest are our bugs.

@@ -31,36 +31,38 @@ class NodeDispatcher(AllToAllDispatcher):
         super().__init__(group, slots_per_rank, row_format, ops)
         own_node = group.nodes[group.rank]
         relay_of_rank = [_relay(group, group.rank, node) for node in group.nodes]
-        self._relay_of_rank_W = _on(ops, relay_of_rank)
-        self._near = [rank for rank in range(group.size) if group.nodes[rank] == own_node]
-        self._is_near_W = _on(ops, [node == own_node for node in group.nodes])
-        self._passed_on_WX = _on(ops, _passed_on(group, relay_of_rank))
+        self._relay_of_rank_W = _to_device(ops, relay_of_rank)
+        self._near_ranks = [rank for rank in range(group.size) if group.nodes[rank] == own_node]
+        self._is_near_W = _to_device(ops, [node == own_node for node in group.nodes])
+        self._passed_on_WX = _to_device(ops, _forwarding_table(group, relay_of_rank))
         self._relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
-        self._arrival_W = _on(
+        self._arrival_W = _to_device(
             ops, sorted(range(group.size), key=lambda source: (self._relay_of_source[source], source))
         )
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
         """Exchange sizes, then rows with relays, then rows with ranks."""
         ranks_TK = slots_TK // self.slots_per_rank
-        is_for_relay_TW = self.among(self._relay_of_rank_W[ranks_TK])
-        sizes_WX = self._sizes_by_relay(pairs_WM, is_for_relay_TW.sum(0), self.among(ranks_TK).sum(0))
+        is_for_relay_TW = self.rank_mask(self._relay_of_rank_W[ranks_TK])
+        sizes_WX = self._sizes_by_relay(pairs_WM, is_for_relay_TW.sum(0), self.rank_mask(ranks_TK).sum(0))
 
-        def by_relays() -> tuple[Sizes, Tensor]:
-            sizes = self.tell(sizes_WX)
-            first, near = self.slots_per_rank, len(self._near)
+        def exchange_by_relays() -> tuple[Sizes, Tensor]:
+            sizes = self.send_sizes(sizes_WX)
+            first, near = self.slots_per_rank, len(self._near_ranks)
             to_relays, relayed = ([line[first] for line in lines] for lines in (sizes.sent, sizes.received))
-            at_relay = self.give(self.for_each(rows_TX, is_for_relay_TW, sum(to_relays)), to_relays, relayed)
+            at_relay = self.send_rows(self.rows_by_rank(rows_TX, is_for_relay_TW, sum(to_relays)), to_relays, relayed)
             to_near = [sum(rows) for rows in zip(*(line[first + 2 :][:near] for line in sizes.received), strict=True)]
-            ranks_RK = self.slots_of(at_relay, slots_TK.shape[1]) // self.slots_per_rank
-            to_ranks = self.for_each(at_relay, self.among(ranks_RK) & self._is_near_W, sum(to_near))
-            from_each = [line[first + 1] for line in sizes.received]
-            rows = self.give(
-                to_ranks, self._of_all(self._near, to_near), self._of_all(self._relay_of_source, from_each)
+            ranks_RK = self.read_slots(at_relay, slots_TK.shape[1]) // self.slots_per_rank
+            to_ranks = self.rows_by_rank(at_relay, self.rank_mask(ranks_RK) & self._is_near_W, sum(to_near))
+            received = [line[first + 1] for line in sizes.received]
+            rows = self.send_rows(
+                to_ranks,
+                self._sum_by_rank(self._near_ranks, to_near),
+                self._sum_by_rank(self._relay_of_source, received),
             )
-            return sizes, rows[self._by_source(sizes.received_WX[:, first + 1], len(rows))]
+            return sizes, rows[self._source_order(sizes.received_WX[:, first + 1], len(rows))]
 
-        return by_relays
+        return exchange_by_relays
 
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
         """Return lines of sizes, [W, X]: a rank's pairs by slot; rows through it; rows for it; rows for its node."""
@@ -68,20 +70,20 @@ class NodeDispatcher(AllToAllDispatcher):
         passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]
         return torch.cat((pairs_WM, to_relay_W[:, None], rows_W[:, None], passed_on_WX), 1)
 
-    def _of_all(self, ranks: list[int], rows: list[int]) -> list[int]:
+    def _sum_by_rank(self, ranks: list[int], rows: list[int]) -> list[int]:
         """Add up rows by rank, for all ranks of the group."""
         total = [0] * self.group.size
         for rank, number in zip(ranks, rows, strict=True):
             total[rank] += number
         return total
 
-    def _by_source(self, from_each_W: Tensor, num_rows: int) -> Tensor:
+    def _source_order(self, received_W: Tensor, num_rows: int) -> Tensor:
         """Return the order that puts sources first: rows arrive by relay, then by source."""
-        sources = self._arrival_W.repeat_interleave(from_each_W[self._arrival_W], output_size=num_rows)
+        sources = self._arrival_W.repeat_interleave(received_W[self._arrival_W], output_size=num_rows)
         return sources.argsort(stable=True)
 
 
-def _passed_on(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
+def _forwarding_table(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
     """List the ranks of each relay's node, filled up to the largest node's; `size` stands for none."""
     members = [[rank for rank in range(group.size) if group.nodes[rank] == node] for node in group.nodes]
     most = max(map(len, members))
@@ -97,6 +99,6 @@ def _relay(group: Group, source: int, node: int) -> int:
     return there[own.index(source) % len(there)]
 
 
-def _on(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+def _to_device(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     """Put a table of the ranks where the rows are."""
     return torch.tensor(values, device=ops.device)

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from runtime.expert_parallel.dispatcher import (
     ChoiceRows,
-    Combined,
-    Computed,
-    Dispatched,
+    CombinedResults,
+    DispatchedRows,
+    DispatchHandle,
     MaskedRows,
     Pending,
     RowFormat,
@@ -58,60 +58,60 @@ class MaskedDispatcher:
         self.group, self.slots_per_rank, self.capacity = group, slots_per_rank, capacity
         self.row_format, self.ops = row_format, ops
         self.traffic = Traffic()
-        self._for_each = [slots_per_rank * capacity] * group.size
+        self._rows_per_rank = [slots_per_rank * capacity] * group.size
 
     def begin_step(self, num_tokens: int) -> None:
         """Assert that there is room for this many: otherwise the launch file's limits are broken."""
         assert num_tokens <= self.capacity
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Put each pair's row into the room of its slot; exchange all rooms."""
         pairs_S, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.group.size * self.slots_per_rank)
         pairs_WM = pairs_S.view(self.group.size, self.slots_per_rank)
         slots = slots_TK.flatten()
         place_of_pair = slots * self.capacity + row_of_pair - (pairs_S.cumsum(0) - pairs_S)[slots]
         bytes_RX = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
-        room = bytes_RX.new_zeros(self.group.size * self._for_each[0], bytes_RX.shape[1])
+        room = bytes_RX.new_zeros(self.group.size * self._rows_per_rank[0], bytes_RX.shape[1])
         exchange = partial(self._exchange, pairs_WM, room.index_copy_(0, place_of_pair[pair_of_row], bytes_RX))
 
-        def close_gaps(arrived: tuple[Tensor, Tensor]) -> Dispatched:
+        def close_gaps(arrived: tuple[Tensor, Tensor]) -> DispatchedRows:
             counts_WM, came_RX = arrived
-            arrival_of_row = self._without_gaps(counts_WM)
+            arrival_of_row = self._arrival_order(counts_WM)
             rows_MZX = came_RX.index_select(0, arrival_of_row).unflatten(0, (self.slots_per_rank, -1))
             decoded = self.row_format.decode(rows_MZX)
             way_back = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
             expected_rows = planned_rows(self.capacity, slots_TK.shape[1], self.slots_per_rank)
             rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=expected_rows)
-            return Dispatched(rows, pairs_WM.sum(1), way_back)
+            return DispatchedRows(rows, pairs_WM.sum(1), way_back)
 
-        arrival = self.group.begin(self.traffic.dispatch.timed(exchange))
-        return Pending(self.traffic.waiting(arrival.result), close_gaps)
+        arrival = self.group.begin(self.traffic.dispatch.time_exchange(exchange))
+        return Pending(self.traffic.time_wait(arrival.result), close_gaps)
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Send the results back the way the rows came."""
         way: _WayBack = dispatched.way_back
         rows_RD = results.flatten(0, 1)
         room = torch.empty_like(rows_RD).index_copy_(0, way.arrival_of_row, rows_RD)
-        exchange = partial(self.group.all_to_all, room, self._for_each, self._for_each)
-        arrival = self.group.begin(self.traffic.combine.timed(exchange))
+        exchange = partial(self.group.all_to_all, room, self._rows_per_rank, self._rows_per_rank)
+        arrival = self.group.begin(self.traffic.combine.time_exchange(exchange))
         return Pending(
-            self.traffic.waiting(arrival.result),
+            self.traffic.time_wait(arrival.result),
             lambda returned: ChoiceRows(returned, way.row_of_pair_TK, way.weights_TK, self.ops),
         )
 
     def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many rows came from each rank for each slot here, and the rooms that they came in."""
-        self.traffic.count(self.group, self._for_each, room.shape[1])
+        self.traffic.count(self.group, self._rows_per_rank, room.shape[1])
         one_each = [1] * self.group.size
         counts_WM = self.group.all_to_all(pairs_WM, one_each, one_each)
-        return counts_WM, self.group.all_to_all(room, self._for_each, self._for_each)
+        return counts_WM, self.group.all_to_all(room, self._rows_per_rank, self._rows_per_rank)
 
-    def _without_gaps(self, counts_WM: Tensor) -> Tensor:
+    def _arrival_order(self, counts_WM: Tensor) -> Tensor:
         """Return where each row of `[M, Z]` lies in what came, `[W, M, capacity]`: rows that exist first, by source."""
         place_Z = torch.arange(self.group.size * self.capacity, device=counts_WM.device)
         source_Z, number_Z = place_Z // self.capacity, place_Z % self.capacity
         is_room_MZ = number_Z >= counts_WM.T[:, source_Z]
         order_MZ = is_room_MZ.int().argsort(dim=1, stable=True)
         first_M = torch.arange(self.slots_per_rank, device=counts_WM.device) * self.capacity
-        arrival_MZ = source_Z[order_MZ] * self._for_each[0] + first_M[:, None] + number_Z[order_MZ]
+        arrival_MZ = source_Z[order_MZ] * self._rows_per_rank[0] + first_M[:, None] + number_Z[order_MZ]
         return arrival_MZ.flatten()

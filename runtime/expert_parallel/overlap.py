@@ -31,7 +31,7 @@ from enum import Enum, auto
 from itertools import islice, zip_longest
 from typing import TypeVar
 
-from runtime.trace import turn_of
+from runtime.trace import set_micro_batch
 
 __all__ = ["OVERLAPS", "Flow", "Overlap", "Pause"]
 
@@ -79,11 +79,11 @@ class Overlap:
         def whole() -> Flow[None]:
             results[number] = yield from flow
 
-        turn_of(number)
+        set_micro_batch(number)
         for pause in whole():
             if pause in self.pauses:
                 yield pause
-                turn_of(number)
+                set_micro_batch(number)
 
 
 OVERLAPS = {

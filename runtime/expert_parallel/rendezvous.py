@@ -51,10 +51,10 @@ class Meeting:
     size: int
     door: int | None = None
 
-    def await_all(self, what: str, timeout: timedelta) -> None:
-        """Say `what` of this rank, and wait until all ranks have said it. Raise RuntimeError (torch's)."""
-        self.store.set(f"{what}/{self.rank}", "")
-        self.store.wait([f"{what}/{peer}" for peer in range(self.size)], timeout)
+    def await_all(self, word: str, timeout: timedelta) -> None:
+        """Say `word` of this rank, and wait until all ranks have said it. Raise RuntimeError (torch's)."""
+        self.store.set(f"{word}/{self.rank}", "")
+        self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
     def shut_door(self) -> None:
         """Let nobody else in. The descriptor stays torch's to close, but leads nowhere."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from runtime.expert_parallel.group import Group
 
-__all__ = ["ExchangeTime", "Moved", "Traffic"]
+__all__ = ["ExchangeTime", "Traffic", "TrafficTotals"]
 
 T = TypeVar("T")
 
@@ -19,16 +19,16 @@ class ExchangeTime:
     count: int = 0
     seconds: float = 0.0
 
-    def timed(self, exchange: Callable[[], T]) -> Callable[[], T]:
+    def time_exchange(self, exchange: Callable[[], T]) -> Callable[[], T]:
         """Return `exchange`, timed from now until it returns."""
         began = time.monotonic()
 
-        def until_here() -> T:
+        def run() -> T:
             result = exchange()
             self.add(time.monotonic() - began)
             return result
 
-        return until_here
+        return run
 
     def add(self, seconds: float) -> None:
         """Count one more exchange, which took `seconds`."""
@@ -37,7 +37,7 @@ class ExchangeTime:
 
 
 @dataclass(frozen=True)
-class Moved:
+class TrafficTotals:
     """What exchanges moved, without their times."""
 
     bytes_sent: int
@@ -45,9 +45,9 @@ class Moved:
     dispatches: int
     combines: int
 
-    def __sub__(self, other: "Moved") -> "Moved":
+    def __sub__(self, other: "TrafficTotals") -> "TrafficTotals":
         """Return what was moved since `other`."""
-        return Moved(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return TrafficTotals(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass
@@ -60,19 +60,19 @@ class Traffic:
     combine: ExchangeTime = field(default_factory=ExchangeTime)
     waits: ExchangeTime = field(default_factory=ExchangeTime)  # of the step's thread, for rows that were not here yet
 
-    def waiting(self, arrive: Callable[[], T]) -> Callable[[], T]:
+    def time_wait(self, arrive: Callable[[], T]) -> Callable[[], T]:
         """Return `arrive`, whose time counts as waiting."""
 
-        def timed() -> T:
-            return self.waits.timed(arrive)()
+        def wait() -> T:
+            return self.waits.time_exchange(arrive)()
 
-        return timed
+        return wait
 
-    def moved(self) -> Moved:
+    def totals(self) -> TrafficTotals:
         """Return what was moved so far."""
-        return Moved(self.bytes_sent, self.bytes_to_other_nodes, self.dispatch.count, self.combine.count)
+        return TrafficTotals(self.bytes_sent, self.bytes_to_other_nodes, self.dispatch.count, self.combine.count)
 
-    def add(self, moved: Moved) -> None:
+    def add(self, moved: TrafficTotals) -> None:
         """Count exchanges that the host did not begin one by one."""
         self.bytes_sent += moved.bytes_sent
         self.bytes_to_other_nodes += moved.bytes_to_other_nodes

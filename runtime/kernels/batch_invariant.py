@@ -33,7 +33,7 @@ from torch import Tensor
 
 from runtime.errors import RuntimeFailure
 from runtime.kernels.fp8 import E4M3, ExpertCodes, Quantised
-from runtime.kernels.ops import Ops, own
+from runtime.kernels.ops import Ops, private_copy
 
 __all__ = ["TILE_ROWS", "BatchInvariant", "Batched", "Batching", "check_machine"]
 
@@ -146,8 +146,8 @@ class BatchInvariant:
         """Go tile by tile, as positions lie and not as the chunk does."""
         start, end = len(kv_SHX) - len(q_THQ), len(kv_SHX)
         before, after = start % TILE_POSITIONS, -end % TILE_POSITIONS
-        q, kv = _with_zeros(q_THQ, before, after), _with_zeros(kv_SHX, 0, after)
-        k_rope = _with_zeros(k_rope_SP, 0, after)
+        q, kv = _pad_rows(q_THQ, before, after), _pad_rows(kv_SHX, 0, after)
+        k_rope = _pad_rows(k_rope_SP, 0, after)
         ends = range(start - before + TILE_POSITIONS, end + after + 1, TILE_POSITIONS)
         tiles = [
             attend(tile, kv[:seen], k_rope[:seen]) for tile, seen in zip(q.split(TILE_POSITIONS), ends, strict=True)
@@ -168,7 +168,11 @@ class BatchInvariant:
         latent_BSC = ops.read_pages(pages_JSC, tables_BJ)
         contexts = [
             ops.attend(
-                own(q_BHC[b : b + 1]), own(latent_BSC[b : b + 1, :length]), lengths_B[b : b + 1], lora_rank, scale
+                private_copy(q_BHC[b : b + 1]),
+                private_copy(latent_BSC[b : b + 1, :length]),
+                lengths_B[b : b + 1],
+                lora_rank,
+                scale,
             )
             for b, length in enumerate(lengths_B.tolist())
         ]
@@ -239,9 +243,9 @@ def _tile(rows: Tensor, start: int) -> Tensor:
     """Return the rows from `start`, as many as a tile has, in memory of their own."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
-    return _with_zeros(tile, 0, missing) if missing else own(tile)
+    return _pad_rows(tile, 0, missing) if missing else private_copy(tile)
 
 
-def _with_zeros(rows: Tensor, before: int, after: int) -> Tensor:
+def _pad_rows(rows: Tensor, before: int, after: int) -> Tensor:
     """Put rows of zeros around `rows`."""
     return F.pad(rows, (*(0, 0) * (rows.dim() - 1), before, after))

@@ -66,7 +66,7 @@ def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
     groups_RFX = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     scales_RF = _scales(groups_RFX.abs().amax(-1))
     if power_of_two:
-        scales_RF = _rounded_up(scales_RF)
+        scales_RF = _round_up(scales_RF)
     codes = (groups_RFX / scales_RF[..., None]).to(E4M3)
     return Quantised(codes.flatten(1)[:, : x_RD.shape[1]].contiguous(), scales_RF)
 
@@ -78,7 +78,7 @@ def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
     scales = _scales(blocks.abs().amax((1, 3)))
     if power_of_two:
-        scales = _rounded_up(scales)
+        scales = _round_up(scales)
     codes = (blocks / scales[:, None, :, None]).to(E4M3).flatten(2).flatten(0, 1)
     return Quantised(codes[:rows, :columns].contiguous(), scales)
 
@@ -86,12 +86,12 @@ def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
 def dequantise_matrix(w: Quantised) -> Tensor:
     """Return [O, D] in FP32: each code times its block's scale."""
     rows, columns = w.codes.shape
-    return w.codes.float() * _by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
+    return w.codes.float() * _scales_by_row(w.scales, rows).repeat_interleave(BLOCK, 1)[:, :columns]
 
 
 def matmul(x: Quantised, w: Quantised) -> Tensor:
     """Return x W^T, [R, O] in FP32, block of channels by block of channels."""
-    scales_OF = _by_row(w.scales, len(w.codes))
+    scales_OF = _scales_by_row(w.scales, len(w.codes))
     total_RO = x.codes.new_zeros((len(x.codes), len(w.codes)), dtype=torch.float32)
     blocks = zip(x.codes.float().split(BLOCK, 1), w.codes.split(BLOCK, 1), strict=True)
     for group, (x_RX, w_OX) in enumerate(blocks):
@@ -112,7 +112,7 @@ def unpack(rows: Tensor, size: int) -> Quantised:
     return Quantised(rows[..., :size].view(E4M3), scales.view(torch.float32))
 
 
-def _by_row(scales: Tensor, num_rows: int) -> Tensor:
+def _scales_by_row(scales: Tensor, num_rows: int) -> Tensor:
     """Repeat a matrix's scales, [O / 128, D / 128], for each of its rows, [O, D / 128]."""
     return scales.repeat_interleave(BLOCK, 0)[:num_rows]
 
@@ -121,7 +121,7 @@ def _scales(magnitudes: Tensor) -> Tensor:
     return magnitudes.clamp(min=MIN_MAGNITUDE) / LARGEST
 
 
-def _rounded_up(scales: Tensor) -> Tensor:
+def _round_up(scales: Tensor) -> Tensor:
     """Round scales up to a power of two, exactly: scale = mantissa 2^exponent with a mantissa from 1/2 to below 1."""
     mantissas, exponents = torch.frexp(scales)
     return torch.ldexp(torch.ones_like(scales), exponents - (mantissas == 0.5).int())

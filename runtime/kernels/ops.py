@@ -22,7 +22,7 @@ from runtime.kernels import fp8
 from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import ExpertCodes, Quantised
 
-__all__ = ["GateRule", "Ops", "inverse", "own"]
+__all__ = ["GateRule", "Ops", "inverse_order", "private_copy"]
 
 # Queries of a prompt are scored in blocks, each against the keys up to its end, so half of a causal square is left out.
 QUERY_BLOCK = 128
@@ -123,11 +123,11 @@ class Ops:
         """
         k_nope_HSN, v_HSU = kv_SHX.transpose(0, 1).split((kv_SHX.shape[-1] - value_size, value_size), -1)
         k_HSQ = torch.cat((k_nope_HSN, k_rope_SP.expand(len(k_nope_HSN), -1, -1)), -1)
-        v_HSU = own(v_HSU)
+        v_HSU = private_copy(v_HSU)
         before, contexts = len(kv_SHX) - len(q_THQ), []
         for start, q_block in zip(range(before, len(kv_SHX), QUERY_BLOCK), q_THQ.split(QUERY_BLOCK), strict=True):
             end = start + len(q_block)
-            scores_HTS = self.scores(own(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous(), scale)
+            scores_HTS = self.scores(private_copy(q_block.transpose(0, 1)), k_HSQ[:, :end].contiguous(), scale)
             context_HTU = self.matmul(self.causal_softmax(scores_HTS), v_HSU[:, :end].contiguous())
             contexts.append(context_HTU.transpose(0, 1))
         return torch.cat(contexts)
@@ -216,7 +216,7 @@ class Ops:
         slots = slots_TK.flatten()
         pair_of_row = slots.argsort(stable=True)
         counts_M = slots.new_zeros(num_slots).scatter_add_(0, slots, torch.ones_like(slots))
-        return counts_M, pair_of_row, inverse(pair_of_row)
+        return counts_M, pair_of_row, inverse_order(pair_of_row)
 
     def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
         """Give (token, choice) pairs their rows, slot after slot, each slot's in their order.
@@ -305,12 +305,12 @@ class Ops:
         return F.embedding_bag(row_of_pair_TK, rows_RD, per_sample_weights=weights_TK, mode="sum")
 
 
-def own(x: Tensor) -> Tensor:
+def private_copy(x: Tensor) -> Tensor:
     """Return a copy whose address and strides tell nothing of what lay around `x`."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def inverse(order: Tensor) -> Tensor:
+def inverse_order(order: Tensor) -> Tensor:
     """Return where each element stands in `order`, a permutation."""
     positions = torch.empty_like(order)
     positions[order] = torch.arange(len(order), device=order.device)

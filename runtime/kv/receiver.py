@@ -29,11 +29,11 @@ from runtime.kv.room import Room, Staging, max_held_bytes, staged_bytes
 from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes
 from runtime.kv.tickets import Tickets
 from runtime.launch import KvLayout, UnitLaunch
-from runtime.protocol.bounds import why_not_computable
+from runtime.protocol.bounds import explain_uncomputable
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import MAX_HEADER_BYTES, PIECE_BYTES, STRANGER_HEADER_BYTES, FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Offer, Piece, Refused
-from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.sockets import detect_vanished_peer
 
 __all__ = ["KvReceiver", "check_layout"]
 
@@ -89,7 +89,7 @@ class KvReceiver:
         self._num_connections += 1
         try:
             if self._num_connections <= MAX_CONNECTIONS:
-                notice_a_vanished_peer(writer)
+                detect_vanished_peer(writer)
                 await self._follow(FrameReader(stream, FromPrefill, MAX_PIECE_BYTES), writer)
                 await _throw_away(stream, writer)
         except (WireError, OSError):
@@ -192,7 +192,7 @@ def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int])
 def _check_handover(handover: Handover, offer: Offer, launch: UnitLaunch, vocab_size: int) -> None:
     """Raise _Refusal."""
     limit = launch.limits.max_request_tokens
-    reason = why_not_computable(handover.prompt_ids, handover.generated, handover.sampling, vocab_size, limit)
+    reason = explain_uncomputable(handover.prompt_ids, handover.generated, handover.sampling, vocab_size, limit)
     if reason is not None:
         raise _Refusal(reason)
     if not handover.generated:

@@ -27,7 +27,7 @@ from runtime.errors import RuntimeFailure, WireError
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, Handover, HandoverReply, Offer, Piece, Refused
-from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.sockets import detect_vanished_peer
 
 __all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "TransferCounters", "as_bytes"]
 
@@ -222,7 +222,7 @@ class _Connection:
     async def _open(self) -> FrameReader[HandoverReply]:
         if self._replies is None:
             self._stream, self._writer = await asyncio.open_connection(self._host, self._port)
-            notice_a_vanished_peer(self._writer)
+            detect_vanished_peer(self._writer)
             self._replies = FrameReader(self._stream, HandoverReply)
         return self._replies
 

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.expert_parallel.traffic import Moved
+from runtime.expert_parallel.traffic import TrafficTotals
 from runtime.kernels.device import HostLink, Recorder, Recording
 from runtime.kv.cache import LatentCache, PageTable
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk, FixedRequests, ForwardBatch
 from runtime.protocol.counting import num_pages
 
-__all__ = ["CapturedSteps", "sizes_up_to"]
+__all__ = ["CapturedSteps", "captured_sizes"]
 
 SMALL, STEP, WIDE_STEP, WIDE_FROM = 8, 8, 16, 64
 
@@ -45,24 +45,24 @@ class CapturedSteps:
         """Record a step of every size: a collective of the unit, before its requests come."""
         self._model, self._cache = model, cache
         self._inputs = _Inputs(max_requests, num_pages(max_request_tokens), cache.link, model.backend.device)
-        self._steps = {size: self._record(size, recorder) for size in reversed(sizes_up_to(max_requests))}
+        self._steps = {size: self._record(size, recorder) for size in reversed(captured_sizes(max_requests))}
 
     def next_logits(self, decoding: Sequence[Chunk]) -> Tensor:
         """Return the logits of each request, [B, vocab], in memory that the next step overwrites."""
         size = min(size for size in self._steps if size >= len(decoding))
         step = self._steps[size]
-        self._inputs.put([decoding[number % len(decoding)] for number in range(size)])
+        self._inputs.write([decoding[number % len(decoding)] for number in range(size)])
         step.recording.replay()
-        self._model.dispatcher.traffic.add(step.moved)
+        self._model.dispatcher.traffic.add(step.totals)
         return step.logits[: len(decoding)]
 
     def _record(self, size: int, recorder: Recorder) -> "_Step":
         """Compute once outside, where kernels are compiled, then record with tensors that nothing was derived from."""
         self._compute(size)
         traffic = self._model.dispatcher.traffic
-        before = traffic.moved()
+        before = traffic.totals()
         recording, logits = recorder.record(lambda: self._compute(size))
-        return _Step(recording, logits, traffic.moved() - before)
+        return _Step(recording, logits, traffic.totals() - before)
 
     def _compute(self, size: int) -> Tensor:
         first = 0
@@ -73,7 +73,7 @@ class CapturedSteps:
         return self._model.logits_of_step(batches, self._cache)
 
 
-def sizes_up_to(max_requests: int) -> list[int]:
+def captured_sizes(max_requests: int) -> list[int]:
     """Return the sizes that are recorded: at most every second request of a small step is a copy, later few are."""
     small = [0, *(size for size in (1, 2, 4, SMALL) if size < max_requests)]
     close = range(SMALL + STEP, min(WIDE_FROM + 1, max_requests), STEP)
@@ -85,7 +85,7 @@ def sizes_up_to(max_requests: int) -> list[int]:
 class _Step:
     recording: Recording
     logits: Tensor  # [size, vocab], written anew by each replay
-    moved: Moved  # by its exchanges, which the host only sees while they are recorded
+    totals: TrafficTotals  # by its exchanges, which the host only sees while they are recorded
 
 
 class _Inputs:
@@ -100,14 +100,14 @@ class _Inputs:
         self._link, self._await_copies = link, link.behind(device)
         self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as they were last written
 
-    def put(self, decoding: Sequence[Chunk]) -> None:
+    def write(self, decoding: Sequence[Chunk]) -> None:
         """Put these requests in. What stands behind a request's table was another's: nobody looks at it.
 
         The last step's numbers may still be on their way, if nothing was drawn from its logits.
         """
         self._await_copies()
         numbers, tables = self._host
-        numbers[:, : len(decoding)] = FixedRequests.numbers_of(decoding)
+        numbers[:, : len(decoding)] = FixedRequests.request_numbers(decoding)
         for number, chunk in enumerate(decoding):
             if chunk.table != self._tables[number]:  # rarely: a request gets a page with every 64th token
                 self._tables[number] = list(chunk.table)

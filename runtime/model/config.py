@@ -22,7 +22,7 @@ __all__ = ["ModelConfig", "read_model_config"]
 TopkMethod = Literal["noaux_tc", "greedy", "group_limited_greedy"]
 
 # Key -> the values that are computed; the first is what a file means that leaves the key out.
-FOR_ALL: dict[str, tuple[Any, ...]] = {
+COMMON_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "mlp_bias": (False,),
@@ -43,7 +43,7 @@ V3: dict[str, tuple[Any, ...]] = {
     "norm_topk_prob": (True, False),
     "rope_interleave": (True, False),
 }
-FOR_MODEL_TYPE: dict[str, dict[str, tuple[Any, ...]]] = {
+MODEL_TYPE_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepseek_v3": V3,
     "kimi_k2": V3,
     # V2 normalises nowhere, and its two codes disagree on what that would mean: DeepSeek's then drops the scaling
@@ -136,13 +136,13 @@ def read_model_config(folder: Path) -> ModelConfig:
 def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the values of the keys that have few. Raise CheckpointError for any other value."""
     model_type = document.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FOR_MODEL_TYPE:
-        raise _refused(path, "model_type", model_type, tuple(FOR_MODEL_TYPE))
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPE_VALUES:
+        raise _unsupported_value(path, "model_type", model_type, tuple(MODEL_TYPE_VALUES))
     chosen = {}
-    for key, values in (FOR_ALL | FOR_MODEL_TYPE[model_type]).items():
+    for key, values in (COMMON_VALUES | MODEL_TYPE_VALUES[model_type]).items():
         chosen[key] = document.get(key, values[0])
         if chosen[key] not in values:
-            raise _refused(path, key, chosen[key], values)
+            raise _unsupported_value(path, key, chosen[key], values)
     return chosen
 
 
@@ -158,11 +158,11 @@ def _quantisation(document: dict[str, Any], path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: quantization_config is {quantisation!r}, an object is needed")
     for key, values in QUANTISATION.items():
         if quantisation.get(key, values[0]) not in values:
-            raise _refused(path, f"quantization_config.{key}", quantisation[key], values)
+            raise _unsupported_value(path, f"quantization_config.{key}", quantisation[key], values)
     return quantisation
 
 
-def _refused(path: Path, key: str, value: Any, values: tuple[Any, ...]) -> CheckpointError:
+def _unsupported_value(path: Path, key: str, value: Any, values: tuple[Any, ...]) -> CheckpointError:
     return CheckpointError(f"{path}: {key} is {value!r}, this runtime computes only {' and '.join(map(repr, values))}")
 
 

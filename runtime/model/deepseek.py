@@ -100,7 +100,7 @@ class DeepseekV3(nn.Module):
         steps = self._micro_batches(prefilling, decoding)
         return self._run(steps, lambda step: self._hidden_states(step, cache, step.answering()))
 
-    def normed(self, x_TD: Tensor) -> Tensor:
+    def apply_final_norm(self, x_TD: Tensor) -> Tensor:
         """Return what the head reads of hidden states, [T, D] in FP32."""
         return self.batching.rows(self.model.norm, x_TD).float()
 
@@ -112,7 +112,7 @@ class DeepseekV3(nn.Module):
         """Let the ranks agree on how to dispatch what follows. Every rank calls this before anything is dispatched."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
-    def row_wise(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
+    def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
         """Return one function of each shape that `batching` computes in rows: (function, size of a row, its type)."""
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():
@@ -146,7 +146,7 @@ class DeepseekV3(nn.Module):
 
         In the last layer nobody reads anything of the other tokens except their latents.
         """
-        cos, sin = self.rotary.at(step.positions_T)
+        cos, sin = self.rotary.lookup(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)
         for layer, pages in zip(self.model.layers, cache.layers, strict=True):
             is_last = layer is self.model.layers[-1]
@@ -242,5 +242,5 @@ def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
         case Fp8Experts():
             return module.first_expert
         case LatentAttention():
-            return module.without_cache
+            return module.decode_without_cache
     return None

@@ -27,7 +27,7 @@ from runtime.model.captured_steps import CapturedSteps
 from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.deepseek import DeepseekV3, PhysicalToLogical
 from runtime.model.forward_batch import Chunk
-from runtime.protocol.counting import in_pages
+from runtime.protocol.counting import round_up_to_page
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -74,7 +74,7 @@ class Engine:
         self.loaded = weights.load(self.model, config.checkpoint, progress)
         self.backend.ops.prepare()
         if config.deterministic:
-            check_machine(self.model.row_wise())
+            check_machine(self.model.row_functions())
 
     @property
     def token_shape(self) -> tuple[int, int]:
@@ -139,7 +139,7 @@ class Engine:
         To other ranks it is a step like any other.
         """
         x_TD = self.model.last_hidden_states(prefilling, decoding, cache)
-        return self.model.logits(x_TD), self.model.normed(x_TD)
+        return self.model.logits(x_TD), self.model.apply_final_norm(x_TD)
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
@@ -155,7 +155,7 @@ class Engine:
 
     def _whole(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
         """Return each prompt as one chunk, in a cache of just their size."""
-        cache = self.new_cache(sum(in_pages(len(prompt)) for prompt in prompts))
+        cache = self.new_cache(sum(round_up_to_page(len(prompt)) for prompt in prompts))
         chunks = [Chunk(prompt, 0, []) for prompt in prompts]
         for chunk in chunks:
             cache.allocate(chunk.table, chunk.end)

@@ -81,7 +81,7 @@ class ForwardBatch:
         self.contexts = [  # what a chunk sees
             self._integers(slot_mapping(chunk.table, 0, chunk.end)) for chunk in prefilling
         ]
-        self.tables_BJ = self._padded([chunk.table for chunk in decoding])
+        self.tables_BJ = self._pad_tables([chunk.table for chunk in decoding])
         self.lengths_B = self._integers(chunk.end for chunk in decoding)
 
     def give_latents(self, layer: int, latent_TC: Tensor) -> None:
@@ -102,7 +102,7 @@ class ForwardBatch:
     def _integers(self, values: Iterable[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
-    def _padded(self, tables: list[PageTable]) -> Tensor:
+    def _pad_tables(self, tables: list[PageTable]) -> Tensor:
         """Return tables [B, J]; a shorter table ends with page 0, whose content nobody looks at."""
         max_pages = max(map(len, tables), default=0)
         pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
@@ -110,7 +110,7 @@ class ForwardBatch:
 
 
 class FixedRequests(ForwardBatch):
-    """Decoding requests in tensors that are filled anew for each step: what `numbers_of` returns, and tables."""
+    """Decoding requests in tensors that are filled anew for each step: what `request_numbers` returns, and tables."""
 
     def __init__(self, numbers_4B: Tensor, tables_BJ: Tensor) -> None:
         self._prefilling = self._decoding = ()
@@ -121,7 +121,7 @@ class FixedRequests(ForwardBatch):
         self.tables_BJ = tables_BJ
 
     @staticmethod
-    def numbers_of(decoding: Sequence[Chunk]) -> Tensor:
+    def request_numbers(decoding: Sequence[Chunk]) -> Tensor:
         """Return each request's last token, its position, its row of the cache, and how many tokens it has: [4, B]."""
         rows = [slot for chunk in decoding for slot in slot_mapping(chunk.table, chunk.start, chunk.end)]
         tokens = [chunk.token_ids[0] for chunk in decoding]

@@ -71,7 +71,7 @@ class LatentAttention(nn.Module):
         """Return what the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
-    def without_cache(self, x_TD: Tensor) -> Tensor:
+    def decode_without_cache(self, x_TD: Tensor) -> Tensor:
         """Compute decode's row-wise parts at position 0, [T, D], for `check_machine`."""
         cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2, device=x_TD.device)
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))

@@ -180,10 +180,10 @@ class MixtureOfExperts(nn.Module):
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
             del dispatching  # and the rows that it sent: what is held in a flow is held while the other computes
-        rows, sent = dispatched.rows, dispatched.without_rows()
+        rows, sent = dispatched.rows, dispatched.drop_rows()
         del dispatched
         with self.span("experts"):
-            results = self._computed(rows)
+            results = self._run_experts(rows)
         self.load.add(self.moe_layer, rows.counts_M, sent.sent_W)
         del rows
         with self.span("combine issue"):
@@ -197,7 +197,7 @@ class MixtureOfExperts(nn.Module):
         with self.span("sum"):
             return combined.sum().add_(shared_TD)
 
-    def _computed(self, rows: ExpertRows) -> Tensor:
+    def _run_experts(self, rows: ExpertRows) -> Tensor:
         """Return the experts' results, weighed here if combine will not."""
         results = self.experts(rows)
         return results if self.dispatcher.weights_applied is WeightsApplied.BY_COMBINE else rows.weigh(results)

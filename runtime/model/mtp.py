@@ -67,7 +67,7 @@ class MultiTokenPrediction(nn.Module):
         (main,) = self._main
         step = ForwardBatch(prefilling, decoding, main.backend.device)
         main.begin_step([step])
-        cos, sin = main.rotary.at(step.positions_T)
+        cos, sin = main.rotary.lookup(step.positions_T)
         x_TD = main.batching.rows(self._join, main.model.embed_tokens(step.token_ids_T), hidden_TD)
         (x_TD,) = OVERLAPS["none"].run([self._layer(x_TD, cos, sin, step, step, pages)])
         return main.batching.rows(self._head, x_TD)

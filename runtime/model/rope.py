@@ -30,7 +30,7 @@ __all__ = ["RotaryTable", "Yarn", "read_rope"]
 
 YARN_REQUIRED = ("factor", "original_max_position_embeddings")
 YARN_OPTIONAL = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-BESIDE_YARN = ("type", "rope_type", "rope_theta")
+OTHER_KEYS = ("type", "rope_type", "rope_theta")
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Yarn:
     def amplitude(self) -> float:
         """The factor on cos and sin."""
         if self.mscale is None or self.mscale_all_dim is None:
-            return self._sharper_by(1.0)
-        return self._sharper_by(self.mscale) / self._sharper_by(self.mscale_all_dim)
+            return self._mscale(1.0)
+        return self._mscale(self.mscale) / self._mscale(self.mscale_all_dim)
 
     @property
     def softmax_factor(self) -> float:
         """The factor on the softmax's scale."""
-        return 1.0 if self.mscale_all_dim is None else self._sharper_by(self.mscale_all_dim) ** 2
+        return 1.0 if self.mscale_all_dim is None else self._mscale(self.mscale_all_dim) ** 2
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
         """Return `frequencies` `[dim / 2]` for the longer model."""
@@ -71,7 +71,7 @@ class Yarn:
         """Return the i (a fraction) whose angle makes `times` full turns over the original length."""
         return dim * math.log(self.original_max_position_embeddings / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    def _sharper_by(self, mscale: float) -> float:
+    def _mscale(self, mscale: float) -> float:
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
@@ -86,7 +86,7 @@ class RotaryTable:
         amplitude = 1.0 if yarn is None else yarn.amplitude
         self._cos, self._sin = angles.cos() * amplitude, angles.sin() * amplitude
 
-    def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    def lookup(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, `[T, dim / 2]` each."""
         return self._cos[positions_T], self._sin[positions_T]
 
@@ -113,7 +113,7 @@ def _yarn(parameters: dict[str, Any], name: str, path: Path) -> Yarn | None:
     if kind not in ("default", "yarn"):
         raise CheckpointError(f"{path}: {name} is of type {kind!r}, this runtime computes only 'default' and 'yarn'")
     fields = YARN_REQUIRED + YARN_OPTIONAL if kind == "yarn" else ()
-    unknown = {key for key, value in parameters.items() if value is not None} - {*fields, *BESIDE_YARN}
+    unknown = {key for key, value in parameters.items() if value is not None} - {*fields, *OTHER_KEYS}
     if unknown:
         raise CheckpointError(f"{path}: {name} has {sorted(unknown)}, which this runtime does not compute")
     if kind == "default":

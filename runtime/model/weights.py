@@ -41,7 +41,7 @@ from runtime.errors import CheckpointError
 from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix, num_blocks, quantise_matrix
 from runtime.model.moe import MixtureOfExperts
 
-__all__ = ["Loaded", "load"]
+__all__ = ["LoadedWeights", "load"]
 
 PART_BYTES = 8 * 2**20
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": E4M3}
@@ -61,7 +61,7 @@ class _Destination:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedWeights:
     """What was read: the digest of each tensor's stored bytes, by name. With a manifest they are those that it has."""
 
     folder: Path
@@ -74,13 +74,15 @@ class Loaded:
         """The tensors that were read, scales included."""
         return list(self.digests)
 
-    def read_by(self, rank: str) -> ReadWeights:
+    def summarise_for(self, rank: str) -> ReadWeights:
         """Return what ranks compare; `rank` is what others call this one. Raise CheckpointError."""
         return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
 
 @torch.no_grad()
-def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Loaded:
+def load(
+    model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> LoadedWeights:
     """Read every tensor of this rank, and hold it against the manifest if there is one.
 
     `progress(done, total)` counts tensors without scales. Raise CheckpointError.
@@ -89,7 +91,7 @@ def load(model: nn.Module, folder: Path, progress: Callable[[int, int], None] = 
         return _load(model, folder, shards, progress)
 
 
-def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callable[[int, int], None]) -> Loaded:
+def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callable[[int, int], None]) -> LoadedWeights:
     manifest = read_manifest(folder)
     if manifest is None:
         refuse_holes(shards)
@@ -100,15 +102,15 @@ def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callabl
     destinations = _destinations(model, index, prefix)
     for name in destinations:
         _check(name, tuple(destinations[name][0].values.shape), index, folder)
-    _check_tied(_tied(model, prefix), index, folder)
-    in_order_of_files = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
+    _check_tied(_tied_names(model, prefix), index, folder)
+    sorted_by_file = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
     with ReadDigests(None if manifest is None else manifest.tensors, torch.get_num_threads()) as digests:
-        for done, name in enumerate(in_order_of_files, 1):
-            for first, part in _read(name, index, digests):
+        for done, name in enumerate(sorted_by_file, 1):
+            for first, part in _read_parts(name, index, digests):
                 for destination in destinations[name]:
-                    _put(part, destination, first)
+                    _store_part(part, destination, first)
             progress(done, len(destinations))
-    return Loaded(folder, index, digests.found, has_manifest=manifest is not None)
+    return LoadedWeights(folder, index, digests.found, has_manifest=manifest is not None)
 
 
 def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list[_Destination]]:
@@ -132,13 +134,13 @@ def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list
         if isinstance(mixture, MixtureOfExperts):
             for slot, expert in enumerate(mixture.load.local_experts[mixture.moe_layer].tolist()):
                 add(f"{layer}.experts.{expert}.", mixture.experts.tensors(slot))
-    for name, other in _tied(model, prefix):
+    for name, other in _tied_names(model, prefix):
         if other in index:
             destinations[other] = destinations[name] if name in index else destinations.pop(name)
     return destinations
 
 
-def _tied(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
+def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
     """Return both tensors of each parameter that two modules share: the embedding's and the head's, or none."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -159,8 +161,8 @@ def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None
 def _equal(name: str, other: str, index: Index) -> bool:
     if index[name].dtype != index[other].dtype:
         return False
-    parts = zip(_read(name, index, None), _read(other, index, None), strict=True)
-    return all(torch.equal(_wide(one), _wide(same)) for (_, one), (_, same) in parts)
+    parts = zip(_read_parts(name, index, None), _read_parts(other, index, None), strict=True)
+    return all(torch.equal(_dequantise(one), _dequantise(same)) for (_, one), (_, same) in parts)
 
 
 def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
@@ -205,7 +207,7 @@ def _is_fp8(stored: StoredTensor) -> bool:
     return TYPES[stored.dtype] == E4M3
 
 
-def _read(name: str, index: Index, digests: ReadDigests | None) -> Iterator[tuple[int, Tensor | Quantised]]:
+def _read_parts(name: str, index: Index, digests: ReadDigests | None) -> Iterator[tuple[int, Tensor | Quantised]]:
     """Yield the tensor in parts, each with the number of its first row; a part of an FP8 matrix has whole blocks."""
     stored = index[name]
     num_rows = stored.shape[0]
@@ -232,9 +234,9 @@ def _read_rows(name: str, index: Index, first: int, count: int, digests: ReadDig
     return rows
 
 
-def _put(part: Tensor | Quantised, destination: _Destination, first: int) -> None:
+def _store_part(part: Tensor | Quantised, destination: _Destination, first: int) -> None:
     if destination.scales is None:
-        values = _wide(part)
+        values = _dequantise(part)
         destination.values[first : first + len(values)] = values
         return
     quantised = part if isinstance(part, Quantised) else quantise_matrix(part, destination.power_of_two)
@@ -242,5 +244,5 @@ def _put(part: Tensor | Quantised, destination: _Destination, first: int) -> Non
     destination.scales[first // BLOCK : first // BLOCK + len(quantised.scales)] = quantised.scales
 
 
-def _wide(part: Tensor | Quantised) -> Tensor:
+def _dequantise(part: Tensor | Quantised) -> Tensor:
     return dequantise_matrix(part) if isinstance(part, Quantised) else part

@@ -27,8 +27,8 @@ __all__ = [
     "Seed",
     "Temperature",
     "TopP",
-    "why_no_address",
-    "why_not_computable",
+    "explain_bad_address",
+    "explain_uncomputable",
 ]
 
 INT32_MAX = 2**31 - 1
@@ -61,7 +61,7 @@ class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     json_schema: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA_BYTES)] | None
 
 
-def why_not_computable(
+def explain_uncomputable(
     prompt_ids: list[int], generated: list[int], sampling: Sampling, vocab_size: int, max_request_tokens: int
 ) -> str | None:
     """Return why a rank cannot compute what follows the prompt and the tokens `generated` after it, or None."""
@@ -83,7 +83,7 @@ def why_not_computable(
     return None
 
 
-def why_no_address(host: str | None, port: int | None) -> str | None:
+def explain_bad_address(host: str | None, port: int | None) -> str | None:
     """Return why nobody can be called there, or None. A rank is reached at an IP address, never at a name."""
     if host is None or port is None:
         return "no address"

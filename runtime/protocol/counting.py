@@ -3,7 +3,7 @@
 Source of the size of a page: FlashMLA (github.com/deepseek-ai/FlashMLA), "Paged kvcache with block size of 64".
 """
 
-__all__ = ["PAGE_TOKENS", "attention_pairs", "in_pages", "num_pages"]
+__all__ = ["PAGE_TOKENS", "attention_pairs", "num_pages", "round_up_to_page"]
 
 PAGE_TOKENS = 64
 
@@ -13,7 +13,7 @@ def num_pages(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
 
 
-def in_pages(num_tokens: int) -> int:
+def round_up_to_page(num_tokens: int) -> int:
     """Return `num_tokens` rounded up to whole pages."""
     return num_pages(num_tokens) * PAGE_TOKENS
 

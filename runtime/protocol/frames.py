@@ -61,7 +61,7 @@ class FrameReader(Generic[Message]):
         self._stream = stream
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(messages)
         self._max_payload_bytes = max_payload_bytes
-        self._held = bytearray()  # that has come and is not read yet
+        self._buffer = bytearray()  # that has come and is not read yet
 
     async def read(self) -> tuple[Message, bytearray] | None:
         """Return the next message and its payload; None when the peer closed between frames. Raise WireError."""
@@ -73,11 +73,11 @@ class FrameReader(Generic[Message]):
 
         The caller must read or skip the payload before it reads the next message.
         """
-        if not self._held and not await self._hears_more():
+        if not self._buffer and not await self._hears_more():
             return None
-        return self._header_here(max_bytes) or await _in_time(self._rest_of_header(max_bytes))
+        return self._header_here(max_bytes) or await _read_within_timeout(self._rest_of_header(max_bytes))
 
-    def whole_here(self) -> Message | None:
+    def read_buffered(self) -> Message | None:
         """Return the next message if all of it has come, without waiting; else None. It has no payload.
 
         Who reads thousands of small frames a second takes those that came together at no cost of a wait each.
@@ -109,11 +109,11 @@ class FrameReader(Generic[Message]):
 
     async def read_payload_into(self, payload: memoryview) -> None:
         """Read the payload piece by piece to where it stays: it may have gigabytes, and is never there twice."""
-        await _in_time(self._fill(payload))
+        await _read_within_timeout(self._fill(payload))
 
     async def skip_payload(self, num_bytes: int) -> None:
         """Read the payload and keep nothing of it."""
-        await _in_time(self._skip(num_bytes))
+        await _read_within_timeout(self._skip(num_bytes))
 
     async def _rest_of_header(self, max_bytes: int) -> tuple[Message, int]:
         while (head := self._header_here(max_bytes)) is None:
@@ -123,14 +123,14 @@ class FrameReader(Generic[Message]):
 
     def _header_here(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
         """Return the next message and its payload's size if all of its header has come."""
-        if len(self._held) < FRAME_PREFIX_BYTES:
+        if len(self._buffer) < FRAME_PREFIX_BYTES:
             return None
         header_bytes, payload_bytes = self._check_prefix(max_bytes)
         end = FRAME_PREFIX_BYTES + header_bytes
-        if len(self._held) < end:
+        if len(self._buffer) < end:
             return None
-        message = self._decode(self._held[FRAME_PREFIX_BYTES:end])
-        del self._held[:end]
+        message = self._decode(self._buffer[FRAME_PREFIX_BYTES:end])
+        del self._buffer[:end]
         return message, payload_bytes
 
     async def _fill(self, payload: memoryview) -> None:
@@ -145,9 +145,9 @@ class FrameReader(Generic[Message]):
             num_bytes -= len(await self._piece(num_bytes))
 
     async def _piece(self, max_bytes: int) -> bytes | bytearray:
-        if self._held:
-            piece = self._held[:max_bytes]
-            del self._held[:max_bytes]
+        if self._buffer:
+            piece = self._buffer[:max_bytes]
+            del self._buffer[:max_bytes]
             return piece
         heard = await self._hear(min(max_bytes, PIECE_BYTES))
         if not heard:
@@ -157,7 +157,7 @@ class FrameReader(Generic[Message]):
     async def _hears_more(self) -> bool:
         """Hold what comes next; return False at the end of the stream."""
         heard = await self._hear(PIECE_BYTES)
-        self._held += heard
+        self._buffer += heard
         return bool(heard)
 
     async def _hear(self, max_bytes: int) -> bytes:
@@ -167,7 +167,7 @@ class FrameReader(Generic[Message]):
             return b""
 
     def _check_prefix(self, max_bytes: int) -> tuple[int, int]:
-        magic, version, _, header_bytes, payload_bytes = _PREFIX.unpack_from(self._held)
+        magic, version, _, header_bytes, payload_bytes = _PREFIX.unpack_from(self._buffer)
         if magic != MAGIC:
             raise WireError("the peer does not speak Tidemill's wire protocol")
         if version != VERSION:
@@ -185,7 +185,7 @@ class FrameReader(Generic[Message]):
             raise WireError(f"a message cannot be read: {error}") from None
 
 
-async def _in_time(reading: Coroutine[Any, Any, Read]) -> Read:
+async def _read_within_timeout(reading: Coroutine[Any, Any, Read]) -> Read:
     try:
         async with asyncio.timeout(FRAME_TIMEOUT_S):
             return await reading

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import llguidance
 
 __all__ = [
-    *("ANY_OBJECT", "MAX_SCHEMA_BYTES", "is_installed", "json_matcher", "read_vocabulary", "why_no_grammar"),
-    "why_refused_unread",
+    *("ANY_OBJECT", "MAX_SCHEMA_BYTES", "is_installed", "json_matcher", "read_vocabulary", "explain_schema_refusal"),
+    "explain_unread_schema",
 ]
 
 ANY_OBJECT = '{"type":"object"}'
@@ -42,16 +42,16 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def why_refused_unread(schema: str) -> str | None:
+def explain_unread_schema(schema: str) -> str | None:
     """Return why nobody shall read this schema, or None. This takes no time: an event loop may ask."""
     if not is_installed():
         return MISSING
     return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
 
 
-def why_no_grammar(schema: str) -> str | None:
+def explain_schema_refusal(schema: str) -> str | None:
     """Return why no answer can be held to this schema, or None. The library may take seconds to say."""
-    reason = why_refused_unread(schema) or _why_over_limits(schema)
+    reason = explain_unread_schema(schema) or _explain_over_limits(schema)
     if reason is not None:
         return reason
     import llguidance
@@ -83,7 +83,7 @@ def _grammar(schema: str) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=OPTIONS)
 
 
-def _why_over_limits(schema: str) -> str | None:
+def _explain_over_limits(schema: str) -> str | None:
     """Return why nobody shall make a grammar of this schema, or None. It takes tens of milliseconds at most."""
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
@@ -147,8 +147,8 @@ def _coefficient(values: list[Decimal]) -> int:
         if len(digits) > MAX_DIGITS:
             return MAX_REMAINDERS + 1
         assert isinstance(exponent, int)  # JSON has no infinity
-        num_twos, odd = _divided(int("".join(map(str, digits))), 2)
-        num_fives, factor = _divided(odd, 5)
+        num_twos, odd = _divide_out(int("".join(map(str, digits))), 2)
+        num_fives, factor = _divide_out(odd, 5)
         twos.append(num_twos + exponent)
         fives.append(num_fives + exponent)
         rest = math.lcm(rest, factor)
@@ -158,7 +158,7 @@ def _coefficient(values: list[Decimal]) -> int:
     return rest * (2**num_more if num_more > 0 else 5**-num_more)
 
 
-def _divided(number: int, prime: int) -> tuple[int, int]:
+def _divide_out(number: int, prime: int) -> tuple[int, int]:
     """Return how often the prime divides the number, and what is left of it."""
     times = 0
     while number % prime == 0:

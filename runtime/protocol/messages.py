@@ -57,7 +57,7 @@ __all__ = [
     "StepTime",
     "Token",
     "Wait",
-    "gateway_of",
+    "request_gateway",
 ]
 
 RankState = Literal["loading", "joining", "ready", "draining"]
@@ -345,6 +345,6 @@ HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected
 
 
-def gateway_of(request_id: str) -> str:
+def request_gateway(request_id: str) -> str:
     """Return which gateway's request this is. Ids are GATEWAY-NUMBER: several gateways ask the same ranks."""
     return request_id.rpartition("-")[0]

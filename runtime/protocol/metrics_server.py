@@ -26,7 +26,7 @@ from prometheus_client.exposition import choose_encoder
 from runtime.errors import RuntimeFailure
 from runtime.protocol.sockets import check_address
 
-__all__ = ["MAX_CONNECTIONS", "path_of", "serve_metrics"]
+__all__ = ["MAX_CONNECTIONS", "serve_metrics", "target_path"]
 
 PAUSE_S = 0.1  # assumed: a scrape or a probe waits for seconds
 LONGEST_S = 10.0  # assumed, of a connection: Prometheus gives up a scrape after as long, unless it is told otherwise
@@ -66,7 +66,7 @@ def serve_metrics(
         thread.join()
 
 
-def path_of(target: str) -> str:
+def target_path(target: str) -> str:
     """Return the path of a request's target, which is a whole URL where a proxy sent it (RFC 9112, section 3.2.2)."""
     scheme, separator, rest = target.partition("://")
     is_url = separator and scheme.lower() in ("http", "https")
@@ -142,9 +142,9 @@ def _application(
     metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        path = path_of(environ["PATH_INFO"])
+        path = target_path(environ["PATH_INFO"])
         if path == METRICS:
-            return metrics(_with_a_readable_accept(environ), start_response)
+            return metrics(_drop_unreadable_accept(environ), start_response)
         if path in probes:
             is_so, word = probes[path]
             status, text = (HTTPStatus.OK, word) if is_so() else (HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}")
@@ -156,7 +156,7 @@ def _application(
     return answer
 
 
-def _with_a_readable_accept(environ: dict[str, Any]) -> dict[str, Any]:
+def _drop_unreadable_accept(environ: dict[str, Any]) -> dict[str, Any]:
     """Drop an Accept header that prometheus_client cannot read, such as one with a version that is no number."""
     try:
         choose_encoder(environ.get("HTTP_ACCEPT", ""))

@@ -13,7 +13,7 @@ import socket
 from runtime.errors import RuntimeFailure
 
 __all__ = [
-    *("VANISHED_AFTER_S", "check_address", "comes_from", "listen", "look_up", "notice_a_vanished_peer"),
+    *("VANISHED_AFTER_S", "check_address", "has_peer_address", "listen", "look_up", "detect_vanished_peer"),
     "write_or_hang_up",
 ]
 
@@ -43,7 +43,7 @@ def look_up(name: str, own_address: str) -> str:
     return str(ipaddress.ip_address(address))
 
 
-def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:
+def detect_vanished_peer(writer: asyncio.StreamWriter) -> None:
     """Make the connection fail when nothing is heard of the peer for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -56,7 +56,7 @@ def notice_a_vanished_peer(writer: asyncio.StreamWriter) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def comes_from(writer: asyncio.StreamWriter, address: str) -> bool:
+def has_peer_address(writer: asyncio.StreamWriter, address: str) -> bool:
     """Return whether the connection's other end has the IP `address`; anybody can write an address into a message."""
     host, *_ = writer.get_extra_info("peername")
     try:

@@ -21,16 +21,16 @@ from runtime.errors import RuntimeFailure, WireError
 
 __all__ = [
     *("HANDSHAKE_S", "SHUTDOWN_S", "Credentials", "Impostor", "Trust", "call", "identity"),
-    *("seconds_valid", "why_refused"),
+    *("seconds_valid", "explain_tls_failure"),
 ]
 
 HANDSHAKE_S = 5.0  # assumed: as long as a rank has for its Hello
 SHUTDOWN_S = 1.0  # assumed: a peer that is there says at once that it ends
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
-OF_DATES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h
+DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h
 PURPOSES = {"server": ssl.PROTOCOL_TLS_SERVER, "client": ssl.PROTOCOL_TLS_CLIENT}
 
-_Seen = tuple[tuple[int, int], ...]
+_Stamps = tuple[tuple[int, int], ...]
 
 
 class Impostor(WireError):
@@ -44,23 +44,23 @@ class Credentials:
         """Read the files. Raise RuntimeFailure when that is impossible."""
         self._folder, self._side = folder, side
         try:
-            self._seen, self._context = self._look(), self._read()
+            self._stamps, self._context = self._look(), self._read()
         except (OSError, ValueError) as error:  # an SSLError is an OSError
-            raise RuntimeFailure(f"cannot use the certificate in {folder}: {why_refused(error)}") from None
+            raise RuntimeFailure(f"cannot use the certificate in {folder}: {explain_tls_failure(error)}") from None
 
     @property
     def context(self) -> ssl.SSLContext:
         """What a new connection begins with. Files that cannot be read, or are half renewed, change nothing yet."""
         try:
             seen = self._look()
-            if seen != self._seen:
+            if seen != self._stamps:
                 self._context = self._read()
-                self._seen = seen
+                self._stamps = seen
         except (OSError, ValueError):
             pass
         return self._context
 
-    def _look(self) -> _Seen:
+    def _look(self) -> _Stamps:
         stats = [(self._folder / name).stat() for name in (CERTIFICATE, KEY, AUTHORITY)]
         return tuple((each.st_mtime_ns, each.st_ino) for each in stats)
 
@@ -110,14 +110,14 @@ def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
     return ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time() if certificate else None
 
 
-def why_refused(error: Exception) -> str:
+def explain_tls_failure(error: Exception) -> str:
     """Return in a few words why a handshake failed or files cannot be used, without OpenSSL's file and line.
 
     Where it is a matter of dates, say by whose clock: a certificate is seldom wrong, and a clock often.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         clock = time.strftime(" by this machine's clock, which shows %Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return f"{error.verify_message}{clock if error.verify_code in OF_DATES else ''}"
+        return f"{error.verify_message}{clock if error.verify_code in DATE_ERRORS else ''}"
     if isinstance(error, ssl.SSLError) and error.reason:
         clock = " by the other end's clock" if error.reason.endswith("CERTIFICATE_EXPIRED") else ""
         return error.reason.replace("_", " ").lower() + clock

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import digest_of_file, read_json
+from runtime.checkpoint import file_digest, read_json
 from runtime.errors import CheckpointError, RequestFailure
-from runtime.protocol.json_grammar import is_installed, json_matcher, read_vocabulary, why_no_grammar
+from runtime.protocol.json_grammar import explain_schema_refusal, is_installed, json_matcher, read_vocabulary
 from runtime.serving.request import Constraint, Request
 
 __all__ = ["Constraints"]
@@ -62,7 +62,7 @@ class Constraints:
         return Constraint((self._made(schema, stop_ids) if fresh is None else fresh).deep_copy())
 
     def _made(self, schema: str, stop_ids: list[int]) -> Any:
-        reason = why_no_grammar(schema)
+        reason = explain_schema_refusal(schema)
         if reason is not None:
             raise RequestFailure(f"its answer cannot be held to a JSON schema: {reason}")
         if not stop_ids:
@@ -90,7 +90,7 @@ class Constraints:
 def _digest(file: Path) -> str | None:
     """Return the file's digest; None where it cannot be read."""
     try:
-        return digest_of_file(file)
+        return file_digest(file)
     except CheckpointError:
         return None
 

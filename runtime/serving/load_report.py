@@ -6,7 +6,7 @@ what other gateways asked for (`gateway/ranks/ledger.py`).
 
 from collections.abc import Callable
 
-from runtime.protocol.counting import attention_pairs, in_pages
+from runtime.protocol.counting import attention_pairs, round_up_to_page
 from runtime.protocol.messages import Load
 from runtime.serving.scheduler import Scheduler
 
@@ -41,6 +41,6 @@ def load_of(scheduler: Scheduler, arrived: list[str]) -> Load:
         num_waiting=len(requests) - len(running),
         prompt_tokens=sum(end - begin for begin, end in left),
         attention_pairs=sum(attention_pairs(begin, end) for begin, end in left),
-        kv_tokens=sum(in_pages(request.num_tokens) for request in requests),
+        kv_tokens=sum(round_up_to_page(request.num_tokens) for request in requests),
         arrived=arrived,
     )

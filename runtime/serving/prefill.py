@@ -3,7 +3,7 @@
 Its KV goes there meanwhile: every layer's latents leave as soon as they are computed.
 """
 
-from runtime.protocol.bounds import why_no_address
+from runtime.protocol.bounds import explain_bad_address
 from runtime.protocol.messages import Failed, Handover, Offer, Prefill
 from runtime.serving.request import Request
 from runtime.serving.step_loop import Phase
@@ -16,7 +16,7 @@ class PrefillPhase(Phase[Prefill]):
 
     def arrive(self, message: Prefill) -> None:
         """Take a prompt, and note where its request goes from here."""
-        unreachable = why_no_address(message.kv_host, message.kv_port)
+        unreachable = explain_bad_address(message.kv_host, message.kv_port)
         if unreachable is None and message.kv_ticket is None:
             unreachable = "no ticket"
         if unreachable is not None:

@@ -16,7 +16,7 @@ from runtime.kernels.device import HostLink
 from runtime.kv.blocks import root_name
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
-from runtime.protocol.bounds import why_not_computable
+from runtime.protocol.bounds import explain_uncomputable
 from runtime.protocol.counting import attention_pairs
 from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, PrefixHit, Sampling, Token
 from runtime.serving.batched_sampling import Ask, Drawn, draw
@@ -161,7 +161,7 @@ class Phase(ABC, Generic[Arriving]):
         It may know other limits, because it serves units of an older launch as well.
         """
         vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
-        reason = why_not_computable(request.prompt_ids, request.generated, request.sampling, vocab_size, limit)
+        reason = explain_uncomputable(request.prompt_ids, request.generated, request.sampling, vocab_size, limit)
         if reason is None:
             self._scheduler.add(request)
         else:

@@ -36,10 +36,10 @@ from runtime.protocol.messages import (
     Renewed,
     State,
     Wait,
-    gateway_of,
+    request_gateway,
 )
-from runtime.protocol.sockets import notice_a_vanished_peer, write_or_hang_up
-from runtime.protocol.tls import Impostor, Trust, call, seconds_valid, why_refused
+from runtime.protocol.sockets import detect_vanished_peer, write_or_hang_up
+from runtime.protocol.tls import Impostor, Trust, call, explain_tls_failure, seconds_valid
 from runtime.worker.renewal import Line, renewed_in_time
 
 __all__ = ["GatewayAddress", "GatewayLink", "Refused", "complain"]
@@ -94,12 +94,12 @@ class GatewayLink:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     stream, writer = await call(self._address.host, self._address.port, self._address.trust)
-                notice_a_vanished_peer(writer)
+                detect_vanished_peer(writer)
                 await self._serve((FrameReader(stream, FromGateway), writer))
             except (WireVersionError, Impostor, ssl.SSLError) as error:
                 if not isinstance(error, ssl.SSLEOFError):  # it went away in the middle of a handshake
                     pause_s = RETRY_OTHER_S
-                    complained = complained or complain(why_refused(error))
+                    complained = complained or complain(explain_tls_failure(error))
             except (OSError, WireError):
                 pass  # the gateway is not there yet, or went away: call again
             await asyncio.sleep(pause_s)
@@ -197,7 +197,7 @@ class GatewayLink:
             case Renewed():
                 raise WireError("it answers what nobody asked")
             case Prefill() | Embed() | Expect():
-                self.gateway = gateway_of(message.request_id)
+                self.gateway = request_gateway(message.request_id)
                 self._receive(message)
             case _:
                 self._receive(message)

@@ -1,7 +1,7 @@
 """The rank's lines to all gateways: one to each address that the gateway's name leads to.
 
     names -> addresses, asked again now and then -> a GatewayLink for each -> messages of all gateways, in one inbox
-    what is said of a request      -> the gateway whose request it is, which its id tells (`messages.gateway_of`)
+    what is said of a request      -> the gateway whose request it is, which its id tells (`messages.request_gateway`)
     what is said of this rank      -> all gateways
 
 A gateway that comes later is called when the name leads to it, one that is gone is forgotten when the name no longer
@@ -31,7 +31,7 @@ from runtime.protocol.messages import (
     PrefixHit,
     State,
     Token,
-    gateway_of,
+    request_gateway,
 )
 from runtime.worker.gateway_connection import (
     RETRY_OTHER_S,
@@ -110,7 +110,7 @@ class GatewayLinks:
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Tell something of a request to the gateway whose it is."""
-        gateway = gateway_of(message.request_id)
+        gateway = request_gateway(message.request_id)
         for link in self._links.values():
             if link.is_connected and link.gateway == gateway:
                 link.send(message)

@@ -19,7 +19,7 @@ from runtime.errors import PeerLost, RuntimeFailure, WireError
 from runtime.launch import UnitLaunch
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
-from runtime.protocol.sockets import listen, look_up, notice_a_vanished_peer
+from runtime.protocol.sockets import detect_vanished_peer, listen, look_up
 from runtime.worker.places import Roll
 
 __all__ = ["Membership"]
@@ -89,7 +89,7 @@ class Membership:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             stream, writer = await asyncio.open_connection(leader, self._launch.ports.places, local_addr=own)
         try:
-            notice_a_vanished_peer(writer)
+            detect_vanished_peer(writer)
             writer.write(encode_frame(self._claim))
             frames: FrameReader[FromLeader] = FrameReader(stream, FromLeader)
             async with asyncio.timeout(CALL_TIMEOUT_S):

@@ -34,7 +34,7 @@ def run_node(
     place = membership.join()
     if node in launch.spares:
         print(f"tidemill: spare {node} takes the place of {launch.places[place]}", file=sys.stderr, flush=True)
-    ranks = launch.ranks_of(place)
+    ranks = launch.place_ranks(place)
     threads = threads_of_each(len(ranks))
     flags = ["rank", "--launch", str(launch_path), "--node", node, "--place", str(place), *addresses]
     children = [

@@ -24,7 +24,7 @@ from runtime.launch import UnitLaunch
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
-from runtime.protocol.sockets import comes_from, notice_a_vanished_peer, write_or_hang_up
+from runtime.protocol.sockets import detect_vanished_peer, has_peer_address, write_or_hang_up
 
 __all__ = ["Roll", "give_places"]
 
@@ -75,7 +75,7 @@ class Roll:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Follow one node's connection, from its claim to its end."""
-        notice_a_vanished_peer(writer)
+        detect_vanished_peer(writer)
         try:
             frames = FrameReader(reader, Claim)
             await self._follow(await frames.first("claim", CLAIM_TIMEOUT_S), frames, writer)
@@ -112,7 +112,7 @@ class Roll:
             both = f"{claim.address!r} and {known.claim.address!r}"
             self._complain(f"{both} both say that they are on node {claim.node}")
             return Wait(f"another pod is here from node {claim.node}")
-        if known is not None and not comes_from(writer, claim.address):
+        if known is not None and not has_peer_address(writer, claim.address):
             self._complain(f"{writer.get_extra_info('peername')} says that it is {claim.address!r}, which is here")
             return Wait(f"{claim.address} is here, and this connection does not come from there")
         return None

@@ -16,7 +16,7 @@ import random
 from runtime.errors import WireError
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromGateway, Hello, Renewal, Renewed
-from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.sockets import detect_vanished_peer
 from runtime.protocol.tls import Trust, call, seconds_valid
 
 __all__ = ["Line", "renewed_in_time"]
@@ -49,7 +49,7 @@ async def renewed_in_time(host: str, port: int, trust: Trust, hello: Hello, old:
 async def _renewed(host: str, port: int, trust: Trust, hello: Hello) -> tuple[Line, str]:
     stream, writer = await call(host, port, trust)
     try:
-        notice_a_vanished_peer(writer)
+        detect_vanished_peer(writer)
         writer.write(encode_frame(Renewal(hello)))
         frames: FrameReader[FromGateway] = FrameReader(stream, FromGateway)
         frame = await frames.read()

@@ -25,7 +25,7 @@ from torch import Tensor
 from runtime.checkpoint import (
     MANIFEST,
     ReadWeights,
-    Unchanged,
+    UnchangedFiles,
     agreed_weights,
     check_config_digest,
     check_weights_digest,
@@ -41,7 +41,7 @@ from runtime.kv.blocks import block_digest, block_identity
 from runtime.kv.receiver import KvReceiver, check_layout
 from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
-from runtime.launch import RankPlace, UnitLaunch, digest_of
+from runtime.launch import RankPlace, UnitLaunch, canonical_digest
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
@@ -89,7 +89,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
-    unchanged = Unchanged((folder / "config.json", folder / MANIFEST))
+    unchanged = UnchangedFiles((folder / "config.json", folder / MANIFEST))
     check_config_digest(folder, launch.checkpoint.config_digest)
     check_weights_digest(folder, launch.checkpoint.weights_digest)
     metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
@@ -198,7 +198,7 @@ def _bring_up(
     place: RankPlace,
     addresses: Addresses,
     folder: Path,
-    unchanged: Unchanged,
+    unchanged: UnchangedFiles,
     device: torch.device,
     network: Network,
     pulse: Pulse,
@@ -206,7 +206,7 @@ def _bring_up(
     """Load, then join: nobody waits inside a collective for the slowest loader. Return the unit's weights as well."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
     engine = Engine(_engine_config(launch, folder, device), group, every_part(LOADING_PARTS, network.say_loaded))
-    read = engine.loaded.read_by(f"rank {place.rank} on {addresses.node}")
+    read = engine.loaded.summarise_for(f"rank {place.rank} on {addresses.node}")
     unchanged.require()
     check_layout(launch.kv_cache, engine.token_shape)
     pulse.weights_are_loaded()
@@ -223,7 +223,7 @@ def for_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
     """
     if launch.checkpoint.weights_digest is not None:
         return launch
-    return msgspec.structs.replace(launch, kv_digest=digest_of([launch.kv_digest, weights]))
+    return msgspec.structs.replace(launch, kv_digest=canonical_digest([launch.kv_digest, weights]))
 
 
 def agree_on_weights(group: Group, own: ReadWeights) -> str:
@@ -239,7 +239,7 @@ def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> En
         dtype=DTYPES[launch.precision],
         deterministic=launch.deterministic,
         overlap=launch.overlap,
-        nodes=launch.nodes_to_stay_on,
+        nodes=launch.local_first_nodes,
         max_step_tokens=launch.limits.max_requests if launch.phase == "decode" else None,
         device=device,
     )

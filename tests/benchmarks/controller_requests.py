@@ -24,7 +24,7 @@ from planner.facts.names import DEPLOYMENT_KIND, UNIT_OBJECTS
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.spec.check import check_spec
 from stacks.controller.act import FIELD_MANAGER
-from stacks.controller.follower import Following
+from stacks.controller.follower import Follower
 from stacks.controller.lease import Lease
 from stacks.controller.loop import PERIOD_S, run_round
 from stacks.kube.api import Api
@@ -65,7 +65,7 @@ def measure(times, goals):
         connection = Counted(control_plane.api)
         api = Api(connection)
         lease = Lease(NAMESPACE, f"{NAME}-controller", "benchmark", FIELD_MANAGER)
-        following = Following(api, NAMESPACE, NAME, lease, lambda _: None)
+        following = Follower(api, NAMESPACE, NAME, lease, lambda _: None)
         for number in range(12):
             run_round(following, NIGHT + number * PERIOD_S)
         connection.counted.clear()

@@ -38,7 +38,7 @@ from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
 from planner.spec.check import check_spec
 from planner.spec.yaml import parse_document
-from stacks.controller.follower import Following
+from stacks.controller.follower import Follower
 from stacks.controller.loop import PERIOD_S, run_round
 from stacks.controller.observe import find_deployment, read_clock
 from stacks.kube.api import Api
@@ -132,7 +132,7 @@ def requests_a_minute(api):
     request = connection.request
     connection.request = lambda *words, **more: (counted.append(words[0]), request(*words, **more))[1]
     try:
-        dry = Following(api, NAMESPACE, NAME, None, lambda _: None)
+        dry = Follower(api, NAMESPACE, NAME, None, lambda _: None)
         run_round(dry, time.time())
         counted.clear()
         run_round(dry, time.time())

@@ -96,7 +96,7 @@ class LoneRank:
     def replay_s(self, decoding, times):
         """Return the seconds of replays of a step of these requests, whose inputs are put in once before."""
         captured = self.engine._captured
-        captured._inputs.put(decoding)
+        captured._inputs.write(decoding)
         replay = captured._steps[len(decoding)].recording.replay
         return [self.clock.seconds(replay) for _ in range(times)]
 
@@ -104,7 +104,7 @@ class LoneRank:
         """Record one step with its spans, replay it, and return the seconds of each stage."""
         captured = self.engine._captured
         step = captured._record(len(decoding), _Watched(recorder, self.clock))
-        captured._inputs.put(decoding)
+        captured._inputs.write(decoding)
         for _ in range(2):
             step.recording.replay()
         return self.clock.of_stages(self.clock.take())
@@ -136,7 +136,7 @@ class LoneEngine(Engine):
         group = PlayedGroup(launch.rank_nodes())
         max_step_tokens = launch.limits.max_requests if self._only_decodes else None
         overlap = OVERLAPS[launch.overlap]
-        self.model = LoneModel(config, maps, group, self.backend, overlap, launch.nodes_to_stay_on, max_step_tokens)
+        self.model = LoneModel(config, maps, group, self.backend, overlap, launch.local_first_nodes, max_step_tokens)
 
 
 class LoneModel(DeepseekV3):
@@ -160,7 +160,7 @@ class HostKernels(GpuOps):
         super().__init__(torch.device("cpu"), Packages(HOPPER))
         self.link = HostLink()
 
-    def _added_in_fp32(self, x_TD, w_ED):
+    def _matmul_fp32(self, x_TD, w_ED):
         return x_TD.float() @ w_ED.float().mT
 
     def _has_cudnn(self, q, k, v):

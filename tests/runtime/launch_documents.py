@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 
-from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, digest_of
+from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, canonical_digest
 
 ZERO = "sha256:" + "0" * 64
 UNIT = {
@@ -59,9 +59,9 @@ def sealed(document, **changes):
             place = place[part]
         place[key] = value
     if document["kind"] == "unit":
-        document["expert_map"]["sha256"] = digest_of(document["expert_map"]["physical_to_logical"])
-        document["unit_digest"] = digest_of({key: document[key] for key in UNIT_DIGEST_KEYS})
-        document["kv_digest"] = digest_of({key: document[key] for key in KV_DIGEST_KEYS})
+        document["expert_map"]["sha256"] = canonical_digest(document["expert_map"]["physical_to_logical"])
+        document["unit_digest"] = canonical_digest({key: document[key] for key in UNIT_DIGEST_KEYS})
+        document["kv_digest"] = canonical_digest({key: document[key] for key in KV_DIGEST_KEYS})
     return resealed(document)
 
 
@@ -75,7 +75,7 @@ def gateway_launch(checkpoint, ports, **changes):
 def resealed(document):
     """A copy whose launch_digest alone is made right."""
     rest = {key: value for key, value in document.items() if key != "launch_digest"}
-    return {**copy.deepcopy(rest), "launch_digest": digest_of(rest)}
+    return {**copy.deepcopy(rest), "launch_digest": canonical_digest(rest)}
 
 
 def leaves(value, path=()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.expert_parallel.dispatcher import ChoiceRows, Dispatched, MaskedRows, Pending, WeightsApplied
+from runtime.expert_parallel.dispatcher import ChoiceRows, DispatchedRows, MaskedRows, Pending, WeightsApplied
 from runtime.expert_parallel.traffic import Traffic
 
 
@@ -43,7 +43,7 @@ class MaskedDispatcher:
         weights_MZ = self._spread(weights_TK.flatten(), row_of_pair) if is_weighed_here else None
         counts_M = is_in_slot_XM.sum(0)
         rows = MaskedRows(self.row_format.decode(rows_MZX), counts_M, weights_MZ)
-        return _here(Dispatched(rows, counts_M.sum(0, keepdim=True), (row_of_pair.view_as(slots_TK), weights_TK)))
+        return _here(DispatchedRows(rows, counts_M.sum(0, keepdim=True), (row_of_pair.view_as(slots_TK), weights_TK)))
 
     def combine(self, results, dispatched):
         row_of_pair_TK, weights_TK = dispatched.way_back

@@ -1,6 +1,6 @@
 """Recorders of steps for tests on a CPU: a replay computes anew, and writes where the recording wrote."""
 
-from runtime.expert_parallel.traffic import Moved
+from runtime.expert_parallel.traffic import TrafficTotals
 
 __all__ = ["Counted", "Recorder"]
 
@@ -33,7 +33,7 @@ class Counted(Recorder):
         self._traffic = traffic
 
     def again(self, compute):
-        before = self._traffic.moved()
+        before = self._traffic.totals()
         result = compute()
-        self._traffic.add(Moved(0, 0, 0, 0) - (self._traffic.moved() - before))
+        self._traffic.add(TrafficTotals(0, 0, 0, 0) - (self._traffic.totals() - before))
         return result

@@ -2,13 +2,13 @@
 
 import gc
 
-from runtime.__main__ import _without_collections
+from runtime.__main__ import _pause_garbage_collection
 
 
 def test_nothing_is_collected_while_modules_are_imported():
     """Afterwards garbage is collected again, and what was made is not looked through any more."""
     try:
-        with _without_collections():
+        with _pause_garbage_collection():
             made = [gc.isenabled()]
 
         assert made == [False]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from runtime.errors import LaunchError
-from runtime.launch import UNIT_DIGEST_KEYS, digest_of, read_gateway_launch, read_unit_launch
+from runtime.launch import UNIT_DIGEST_KEYS, canonical_digest, read_gateway_launch, read_unit_launch
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, resealed, sealed, with_leaf_changed, write
 
 UNIT_LEAVES = sorted(leaves(UNIT), key=str)
@@ -65,8 +65,8 @@ def test_a_unit_reads_what_is_written(tmp_path):
 
     assert (launch.unit, launch.phase, launch.kv_cache.bytes_per_token) == ("demo-decode-0", "decode", 96)
     assert launch.expert_map.physical_to_logical == UNIT["expert_map"]["physical_to_logical"]
-    assert [each.rank for each in launch.ranks_of(1)] == [1]
-    assert launch.ranks_of(9) == []
+    assert [each.rank for each in launch.place_ranks(1)] == [1]
+    assert launch.place_ranks(9) == []
 
 
 def test_a_gateway_reads_what_is_written(tmp_path):
@@ -135,7 +135,7 @@ def test_a_digest_mismatch_prints_both_digests(tmp_path, name):
     part[key] = wrong
     if name == "expert_map.sha256":  # the digests around it are right for the file as edited
         right = sealed(UNIT) | {"expert_map": part}
-        right["unit_digest"] = digest_of({key: right[key] for key in UNIT_DIGEST_KEYS})
+        right["unit_digest"] = canonical_digest({key: right[key] for key in UNIT_DIGEST_KEYS})
     sentence = refusal(read_unit_launch, write(tmp_path, right if name == "launch_digest" else resealed(right)))
 
     assert f"its {name} says {wrong}" in sentence

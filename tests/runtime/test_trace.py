@@ -12,7 +12,7 @@ from runtime.errors import RuntimeFailure, UsageError
 def test_spans_are_written_with_their_track_and_micro_batch(tmp_path):
     """Both tracks, in microseconds, each span inside the one that holds it."""
     with trace.recording(tmp_path / "trace.json", rank=3):
-        trace.turn_of(1)
+        trace.set_micro_batch(1)
         with trace.span("dispatch issue", layer=2):
             exchange = trace.link(lambda: "rows")
         assert exchange() == "rows"

@@ -28,17 +28,17 @@ from torch import Tensor
 from runtime.expert_parallel.dispatcher import (
     AllToAllDispatcher,
     ChoiceRows,
-    Combined,
-    Computed,
+    CombinedResults,
     ContiguousRows,
-    Dispatched,
+    DispatchedRows,
+    DispatchHandle,
     Pending,
     WeightsApplied,
 )
 from runtime.expert_parallel.shared_memory.memory import common_memory
 from runtime.expert_parallel.shared_memory.pipes import Pipes, common_pipes
 from runtime.expert_parallel.traffic import ExchangeTime
-from runtime.trace import link_until
+from runtime.trace import link_recorder
 
 __all__ = ["SharedDispatcher"]
 
@@ -90,7 +90,7 @@ class SharedDispatcher:
         if self._is_possible and (largest := self._largest(num_pairs)) > self._max_pairs:
             self._make_buffers(largest)
 
-    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[Dispatched]:
+    def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Write this rank's rows; the others' are read when all have written."""
         if not self._is_possible:
             return self._normal.dispatch(x_TD, slots_TK, weights_TK)
@@ -102,23 +102,23 @@ class SharedDispatcher:
         buffer.row_of_pair[own, : len(tokens)] = tokens + own * buffer.rows.shape[1]
         buffer.sizes[own].flat = counts.numpy()
         self.traffic.count(self._group, buffer.sizes[own].sum(1).tolist(), self._row_bytes)
-        return self._when_all_have_written(
+        return self._await_writers(
             self.traffic.dispatch, lambda: self._gather(buffer, row_of_pair.view(slots_TK.shape), weights_TK)
         )
 
-    def combine(self, results: Tensor, dispatched: Computed | Dispatched) -> Pending[Combined]:
+    def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Leave results that the experts wrote over their rows where they are; copy others there."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)
         way: _WayBack = dispatched.way_back
-        of_all = way.buffer.results.view(results.dtype)
-        own = of_all[self._group.rank, : len(results)]
+        all_results = way.buffer.results.view(results.dtype)
+        own = all_results[self._group.rank, : len(results)]
         if own.data_ptr() != results.data_ptr():
             own.copy_(results)
-        combined = ChoiceRows(of_all.flatten(0, 1), way.result_of_pair_TK, way.weights_TK, self.ops)
-        return self._when_all_have_written(self.traffic.combine, lambda: combined)
+        combined = ChoiceRows(all_results.flatten(0, 1), way.result_of_pair_TK, way.weights_TK, self.ops)
+        return self._await_writers(self.traffic.combine, lambda: combined)
 
-    def _gather(self, buffer: ExchangeBuffer, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Dispatched:
+    def _gather(self, buffer: ExchangeBuffer, row_of_pair_TK: Tensor, weights_TK: Tensor) -> DispatchedRows:
         """Return this rank's rows, and where its pairs' results will be.
 
         For that, everybody's sizes are read now.
@@ -133,21 +133,21 @@ class SharedDispatcher:
         counts_M, sent_W = (torch.from_numpy(sizes[own].sum(1)) for sizes in (by_slot_WMW, sizes_WWM))
         way_back = _WayBack(buffer, torch.from_numpy(result_of_row[row_of_pair_TK.numpy()]), weights_TK)
         rows = ContiguousRows(self._row_format.decode(rows_RX), counts_M, counts_M.tolist())
-        return Dispatched(rows, sent_W, way_back)
+        return DispatchedRows(rows, sent_W, way_back)
 
-    def _read(self, buffer: ExchangeBuffer, which_R: Tensor) -> Tensor:
+    def _read(self, buffer: ExchangeBuffer, index_R: Tensor) -> Tensor:
         """Read these rows, to where the results will be if those are as long."""
         rows = buffer.rows.flatten(0, 1)
         if self._row_bytes != self._result_bytes:
-            return rows.index_select(0, which_R)
-        return torch.index_select(rows, 0, which_R, out=buffer.results[self._group.rank, : len(which_R)])
+            return rows.index_select(0, index_R)
+        return torch.index_select(rows, 0, index_R, out=buffer.results[self._group.rank, : len(index_R)])
 
-    def _when_all_have_written(self, time: ExchangeTime, finish: Callable[[], T]) -> Pending[T]:
+    def _await_writers(self, time: ExchangeTime, finish: Callable[[], T]) -> Pending[T]:
         """Say that this rank has written, and return the wait for all others.
 
         Exchanges are waited for in the order in which they were begun.
         """
-        pipes, ended_on_link = self._pipes, link_until()
+        pipes, ended_on_link = self._pipes, link_recorder()
         assert pipes is not None
         self._num_begun = number = self._num_begun + 1
         began_ns = pipes.signal(number)
@@ -159,7 +159,7 @@ class SharedDispatcher:
             time.add((ended_ns - began_ns) / NS_PER_S)
             ended_on_link(began_ns, ended_ns)
 
-        return Pending(self.traffic.waiting(arrive), lambda _: finish())
+        return Pending(self.traffic.time_wait(arrive), lambda _: finish())
 
     def _largest(self, num_pairs: int) -> int:
         """Ask each rank for its number, and return the largest."""

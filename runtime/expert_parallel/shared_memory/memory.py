@@ -32,16 +32,16 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
     first rank gets no such file: the system is not Linux, forbids it, or allows none of this size.
     """
     token = secrets.randbits(TOKEN_BITS)
-    made = _made(token, num_bytes) if group.rank == 0 else -1
-    pid, descriptor, token = _from_first(group, [os.getpid(), made, token])
-    memory = _opened(pid, descriptor, token, num_bytes)
+    made = _create_file(token, num_bytes) if group.rank == 0 else -1
+    pid, descriptor, token = _broadcast(group, [os.getpid(), made, token])
+    memory = _open_memory(pid, descriptor, token, num_bytes)
     is_missing = group.any(memory is None)  # also tells the first that all have opened it
     if made >= 0:
         os.close(made)
     return None if is_missing else memory
 
 
-def _made(token: int, num_bytes: int) -> int:
+def _create_file(token: int, num_bytes: int) -> int:
     """Return a descriptor of a new file in memory, or -1 where there is no such thing."""
     try:
         made = os.memfd_create(_name(token))
@@ -60,14 +60,14 @@ def _name(token: int) -> str:
     return f"tidemill-{token:016x}"
 
 
-def _from_first(group: Group, values: list[int]) -> list[int]:
+def _broadcast(group: Group, values: list[int]) -> list[int]:
     """Return what rank 0 has in `values`, on every rank."""
     one_each = [1] * group.size
-    from_each: list[list[int]] = group.all_to_all(torch.tensor([values] * group.size), one_each, one_each).tolist()
-    return from_each[0]
+    gathered: list[list[int]] = group.all_to_all(torch.tensor([values] * group.size), one_each, one_each).tolist()
+    return gathered[0]
 
 
-def _opened(pid: int, descriptor: int, token: int, num_bytes: int) -> Tensor | None:
+def _open_memory(pid: int, descriptor: int, token: int, num_bytes: int) -> Tensor | None:
     """Return the file's memory; None if it is out of reach, or a process with that number has another file there."""
     with suppress(OSError):
         mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)

@@ -60,7 +60,7 @@ class Pipes:
             try:
                 os.write(writer, MESSAGE.pack(number, now_ns))
             except BrokenPipeError:
-                raise _lost(rank, "has ended") from None
+                raise _peer_lost(rank, "has ended") from None
         return now_ns
 
     def wait(self) -> tuple[int, int]:
@@ -70,10 +70,10 @@ class Pipes:
 
     def _next(self, rank: int) -> tuple[int, int]:
         if not self._polls[rank].poll(STEP_TIMEOUT.total_seconds() * 1000):
-            raise _lost(rank, f"has said nothing for {STEP_TIMEOUT.total_seconds():g} s")
+            raise _peer_lost(rank, f"has said nothing for {STEP_TIMEOUT.total_seconds():g} s")
         message = os.read(self.readers[rank], MESSAGE.size)
         if not message:
-            raise _lost(rank, "has ended")
+            raise _peer_lost(rank, "has ended")
         number, moment_ns = MESSAGE.unpack(message)
         return number, moment_ns
 
@@ -105,5 +105,5 @@ def _close(descriptors: list[int]) -> None:
             os.close(descriptor)
 
 
-def _lost(rank: int, why: str) -> PeerLost:
-    return PeerLost(f"a rank of this unit is gone (rank {rank} {why})")
+def _peer_lost(rank: int, reason: str) -> PeerLost:
+    return PeerLost(f"a rank of this unit is gone (rank {rank} {reason})")

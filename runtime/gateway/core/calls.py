@@ -19,7 +19,7 @@ from runtime.gateway.core.conversation import ChatPrompt, Conversation, Json, Me
 from runtime.gateway.core.tokenizer import Tokenizer
 from runtime.gateway.edge.http_errors import ApiError, invalid, unknown_model, unsupported, unusable_schema
 from runtime.gateway.tenants.keys import make_salt
-from runtime.protocol.json_grammar import why_refused_unread
+from runtime.protocol.json_grammar import explain_unread_schema
 from runtime.protocol.messages import Sampling
 
 __all__ = [
@@ -237,7 +237,7 @@ def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
     for name, is_there in conflicts.items():
         if is_there:
             raise unsupported(f"response_format in JSON is not supported together with {name}", "response_format")
-    reason = why_refused_unread(schema)
+    reason = explain_unread_schema(schema)
     if reason is not None:
         raise unusable_schema(reason)
     return schema

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime.protocol.json_grammar import json_matcher, read_vocabulary, why_no_grammar
+from runtime.protocol.json_grammar import explain_schema_refusal, json_matcher, read_vocabulary
 
 if TYPE_CHECKING:
     import llguidance
@@ -80,7 +80,7 @@ def _limit_process() -> None:
 
 
 def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
-    reason = why_no_grammar(schema)
+    reason = explain_schema_refusal(schema)
     if reason is not None:
         return reason
     matcher, draws = json_matcher(tokenizer, schema), random.Random(0)  # noqa: S311  # the same each time

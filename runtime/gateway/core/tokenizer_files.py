@@ -11,7 +11,7 @@ The gateways of a deployment remember the digests of the first files in one file
 import logging
 from pathlib import Path
 
-from runtime.checkpoint import digest_of_file
+from runtime.checkpoint import file_digest
 from runtime.errors import RuntimeFailure
 from runtime.gateway.core.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 from runtime.gateway.ranks.served_tokenizer import RANKS_FILE, ServedTokenizer
@@ -63,7 +63,7 @@ def _recall_first(memory: Path, digests: str) -> str:
 def _digests(folder: Path) -> dict[str, str]:
     """Return the digest of each of the tokenizer's files, by name."""
     paths = [folder / name for name in TOKENIZER_FILES]
-    return {path.name: digest_of_file(path) if path.exists() else "missing" for path in paths}
+    return {path.name: file_digest(path) if path.exists() else "missing" for path in paths}
 
 
 def _format_lines(digests: dict[str, str]) -> list[str]:

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from runtime.gateway.edge.connections import Connections, Wait, encode_refusal
 from runtime.gateway.edge.http_errors import ApiError, ambiguous_length, head_too_large, head_too_slow, invalid
 from runtime.gateway.edge.input_turns import SLICE_BYTES, InputTurns
-from runtime.protocol.metrics_server import path_of
+from runtime.protocol.metrics_server import target_path
 
 __all__ = ["MAX_HEAD_BYTES", "Http1", "check_heads"]
 
@@ -210,7 +210,7 @@ def check_heads(app: ASGIApp) -> ASGIApp:
         if error is not None:
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
         else:
-            await app({**scope, "path": path_of(scope["path"])}, receive, send)
+            await app({**scope, "path": target_path(scope["path"])}, receive, send)
 
     return answer
 

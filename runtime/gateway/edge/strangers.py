@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from runtime.gateway.edge.connections import peer_name
 from runtime.protocol.complaints import Complaints
-from runtime.protocol.tls import HANDSHAKE_S, SHUTDOWN_S, Credentials, why_refused
+from runtime.protocol.tls import HANDSHAKE_S, SHUTDOWN_S, Credentials, explain_tls_failure
 
 __all__ = ["Handshakes", "Strangers"]
 
@@ -86,7 +86,9 @@ class Handshakes:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError as error:
-            self._strangers.complain(f"closed the registry connection of {who}: no handshake: {why_refused(error)}")
+            self._strangers.complain(
+                f"closed the registry connection of {who}: no handshake: {explain_tls_failure(error)}"
+            )
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -18,7 +18,7 @@ Models: the balancers of vLLM and SGLang, which add what they have sent since a 
 from dataclasses import dataclass
 
 from runtime.gateway.ranks.rank_load import NO_WORK, Phase, RankLimits, RankLoad, RequestSize, Work
-from runtime.protocol.counting import PAGE_TOKENS, in_pages
+from runtime.protocol.counting import PAGE_TOKENS, round_up_to_page
 from runtime.protocol.messages import Load
 
 __all__ = ["Ledger"]
@@ -137,7 +137,7 @@ class Ledger:
 
     def _kv_tokens(self, num_tokens: int) -> int:
         """Return the KV of a request with so many tokens. It does not count on prefill ranks."""
-        return 0 if self._phase == "prefill" else in_pages(num_tokens)
+        return 0 if self._phase == "prefill" else round_up_to_page(num_tokens)
 
 
 def _clip_negative(work: Work) -> Work:

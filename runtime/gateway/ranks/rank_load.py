@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.protocol.counting import attention_pairs, in_pages
+from runtime.protocol.counting import attention_pairs, round_up_to_page
 
 __all__ = ["NO_WORK", "Phase", "RankLimits", "RankLoad", "RequestSize", "Work", "largest_size", "sum_works"]
 
@@ -78,7 +78,7 @@ class RequestSize:
 
         On a prefill rank KV is no load: it leaves with the first token, and requests that wait have none.
         """
-        kv_tokens = in_pages(self.prompt_tokens + self.new_tokens)
+        kv_tokens = round_up_to_page(self.prompt_tokens + self.new_tokens)
         if phase == "decode":
             return Work(1, 0, 0, kv_tokens)
         return Work(1, self.prompt_tokens, attention_pairs(0, self.prompt_tokens), kv_tokens if phase == "mixed" else 0)

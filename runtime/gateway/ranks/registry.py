@@ -43,10 +43,10 @@ from runtime.gateway.ranks.served_tokenizer import ServedTokenizer
 from runtime.gateway.ranks.served_weights import ServedWeights
 from runtime.gateway.ranks.silence import watch_ranks
 from runtime.gateway.ranks.stragglers import find_straggler
-from runtime.protocol.bounds import why_no_address
+from runtime.protocol.bounds import explain_bad_address
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal, State
-from runtime.protocol.sockets import notice_a_vanished_peer
+from runtime.protocol.sockets import detect_vanished_peer
 from runtime.protocol.tls import identity, seconds_valid
 
 __all__ = ["SMALLEST", "Registry", "Unit"]
@@ -122,7 +122,7 @@ class Registry:
         self._connections[task] = writer
         host, *_ = writer.get_extra_info("peername") or ("",)  # "" if the peer has left
         self.strangers.add(writer, host, writer.transport.abort)
-        notice_a_vanished_peer(writer)
+        detect_vanished_peer(writer)
         try:
             await self._follow(FrameReader(reader, FromRank), writer)
         except (WireError, OSError) as error:
@@ -278,7 +278,7 @@ class Registry:
 
     async def _read_messages(self, frames: FrameReader[FromRank], rank: Rank) -> bool:
         """Let the rank handle its messages to the end. Return whether it has moved to another connection."""
-        while (message := frames.whole_here() or await _read_message(frames)) is not None:
+        while (message := frames.read_buffered() or await _read_message(frames)) is not None:
             rank.handle(message)
             if isinstance(message, Hello) and self._tokenizer is not None:
                 self._tokenizer.check(rank, list(self._roster))
@@ -356,7 +356,7 @@ def _find_fault(hello: Hello) -> str | None:
         return None
     if hello.kv_host is None or hello.kv_port is None:
         return "it is a decode rank and takes no KV"
-    unreachable = why_no_address(hello.kv_host, hello.kv_port)
+    unreachable = explain_bad_address(hello.kv_host, hello.kv_port)
     return None if unreachable is None else f"it takes KV where nobody can send it: {unreachable}"
 
 

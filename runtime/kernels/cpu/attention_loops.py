@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from runtime.kernels.cpu.loops import matmul, narrow, widen
-from runtime.kernels.cpu.numbers import bf16, exp, fp32, integers, loop, narrowed, part, widened
+from runtime.kernels.cpu.numbers import bf16, bf16_to_fp32, exp, fp32, fp32_to_bf16, integers, loop, part
 
 __all__ = ["absorb_query", "attend", "rotate", "values"]
 
@@ -21,9 +21,9 @@ __all__ = ["absorb_query", "attend", "rotate", "values"]
 def _turn(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
     """Turn one token's pairs [pairs, 2] of one head, however they lie."""
     for p in range(len(x_XI)):
-        real, imaginary = widened(x_XI[p, 0]), widened(x_XI[p, 1])
-        x_XI[p, 0] = narrowed(real * cos_X[p] - imaginary * sin_X[p])
-        x_XI[p, 1] = narrowed(real * sin_X[p] + imaginary * cos_X[p])
+        real, imaginary = bf16_to_fp32(x_XI[p, 0]), bf16_to_fp32(x_XI[p, 1])
+        x_XI[p, 0] = fp32_to_bf16(real * cos_X[p] - imaginary * sin_X[p])
+        x_XI[p, 1] = fp32_to_bf16(real * sin_X[p] + imaginary * cos_X[p])
 
 
 @loop
@@ -62,11 +62,11 @@ def absorb_query(
         for b in range(num_requests):
             sum_L[:] = 0
             for n in range(nope):
-                factor = widened(q_BHQ[b, h, n])
+                factor = bf16_to_fp32(q_BHQ[b, h, n])
                 for d in range(latent):
-                    sum_L[d] += factor * widened(up_HXL[h, n, d])
+                    sum_L[d] += factor * bf16_to_fp32(up_HXL[h, n, d])
             for d in range(latent):
-                y_BHC[b, h, d] = narrowed(sum_L[d])
+                y_BHC[b, h, d] = fp32_to_bf16(sum_L[d])
             y_BHC[b, h, latent:] = q_BHQ[b, h, nope:]
 
 
@@ -78,16 +78,16 @@ def values(
     context_BHL = bf16(context, (num_requests, num_heads, latent))
     y_BHU = bf16(y, (num_requests, num_heads, value))
     up_HXL = bf16(up, (num_heads, nope + value, latent))
-    of_head_BL = np.empty((num_requests, latent), np.float32)
+    head_BL = np.empty((num_requests, latent), np.float32)
     value_BU = np.empty((num_requests, value), np.float32)
     for h in range(num_heads):
         for b in range(num_requests):
             for d in range(latent):
-                of_head_BL[b, d] = widened(context_BHL[b, h, d])
-        matmul(of_head_BL, up_HXL[h, nope:], value_BU)
+                head_BL[b, d] = bf16_to_fp32(context_BHL[b, h, d])
+        matmul(head_BL, up_HXL[h, nope:], value_BU)
         for b in range(num_requests):
             for v in range(value):
-                y_BHU[b, h, v] = narrowed(value_BU[b, v])
+                y_BHU[b, h, v] = fp32_to_bf16(value_BU[b, v])
 
 
 @part("void(f4[::1], i8)")
@@ -111,7 +111,7 @@ def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: A
     page_size, latent = wide_SL.shape
     for s in range(page_size):
         for d in range(latent):
-            wide_SL[s, d] = widened(page_SC[s, d]) if s < length else np.float32(0)
+            wide_SL[s, d] = bf16_to_fp32(page_SC[s, d]) if s < length else np.float32(0)
     for h in range(len(sum_HL)):
         for s in range(0, page_size, 4):
             position = first + s
@@ -129,14 +129,14 @@ def _attend(q_HC: Any, pages_JSC: Any, table_J: Any, length: int, scale: float, 
     num_heads, latent = y_HL.shape
     page_size = pages_JSC.shape[1]
     num_pages = (length + page_size - 1) // page_size
-    wide_HC, of_page_HS = np.empty(q_HC.shape, np.float32), np.empty((num_heads, page_size), np.float32)
+    wide_HC, page_HS = np.empty(q_HC.shape, np.float32), np.empty((num_heads, page_size), np.float32)
     scores_HS = np.empty((num_heads, num_pages * page_size), np.float32)
     widen(q_HC, wide_HC)
     for number in range(num_pages):
-        matmul(wide_HC, pages_JSC[table_J[number]], of_page_HS)
+        matmul(wide_HC, pages_JSC[table_J[number]], page_HS)
         for h in range(num_heads):
             for s in range(page_size):
-                scores_HS[h, number * page_size + s] = of_page_HS[h, s] * scale
+                scores_HS[h, number * page_size + s] = page_HS[h, s] * scale
     for h in range(num_heads):
         _softmax(scores_HS[h], length)
     wide_SL, sum_HL = np.empty((page_size, latent), np.float32), np.zeros((num_heads, latent), np.float32)

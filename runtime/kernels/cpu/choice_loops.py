@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import LAST_INDEX, NO_KEY, bf16, fp32, integers, key, loop, narrowed, part, widened
+from runtime.kernels.cpu.numbers import (
+    LAST_INDEX,
+    NO_KEY,
+    bf16,
+    bf16_to_fp32,
+    fp32,
+    fp32_to_bf16,
+    integers,
+    key,
+    loop,
+    part,
+)
 
 __all__ = ["choose_experts", "sort_by_slot", "weighted_sum"]
 
@@ -86,6 +97,6 @@ def weighted_sum(
         for k in range(top_k):
             weight, row_D = weights_TK[t, k], rows_RD[row_of_pair_TK[t, k]]
             for d in range(size):
-                sum_D[d] += weight * widened(row_D[d])
+                sum_D[d] += weight * bf16_to_fp32(row_D[d])
         for d in range(size):
-            y_TD[t, d] = narrowed(sum_D[d])
+            y_TD[t, d] = fp32_to_bf16(sum_D[d])

@@ -59,15 +59,17 @@ def wide_linear(x_RD: Tensor, w_OD: Tensor) -> Tensor:
 def linear(x_RD: Tensor, w_OD: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return x w^T, [R, O] in BF16 or FP32."""
     x_RD, y_RO = x_RD.contiguous(), torch.empty(x_RD.shape[0], w_OD.shape[0], dtype=dtype)
-    _loops().linear(_at(x_RD), *x_RD.shape, _at(w_OD), w_OD.shape[0], _at(y_RO, dtype), dtype == torch.float32)
+    _loops().linear(
+        _address(x_RD), *x_RD.shape, _address(w_OD), w_OD.shape[0], _address(y_RO, dtype), dtype == torch.float32
+    )
     return y_RO
 
 
 def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
     """Return down(silu(gate x) * up x), [R, D]."""
     x_RD, y_RD = x_RD.contiguous(), torch.empty_like(x_RD, memory_format=torch.contiguous_format)
-    weights = _at(gate_ID), _at(up_ID), _at(down_DI)
-    _loops().gated_mlp(_at(x_RD), *x_RD.shape, *weights, gate_ID.shape[0], _at(y_RD))
+    weights = _address(gate_ID), _address(up_ID), _address(down_DI)
+    _loops().gated_mlp(_address(x_RD), *x_RD.shape, *weights, gate_ID.shape[0], _address(y_RD))
     return y_RD
 
 
@@ -76,9 +78,9 @@ def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI
 
     Gate and up are [M, 2 I, D] in one, down is [M, D, I].
     """
-    weights = _at(gate_up_MXD), _at(down_MDI)
+    weights = _address(gate_up_MXD), _address(down_MDI)
     _loops().experts_mlp(
-        _at(rows_RD), rows_RD.shape[1], _at(counts_M, torch.long), len(counts_M), *weights, down_MDI.shape[2]
+        _address(rows_RD), rows_RD.shape[1], _address(counts_M, torch.long), len(counts_M), *weights, down_MDI.shape[2]
     )
 
 
@@ -87,7 +89,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     x = x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
     y, size = torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
     stride = x.stride(0) if x.dim() == 2 else size
-    _loops().rms_norm(x.data_ptr(), stride, x.numel() // size, size, _at(weight_D), eps, _at(y))
+    _loops().rms_norm(x.data_ptr(), stride, x.numel() // size, size, _address(weight_D), eps, _address(y))
     return y
 
 
@@ -95,13 +97,13 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
     """Rotate pairs of tokens [T, P] or of their heads [T, H, P] in place; cos and sin are [T, P / 2]."""
     assert x.stride(-1) == 1
     num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
-    angles = _at(cos_TX, torch.float32), _at(sin_TX, torch.float32), cos_TX.shape[1]
+    angles = _address(cos_TX, torch.float32), _address(sin_TX, torch.float32), cos_TX.shape[1]
     _loops().rotate(x.data_ptr(), x.shape[0], num_heads, x.stride(0), head_stride, *angles, neighbours)
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:
     """Return the softmax over what each of the last T of S tokens sees, in place, 0 elsewhere."""
-    _loops().causal_softmax(_at(scores_HTS), *scores_HTS.shape)
+    _loops().causal_softmax(_address(scores_HTS), *scores_HTS.shape)
     return scores_HTS
 
 
@@ -110,7 +112,7 @@ def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
     assert gate_RI.stride(1) == up_RI.stride(1) == 1
     y_RI = torch.empty(gate_RI.shape, dtype=torch.bfloat16)
     _loops().silu_product(
-        gate_RI.data_ptr(), gate_RI.stride(0), up_RI.data_ptr(), up_RI.stride(0), _at(y_RI), *y_RI.shape
+        gate_RI.data_ptr(), gate_RI.stride(0), up_RI.data_ptr(), up_RI.stride(0), _address(y_RI), *y_RI.shape
     )
     return y_RI
 
@@ -120,7 +122,7 @@ def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
     (requests, heads, size), latent = q_BHQ.shape, up_XL.shape[1]
     q_BHQ, y_BHC = q_BHQ.contiguous(), torch.empty(requests, heads, latent + rope, dtype=torch.bfloat16)
     sizes = requests, heads, size - rope, rope, value, latent
-    _loops().absorb_query(_at(q_BHQ), _at(up_XL), _at(y_BHC), *sizes)
+    _loops().absorb_query(_address(q_BHQ), _address(up_XL), _address(y_BHC), *sizes)
     return y_BHC
 
 
@@ -129,7 +131,13 @@ def attend(q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tenso
     assert pages_JSC.shape[1] % 4 == 0
     requests, heads, size = q_BHC.shape
     q_BHC, y_BHL = q_BHC.contiguous(), torch.empty(requests, heads, latent, dtype=torch.bfloat16)
-    addresses = _at(q_BHC), _at(pages_JSC), _at(tables_BJ, torch.long), _at(lengths_B, torch.long), _at(y_BHL)
+    addresses = (
+        _address(q_BHC),
+        _address(pages_JSC),
+        _address(tables_BJ, torch.long),
+        _address(lengths_B, torch.long),
+        _address(y_BHL),
+    )
     sizes = requests, heads, *pages_JSC.shape[:2], tables_BJ.shape[1], latent, size
     _loops().attend(*addresses, *sizes, scale)
     return y_BHL
@@ -140,7 +148,7 @@ def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
     requests, heads, latent = context_BHL.shape
     context_BHL, y_BX = context_BHL.contiguous(), torch.empty(requests, heads * value, dtype=torch.bfloat16)
     sizes = requests, heads, up_XL.shape[0] // heads - value, value, latent
-    _loops().values(_at(context_BHL), _at(up_XL), _at(y_BX), *sizes)
+    _loops().values(_address(context_BHL), _address(up_XL), _address(y_BX), *sizes)
     return y_BX
 
 
@@ -148,13 +156,13 @@ def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group
     """Return the best `top_k` of the `topk_group` groups whose `num_best` best sum to most: [T, K], best first."""
     scores_TE, experts_TK = scores_TE.contiguous(), torch.empty(scores_TE.shape[0], top_k, dtype=torch.long)
     _loops().choose_experts(
-        _at(scores_TE, torch.float32),
+        _address(scores_TE, torch.float32),
         *scores_TE.shape,
         num_groups,
         num_best,
         topk_group,
         top_k,
-        _at(experts_TK, torch.long),
+        _address(experts_TK, torch.long),
     )
     return experts_TK
 
@@ -165,7 +173,9 @@ def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tens
     counts_M, pair_of_row, row_of_pair = (
         torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs)
     )
-    addresses = (_at(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_M, pair_of_row, row_of_pair))
+    addresses = (
+        _address(whole_numbers, torch.long) for whole_numbers in (slots_TK, counts_M, pair_of_row, row_of_pair)
+    )
     _loops().sort_by_slot(*addresses, num_pairs, num_slots)
     return counts_M, pair_of_row, row_of_pair
 
@@ -176,12 +186,12 @@ def weighted_sum(rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) ->
     rows_RD, row_of_pair_TK, weights_TK = rows_RD.contiguous(), row_of_pair_TK.contiguous(), weights_TK.contiguous()
     sizes = rows_RD.shape[1], rows_RD.shape[0]
     _loops().weighted_sum(
-        _at(rows_RD),
+        _address(rows_RD),
         *sizes,
-        _at(row_of_pair_TK, torch.long),
-        _at(weights_TK, torch.float32),
+        _address(row_of_pair_TK, torch.long),
+        _address(weights_TK, torch.float32),
         *row_of_pair_TK.shape,
-        _at(y_TD),
+        _address(y_TD),
     )
     return y_TD
 
@@ -203,7 +213,7 @@ def _loops() -> Any:
     return SimpleNamespace(**{name: getattr(module, name) for module in modules for name in module.__all__})
 
 
-def _at(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
+def _address(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
     """Return the address of the numbers of `x`, which are of this type and lie in one piece."""
     assert x.dtype == dtype
     assert x.is_contiguous()

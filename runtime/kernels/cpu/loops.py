@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import bf16, exp, fp32, integers, loop, narrowed, part, widened
+from runtime.kernels.cpu.numbers import bf16, bf16_to_fp32, exp, fp32, fp32_to_bf16, integers, loop, part
 
 __all__ = ["experts_mlp", "gated_mlp", "linear", "matmul", "narrow", "rms_norm", "widen"]
 
@@ -18,7 +18,7 @@ def widen(x_RD: Any, wide_RD: Any) -> None:
     """Write `x_RD` as FP32."""
     for r in range(len(x_RD)):
         for d in range(x_RD.shape[1]):
-            wide_RD[r, d] = widened(x_RD[r, d])
+            wide_RD[r, d] = bf16_to_fp32(x_RD[r, d])
 
 
 @part("void(f4[:, ::1], u2[:, ::1])")
@@ -26,11 +26,11 @@ def narrow(wide_RD: Any, y_RD: Any) -> None:
     """Write `wide_RD` as BF16."""
     for r in range(len(wide_RD)):
         for d in range(wide_RD.shape[1]):
-            y_RD[r, d] = narrowed(wide_RD[r, d])
+            y_RD[r, d] = fp32_to_bf16(wide_RD[r, d])
 
 
 @part("void(f4[::1], u2[:, ::1], f4[::1])")
-def _of_one_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
+def _multiply_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
     """Compute y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
     num_sums, size = w_OD.shape
     n = 0
@@ -38,16 +38,16 @@ def _of_one_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
         sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
         for d in range(size):
             x = x_D[d]
-            sum_0 += widened(w_OD[n, d]) * x
-            sum_1 += widened(w_OD[n + 1, d]) * x
-            sum_2 += widened(w_OD[n + 2, d]) * x
-            sum_3 += widened(w_OD[n + 3, d]) * x
+            sum_0 += bf16_to_fp32(w_OD[n, d]) * x
+            sum_1 += bf16_to_fp32(w_OD[n + 1, d]) * x
+            sum_2 += bf16_to_fp32(w_OD[n + 2, d]) * x
+            sum_3 += bf16_to_fp32(w_OD[n + 3, d]) * x
         y_O[n], y_O[n + 1], y_O[n + 2], y_O[n + 3] = sum_0, sum_1, sum_2, sum_3
         n += 4
     while n < num_sums:
         sum_0 = np.float32(0)
         for d in range(size):
-            sum_0 += widened(w_OD[n, d]) * x_D[d]
+            sum_0 += bf16_to_fp32(w_OD[n, d]) * x_D[d]
         y_O[n] = sum_0
         n += 1
 
@@ -57,14 +57,14 @@ def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
     """Compute y = x w^T: a row of w is read once for four rows of x, then once for two, then for one."""
     num_rows, size = x_RD.shape
     if num_rows == 1:
-        _of_one_row(x_RD[0], w_OD, y_RO[0])
+        _multiply_row(x_RD[0], w_OD, y_RO[0])
         return
     for n in range(len(w_OD)):
         r = 0
         while r + 4 <= num_rows:
             sum_0 = sum_1 = sum_2 = sum_3 = np.float32(0)
             for d in range(size):
-                w = widened(w_OD[n, d])
+                w = bf16_to_fp32(w_OD[n, d])
                 sum_0 += w * x_RD[r, d]
                 sum_1 += w * x_RD[r + 1, d]
                 sum_2 += w * x_RD[r + 2, d]
@@ -74,7 +74,7 @@ def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
         if r + 2 <= num_rows:
             sum_0 = sum_1 = np.float32(0)
             for d in range(size):
-                w = widened(w_OD[n, d])
+                w = bf16_to_fp32(w_OD[n, d])
                 sum_0 += w * x_RD[r, d]
                 sum_1 += w * x_RD[r + 1, d]
             y_RO[r, n], y_RO[r + 1, n] = sum_0, sum_1
@@ -82,7 +82,7 @@ def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
         if r < num_rows:
             sum_0 = np.float32(0)
             for d in range(size):
-                sum_0 += widened(w_OD[n, d]) * x_RD[r, d]
+                sum_0 += bf16_to_fp32(w_OD[n, d]) * x_RD[r, d]
             y_RO[r, n] = sum_0
 
 
@@ -147,8 +147,8 @@ def rms_norm(x: int, stride: int, num_rows: int, size: int, weight: int, eps: fl
     for r in range(num_rows):
         squares = np.float32(0)
         for d in range(size):
-            x_d = widened(x_RX[r, d])
+            x_d = bf16_to_fp32(x_RX[r, d])
             squares += x_d * x_d
         scale = np.float32(1 / np.sqrt(squares / size + eps))
         for d in range(size):
-            y_RD[r, d] = narrowed(widened(x_RX[r, d]) * scale * widened(weight_D[d]))
+            y_RD[r, d] = fp32_to_bf16(bf16_to_fp32(x_RX[r, d]) * scale * bf16_to_fp32(weight_D[d]))

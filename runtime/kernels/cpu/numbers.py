@@ -1,7 +1,7 @@
 """The parts of the compiled loops (`loops.py` and its neighbours): numbers, arrays, compilation by numba.
 
     numbers    numba knows no BF16. One is the upper half of a number in FP32, so its bits shifted up are its value,
-               exactly: `widened`, which costs an instruction. `narrowed` rounds to the nearest, to the even one of two.
+               exactly: `bf16_to_fp32` costs one instruction. `fp32_to_bf16` rounds to the nearest, ties to even.
                `exp` is a polynomial, because the library's would be called for one number at a time.
     arrays     A loop is given addresses and sizes and makes its arrays itself: to make one from a tensor takes torch
                and numpy longer than many a loop takes to run. The caller answers for type, order and size.
@@ -27,15 +27,15 @@ __all__ = [
     "LAST_INDEX",
     "NO_KEY",
     "bf16",
+    "bf16_to_fp32",
     "exp",
     "fp32",
+    "fp32_to_bf16",
     "integers",
     "key",
     "larger",
     "loop",
-    "narrowed",
     "part",
-    "widened",
 ]
 
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # else a sum would be one number at a time
@@ -54,7 +54,7 @@ MIN_LOG, LARGEST_LOG = np.float32(-87.3), np.float32(88.3)  # of FP32's normal n
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def widened(typing: Any, bits: Any) -> Any:
+def bf16_to_fp32(typing: Any, bits: Any) -> Any:
     """Return FP32 from the bits of a BF16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -65,7 +65,7 @@ def widened(typing: Any, bits: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def narrowed(typing: Any, value: Any) -> Any:
+def fp32_to_bf16(typing: Any, value: Any) -> Any:
     """Return the bits of the BF16 nearest to an FP32.
 
     Half of the last place is added, less one bit where that makes a tie go to even.
@@ -168,7 +168,7 @@ def integers(address: int, shape: Any) -> Any:
 
 def loop(function: Any) -> Any:
     """Return `function` compiled for its parameters, which are annotated as int (an address too), float or bool."""
-    return _compiled(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
+    return _compile(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
 
 
 def part(signature: str | list[str]) -> Any:
@@ -176,14 +176,14 @@ def part(signature: str | list[str]) -> Any:
 
     A part takes arrays.
     """
-    return lambda function: _compiled(function, signature)
+    return lambda function: _compile(function, signature)
 
 
 def _kinds(function: Any) -> list[type]:
     return [kind for name, kind in function.__annotations__.items() if name != "return"]
 
 
-def _compiled(function: Any, signature: str | list[str]) -> Any:
+def _compile(function: Any, signature: str | list[str]) -> Any:
     try:
         return numba.njit(signature, cache=True, **OPTIONS)(function)
     except RuntimeError:  # nowhere to keep it

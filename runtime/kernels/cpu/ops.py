@@ -69,15 +69,15 @@ class CpuOps(Ops):
         """Multiply in the type that the core is fast in."""
         if not self._widens:
             return super().matmul(a, b, out)
-        product = self._widened(torch.matmul, a, b)
+        product = self._multiply_widened(torch.matmul, a, b)
         return product if out is None else out.copy_(product)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """Do the same."""
         multiply = partial(super().scores, scale=scale)
-        return self._widened(multiply, q, k) if self._widens else multiply(q, k)
+        return self._multiply_widened(multiply, q, k) if self._widens else multiply(q, k)
 
-    def _widened(self, multiply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    def _multiply_widened(self, multiply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
         return multiply(a.float(), b.float()).to(a.dtype)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ addresses and sizes; tensors are BF16. Rows are looked at one by one, so that a 
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import bf16, exp, larger, loop, narrowed, widened
+from runtime.kernels.cpu.numbers import bf16, bf16_to_fp32, exp, fp32_to_bf16, larger, loop
 
 __all__ = ["causal_softmax", "silu_product"]
 
@@ -26,12 +26,12 @@ def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int)
             row_S, seen = scores_HTS[h, t], num_keys - num_queries + t + 1
             largest, total = np.float32(-np.inf), np.float32(0)
             for s in range(seen):
-                largest = larger(largest, widened(row_S[s]))
+                largest = larger(largest, bf16_to_fp32(row_S[s]))
             for s in range(seen):
-                exps_S[s] = exp(widened(row_S[s]) - largest)
+                exps_S[s] = exp(bf16_to_fp32(row_S[s]) - largest)
                 total += exps_S[s]
             for s in range(seen):
-                row_S[s] = narrowed(exps_S[s] * (ONE / total))
+                row_S[s] = fp32_to_bf16(exps_S[s] * (ONE / total))
             row_S[seen:] = 0
 
 
@@ -42,5 +42,5 @@ def silu_product(gate: int, gate_stride: int, up: int, up_stride: int, y: int, n
     for r in range(num_rows):
         gate_I, up_I = bf16(gate + 2 * r * gate_stride, (size,)), bf16(up + 2 * r * up_stride, (size,))  # 2 bytes each
         for i in range(size):
-            gate_i = widened(gate_I[i])
-            y_RI[r, i] = narrowed(gate_i / (ONE + exp(-gate_i)) * widened(up_I[i]))
+            gate_i = bf16_to_fp32(gate_I[i])
+            y_RI[r, i] = fp32_to_bf16(gate_i / (ONE + exp(-gate_i)) * bf16_to_fp32(up_I[i]))

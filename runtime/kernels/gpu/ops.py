@@ -36,7 +36,7 @@ from runtime.kernels.gpu import contracts, fused, quantise
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER, Packages
 from runtime.kernels.ops import GateRule, Ops
 
-__all__ = ["GpuOps", "merged"]
+__all__ = ["GpuOps", "merge_attention"]
 
 OUTPUTS_STEP = 8  # BF16 outputs of a row in 16 bytes, as TMA stores them
 
@@ -68,7 +68,7 @@ class GpuOps(Ops):
         """Quantise without a copy in FP32; the scales lie as DeepGEMM reads them."""
         if not self._fits_gemm(x_RD.shape[-1]):
             return super().quantise_rows(x_RD, power_of_two)
-        return self._quantised(x_RD, power_of_two)
+        return self._quantise(x_RD, power_of_two)
 
     def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
         """Multiply codes with DeepGEMM, which rounds to BF16 once."""
@@ -106,7 +106,7 @@ class GpuOps(Ops):
         own = self._attention_part(*heads, scale, is_causal=True)
         del heads  # its keys take more than the second context, so no more is held than for all keys at once
         earlier = self._heads(q_THQ, kv_SHX[:before], k_rope_SP[:before], value_size)
-        return merged(*self._attention_part(*earlier, scale, is_causal=False), *own)[0].transpose(0, 1)
+        return merge_attention(*self._attention_part(*earlier, scale, is_causal=False), *own)[0].transpose(0, 1)
 
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
@@ -122,7 +122,7 @@ class GpuOps(Ops):
                     for q, table, length in requests
                 ]
             )
-        tables, lengths, schedule = self._step_of(tables_BJ, lengths_B)
+        tables, lengths, schedule = self._step_metadata(tables_BJ, lengths_B)
         q_BSHC, pages_JSHC = q_BHC[:, None], pages_JSC[:, :, None]
         contracts.check_flash_mla(q_BSHC, pages_JSHC, tables, lengths, lora_rank)
         context_BSHL, _ = self.packages.flash_mla.flash_mla_with_kvcache(
@@ -160,7 +160,7 @@ class GpuOps(Ops):
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
         """Multiply BF16 as it is and add in FP32: products of BF16 are exact there, so nothing needs to be widened."""
         if x_TD.dtype == w_ED.dtype == torch.bfloat16:
-            return self._added_in_fp32(x_TD, w_ED)
+            return self._matmul_fp32(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
 
     def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
@@ -214,28 +214,28 @@ class GpuOps(Ops):
         slots = torch.arange(len(counts), dtype=torch.int32, device=self.device)
         slot_of_row_R = slots.repeat_interleave(aligned_M, output_size=sum(aligned))
         if aligned == counts:
-            return self._grouped(Quantised(_readable(x.codes), x.scales), slot_of_row_R, experts)
-        place_R = self._apart(counts_M, aligned_M, sum(counts))
+            return self._grouped_experts(Quantised(_align_rows(x.codes), x.scales), slot_of_row_R, experts)
+        place_R = self._aligned_places(counts_M, aligned_M, sum(counts))
         codes = x.codes.new_empty(sum(aligned), x.codes.shape[1]).view(torch.uint8)
         codes.index_copy_(0, place_R, x.codes.contiguous().view(torch.uint8))
         scales = x.scales.new_zeros(sum(aligned), x.scales.shape[1]).index_copy_(0, place_R, x.scales)
         apart = Quantised(codes.view(x.codes.dtype), scales)
-        return self._grouped(apart, slot_of_row_R, experts).index_select(0, place_R)
+        return self._grouped_experts(apart, slot_of_row_R, experts).index_select(0, place_R)
 
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
         """Compute the rows that came of each slot in two masked matmuls; the others' results mean nothing."""
         if not self._fits_experts(experts):
             return super().masked_fp8_experts(x, counts_M, experts, expected_rows)
-        counts_M, gate_up, down = counts_M.int(), _stacked(experts.gate_up), experts.down
+        counts_M, gate_up, down = counts_M.int(), _stack(experts.gate_up), experts.down
         x = Quantised(x.codes.contiguous(), x.scales)  # rows that travelled have their scales beside them
-        gate_up_MZX = self._masked(x, gate_up, counts_M, expected_rows)
-        product = self._gated(gate_up_MZX, experts.power_of_two, counts_M)
+        gate_up_MZX = self._masked_matmul(x, gate_up, counts_M, expected_rows)
+        product = self._quantise_gated(gate_up_MZX, experts.power_of_two, counts_M)
         del gate_up_MZX
-        return self._masked(product, down, counts_M, expected_rows)
+        return self._masked_matmul(product, down, counts_M, expected_rows)
 
-    def _grouped(self, x: Quantised, slot_of_row_R: Tensor, experts: ExpertCodes) -> Tensor:
-        gate_up_RX = self._grouped_matmul(x, _stacked(experts.gate_up), slot_of_row_R)
-        product = self._gated(gate_up_RX, experts.power_of_two)
+    def _grouped_experts(self, x: Quantised, slot_of_row_R: Tensor, experts: ExpertCodes) -> Tensor:
+        gate_up_RX = self._grouped_matmul(x, _stack(experts.gate_up), slot_of_row_R)
+        product = self._quantise_gated(gate_up_RX, experts.power_of_two)
         del gate_up_RX
         return self._grouped_matmul(product, experts.down, slot_of_row_R)
 
@@ -247,7 +247,7 @@ class GpuOps(Ops):
         )
         return result
 
-    def _masked(self, x: Quantised, w: Quantised, counts_M: Tensor, expected_rows: int) -> Tensor:
+    def _masked_matmul(self, x: Quantised, w: Quantised, counts_M: Tensor, expected_rows: int) -> Tensor:
         result = torch.empty(*x.codes.shape[:2], w.codes.shape[1], dtype=torch.bfloat16, device=self.device)
         contracts.check_masked_gemm(x, w, result, counts_M, expected_rows)
         self.packages.deep_gemm.m_grouped_fp8_fp4_gemm_nt_masked(
@@ -255,7 +255,7 @@ class GpuOps(Ops):
         )
         return result
 
-    def _apart(self, counts_M: Tensor, aligned_M: Tensor, num_rows: int) -> Tensor:
+    def _aligned_places(self, counts_M: Tensor, aligned_M: Tensor, num_rows: int) -> Tensor:
         """Return where each row goes when every slot begins at a multiple of the alignment, [R]."""
         moved_M = (aligned_M.cumsum(0) - aligned_M) - (counts_M.cumsum(0) - counts_M)
         moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
@@ -266,10 +266,10 @@ class GpuOps(Ops):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, whole keys and values as torch's attention takes them, [1, H, T or S, channels]."""
         k_nope_SHN, v_SHU = kv_SHX.split((kv_SHX.shape[-1] - value_size, value_size), -1)
-        q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, self._joined(k_nope_SHN, k_rope_SP), v_SHU))
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, self._join_keys(k_nope_SHN, k_rope_SP), v_SHU))
         return q, k, v
 
-    def _joined(self, k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
+    def _join_keys(self, k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
         """Return whole keys [S, H, N + P]; all heads share the rotary part."""
         if self._runs_triton(k_nope_SHN) and fused.are_powers_of_two(k_nope_SHN.shape[-1], k_rope_SP.shape[-1]):
             return fused.joined_keys(k_nope_SHN, k_rope_SP)
@@ -294,14 +294,14 @@ class GpuOps(Ops):
     def _runs_triton(self, x: Tensor) -> bool:
         return x.is_cuda
 
-    def _quantised(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
+    def _quantise(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
         return quantise.rows(x_RD, power_of_two, by_columns=self.packages.arch == HOPPER)
 
-    def _gated(self, gate_up: Tensor, power_of_two: bool, counts_M: Tensor | None = None) -> Quantised:
+    def _quantise_gated(self, gate_up: Tensor, power_of_two: bool, counts_M: Tensor | None = None) -> Quantised:
         """Return the codes of silu(gate) x up, for rows [R, 2 I] or masked ones [M, Z, 2 I]."""
         return quantise.gated_rows(gate_up, power_of_two, self.packages.arch == HOPPER, counts_M)
 
-    def _added_in_fp32(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
+    def _matmul_fp32(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
         return torch.mm(x_TD, w_ED.mT, out_dtype=torch.float32)
 
     def _masked_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -322,7 +322,7 @@ class GpuOps(Ops):
         )
         return context, log_sums
 
-    def _step_of(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
+    def _step_metadata(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
         """Return tables and lengths as FlashMLA reads them, and its schedule, made in a step's first layer."""
         if lengths_B not in self._steps:
             schedule, _ = self.packages.flash_mla.get_mla_metadata()
@@ -330,7 +330,7 @@ class GpuOps(Ops):
         return self._steps[lengths_B]
 
 
-def merged(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sums: Tensor) -> Tensor:
+def merge_attention(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sums: Tensor) -> Tensor:
     """Return the attention to the keys of both parts, [..., U], in the memory of the second; the first is used up.
 
     Each part counts by its share of the sum of all exponentials (arXiv 2501.01005, section 2.2). A part is rounded to
@@ -341,7 +341,7 @@ def merged(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sum
     return second.mul_(share_of_second).add_(first.mul_(share_of_first))
 
 
-def _readable(codes_RD: Tensor) -> Tensor:
+def _align_rows(codes_RD: Tensor) -> Tensor:
     """Return codes whose rows TMA can read: where scales stand between them, they may begin at any byte.
 
     `contiguous` would leave a single row as it is, and copy rows that are far enough apart.
@@ -351,6 +351,6 @@ def _readable(codes_RD: Tensor) -> Tensor:
     return codes_RD.clone(memory_format=torch.contiguous_format)
 
 
-def _stacked(gate_up: Quantised) -> Quantised:
+def _stack(gate_up: Quantised) -> Quantised:
     """Return gate over up as one matrix of each slot: [M, 2, I, D] as [M, 2 I, D], in the same memory."""
     return Quantised(gate_up.codes.flatten(1, 2), gate_up.scales.flatten(1, 2))

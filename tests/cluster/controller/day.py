@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from kubernetes import client
 
 from stacks.controller.act import FIELD_MANAGER
-from stacks.controller.follower import Following
+from stacks.controller.follower import Follower
 from stacks.controller.lease import Lease
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
@@ -50,7 +50,7 @@ def at(hour, minute=0):
 
 def following_as(holder, account, said=None):
     lease = Lease(NAMESPACE, ACCOUNT, holder, FIELD_MANAGER)
-    return Following(Api(Connection(account)), NAMESPACE, NAME, lease, (said if said is not None else []).append)
+    return Follower(Api(Connection(account)), NAMESPACE, NAME, lease, (said if said is not None else []).append)
 
 
 def api_of_account(api_server, name):

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from stacks.controller.follower import Following
+from stacks.controller.follower import Follower
 from stacks.controller.health import Health
 from stacks.controller.lease import LASTS_S
 from stacks.controller.loop import follow, run_round
@@ -39,7 +39,7 @@ def test_a_controller_goes_on_after_what_went_wrong(account, custom):
     """It says each new reason once, and follows the day as soon as that can be done."""
     said, rounds = [], iter(range(4))
     lost = following_as("one", account, said)
-    lost = Following(lost.api, "nowhere", NAME, None, said.append)
+    lost = Follower(lost.api, "nowhere", NAME, None, said.append)
 
     follow(lost, lambda: next(rounds) == 3, lambda _: None, Health())
 
@@ -52,7 +52,7 @@ def test_a_dry_run_says_what_it_would_do(custom, account):
     said = []
     before = deployment(custom)
 
-    run_round(Following(Api(Connection(account)), NAMESPACE, NAME, None, said.append), at(12))
+    run_round(Follower(Api(Connection(account)), NAMESPACE, NAME, None, said.append), at(12))
 
     assert said == [
         "would drain demo-day-decode-1: nobody needs it now",

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from runtime.expert_parallel.deep_ep import NormalDispatcher
-from runtime.expert_parallel.dispatcher import ContiguousRows, Dispatched, LocalDispatcher, PlainRows, RowFormat
+from runtime.expert_parallel.dispatcher import ContiguousRows, DispatchedRows, LocalDispatcher, PlainRows, RowFormat
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.rendezvous import MeetingPoint
 from runtime.kernels.fp8 import BLOCK, E4M3, ExpertCodes, Quantised
@@ -298,9 +298,9 @@ def both_at_once(dispatcher: Any, batches: list[Any], experts: Experts, first: i
     under_way = [dispatcher.dispatch(*batch) for batch in batches]
     combining = []
     for pending in under_way:
-        dispatched: Dispatched = pending.wait()
+        dispatched: DispatchedRows = pending.wait()
         results = experts(dispatched.rows, first)
-        combining.append(dispatcher.combine(results, dispatched.without_rows()))
+        combining.append(dispatcher.combine(results, dispatched.drop_rows()))
     return [pending.wait().sum() for pending in combining]
 
 

@@ -68,7 +68,7 @@ def tiles(device):
         for rows in (16, 256):
             counts = torch.full((SLOTS,), rows, dtype=torch.int32, device=device)
             for told in (1, 16, 256):
-                step = lambda x=x, w=w, counts=counts, told=told: ops._masked(x, w, counts, told)  # noqa: E731
+                step = lambda x=x, w=w, counts=counts, told=told: ops._masked_matmul(x, w, counts, told)  # noqa: E731
                 took[f"{name}, {rows} rows come, {told} expected"] = milliseconds(step)
     return took
 

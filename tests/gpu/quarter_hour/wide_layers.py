@@ -42,7 +42,7 @@ from runtime.kernels.device import CudaRecorder
 from runtime.kernels.fp8 import E4M3, Quantised
 from runtime.kv.cache import LatentCache
 from runtime.model import deepseek
-from runtime.model.captured_steps import CapturedSteps, sizes_up_to
+from runtime.model.captured_steps import CapturedSteps, captured_sizes
 from runtime.model.config import read_model_config
 from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
@@ -149,7 +149,7 @@ class WideRank:
             self.wrong.append(f"rank {self.group.rank}: steps cannot be captured: {str(error).splitlines()[0]}")
         one_gpu.finish(self.device)
         seconds, held = time.monotonic() - began, one_gpu.reserved_gb(self.device) - before
-        self.say(f"steps of {len(sizes_up_to(MAX_REQUESTS))} sizes recorded in {seconds:.1f} s, {held:.2f} GB")
+        self.say(f"steps of {len(captured_sizes(MAX_REQUESTS))} sizes recorded in {seconds:.1f} s, {held:.2f} GB")
         return {"capture_s": round(seconds, 2), "recordings_gb": round(held, 3)}
 
     def follow(self, share: int, folder: Path) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class WideRank:
 
     def _computed(self, decoding: list[Chunk]) -> Tensor:
         """Compute a step as a recording would, filled up with copies of its requests, and drop theirs."""
-        size = min(size for size in sizes_up_to(MAX_REQUESTS) if size >= len(decoding))
+        size = min(size for size in captured_sizes(MAX_REQUESTS) if size >= len(decoding))
         filled = [decoding[number % len(decoding)] for number in range(size)]
         return self.model.next_logits([], filled, self.cache)[: len(decoding)]
 

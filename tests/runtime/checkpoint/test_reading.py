@@ -6,11 +6,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint.folder import HeldFile
+from runtime.checkpoint.folder import OpenFile
 from runtime.checkpoint.reading import AT_ONCE_BYTES, ReadDigests
 from runtime.checkpoint.tensors import StoredTensor
 
-FILE = HeldFile(Path(__file__))  # which nothing here reads
+FILE = OpenFile(Path(__file__))  # which nothing here reads
 PART = st.binary(min_size=8, max_size=8)
 
 

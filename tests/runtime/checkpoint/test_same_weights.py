@@ -58,7 +58,7 @@ def join(free_port):
         def rank(group, folder):
             engine = Engine(EngineConfig(folder, expert_map, torch.float32), group)
             try:
-                return agree_on_weights(group, engine.loaded.read_by(f"rank {group.rank} on node-{group.rank}"))
+                return agree_on_weights(group, engine.loaded.summarise_for(f"rank {group.rank} on node-{group.rank}"))
             except CheckpointError as error:
                 return str(error)
 
@@ -71,7 +71,7 @@ def join(free_port):
 def weights(folder):
     """The digest of what a unit of one rank reads."""
     engine = Engine(EngineConfig(folder, EXPERTS, torch.float32), SoloGroup())
-    return agreed_weights([engine.loaded.read_by("rank 0")])
+    return agreed_weights([engine.loaded.summarise_for("rank 0")])
 
 
 def flip(folder, name):

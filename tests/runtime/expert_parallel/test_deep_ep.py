@@ -75,7 +75,7 @@ def one_step(form, rank, meeting, step, is_fp8):
         results = torch.cat([expert(part, first + slot) for slot, part in enumerate(parts)])
     else:
         results = torch.stack([expert(part, first + slot) for slot, part in enumerate(dequantised(rows.rows_MZD))])
-    sums = dispatcher.combine(results, dispatched.without_rows()).wait().sum()
+    sums = dispatcher.combine(results, dispatched.drop_rows()).wait().sum()
     return sums, rows.counts_M, dispatched.sent_W
 
 

@@ -81,10 +81,10 @@ class KernelPath(GpuOps):
     def _runs_triton(self, x):
         return False
 
-    def _quantised(self, x_RD, power_of_two):
+    def _quantise(self, x_RD, power_of_two):
         return self._codes(x_RD.shape)
 
-    def _gated(self, gate_up, power_of_two, counts_M=None):
+    def _quantise_gated(self, gate_up, power_of_two, counts_M=None):
         return self._codes((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
 
     def _codes(self, shape):

@@ -67,7 +67,7 @@ def test_a_mask_in_dispatch_is_found(rank, monkeypatch):
     def masked(self, rows_RX, is_for_RW, num_rows):
         return torch.cat([rows_RX[is_for_R] for is_for_R in is_for_RW.T])
 
-    monkeypatch.setattr(AllToAllDispatcher, "for_each", masked)
+    monkeypatch.setattr(AllToAllDispatcher, "rows_by_rank", masked)
     with pytest.raises(WaitsForTheDevice, match="mask"):
         rank.step([PROMPT], [])
 

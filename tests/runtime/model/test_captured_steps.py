@@ -13,7 +13,7 @@ from runtime.checkpoint import resolve
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.masked import MaskedDispatcher
 from runtime.model import deepseek
-from runtime.model.captured_steps import CapturedSteps, sizes_up_to
+from runtime.model.captured_steps import CapturedSteps, captured_sizes
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
@@ -106,20 +106,20 @@ def test_exchanges_of_a_replay_are_counted(monkeypatch):
     decoding = [Chunk([7], 3, table)]
     with torch.inference_mode():
         captured = CapturedSteps(engine.model, cache, Counted(traffic), 1, 64)
-        before = traffic.moved()
+        before = traffic.totals()
         expected = engine.step([], decoding, cache)
-        of_a_step = traffic.moved() - before
+        of_a_step = traffic.totals() - before
         found = captured.next_logits(decoding)
 
         assert found.equal(expected)
     assert of_a_step.dispatches == of_a_step.combines == engine.config.num_moe_layers
-    assert traffic.moved() - before - of_a_step == of_a_step
+    assert traffic.totals() - before - of_a_step == of_a_step
 
 
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 8, 9, 16, 64, 65, 100, 128, 1000])
 def test_a_size_for_any_number_of_requests(max_requests):
     """Ascending, from none to the most, and few copies wherever there are many requests."""
-    sizes = sizes_up_to(max_requests)
+    sizes = captured_sizes(max_requests)
 
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (0, max_requests)

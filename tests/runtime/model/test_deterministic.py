@@ -227,13 +227,13 @@ def test_a_machine_that_cannot_is_refused():
         (Gate, "forward"),
         (LocalExperts, "expert"),
         (Fp8Experts, "first_expert"),
-        (LatentAttention, "without_cache"),
+        (LatentAttention, "decode_without_cache"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_every_kind_of_row_function_is_asked_about(engine, monkeypatch, kind, method):
     """Whichever of them notices a row's place, the machine is refused."""
-    check_machine(engine.model.row_wise())
+    check_machine(engine.model.row_functions())
     if not any(isinstance(module, kind) for module in engine.model.modules()):
         assert kind in (LocalExperts if engine.backend.dtype == torch.float8_e4m3fn else Fp8Experts, Fp8Linear)
         return
@@ -247,7 +247,7 @@ def test_every_kind_of_row_function_is_asked_about(engine, monkeypatch, kind, me
 
     monkeypatch.setattr(kind, method, lambda *arguments: unpacked(with_its_place(*arguments)))
     with pytest.raises(RuntimeFailure, match="not possible on this machine"):
-        check_machine(engine.model.row_wise())
+        check_machine(engine.model.row_functions())
 
 
 def unpacked(results):

@@ -39,7 +39,7 @@ def test_a_step_stays_on_the_models_device(small_config, dtype):
         chunks = [Chunk(PROMPT[:30], 0, [0]), Chunk(PROMPT[30:35], 30, [1])]
         decoding = [Chunk([5], 70, [2, 3]), Chunk([7], 3, [0])]
         logits = model.next_logits(chunks, decoding, cache)
-        tables = [model.load.rows, model.load.sent, *cache._pages, *model.rotary.at(torch.arange(3, device=CUDA))]
+        tables = [model.load.rows, model.load.sent, *cache._pages, *model.rotary.lookup(torch.arange(3, device=CUDA))]
 
     assert logits.shape == (4, small_config.vocab_size)
     assert {tensor.device.type for tensor in (logits, *tables, *model.parameters())} == {"cuda"}

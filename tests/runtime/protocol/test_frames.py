@@ -103,7 +103,7 @@ def test_messages_come_out_whatever_pieces_they_come_in(messages, data):
         feeding = asyncio.ensure_future(feed(stream))
         while (frame := await reader.read()) is not None:
             heard.append(frame[0])
-            while (message := reader.whole_here()) is not None:
+            while (message := reader.read_buffered()) is not None:
                 heard.append(message)
         await feeding
         return heard
@@ -124,7 +124,7 @@ def test_what_came_together_is_there_without_waiting():
         stream = asyncio.StreamReader()
         reader = FrameReader(stream, ANY_MESSAGE)
         stream.feed_data(encode_frame(Abort("a")) + encode_frame(Abort("b")) + encode_frame(Abort("c"))[:-1])
-        return (await reader.read())[0], reader.whole_here(), reader.whole_here()
+        return (await reader.read())[0], reader.read_buffered(), reader.read_buffered()
 
     assert asyncio.run(read()) == (Abort("a"), Abort("b"), None)
 

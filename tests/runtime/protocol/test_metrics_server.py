@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from runtime.errors import RuntimeFailure
 from runtime.protocol import metrics_server
-from runtime.protocol.metrics_server import path_of, serve_metrics
+from runtime.protocol.metrics_server import serve_metrics, target_path
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_wrong_path_is_no_answer_to_a_probe(port):
 )
 def test_a_target_may_be_a_whole_url(target, path):
     """As proxies send it."""
-    assert path_of(target) == path
+    assert target_path(target) == path
 
 
 def test_a_taken_port_is_a_sentence():

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from runtime.protocol import sockets
-from runtime.protocol.sockets import VANISHED_AFTER_S, listen, notice_a_vanished_peer, write_or_hang_up
+from runtime.protocol.sockets import VANISHED_AFTER_S, detect_vanished_peer, listen, write_or_hang_up
 
 
 def test_a_silent_peer_is_given_up_within_the_deadline():
@@ -13,7 +13,7 @@ def test_a_silent_peer_is_given_up_within_the_deadline():
     async def options():
         server = await asyncio.start_server(lambda *_: None, sock=listen("127.0.0.1", 0, "test"))
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        notice_a_vanished_peer(writer)
+        detect_vanished_peer(writer)
         connection = writer.get_extra_info("socket")
         names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
         values = [connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]

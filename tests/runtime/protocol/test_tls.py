@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from runtime.errors import RuntimeFailure
-from runtime.protocol.tls import Credentials, why_refused
+from runtime.protocol.tls import Credentials, explain_tls_failure
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import Identity
 
@@ -67,9 +67,9 @@ def test_a_certificate_that_is_refused_for_its_dates_names_the_clock(code, said)
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code, error.verify_message = code, "it is not valid"
 
-    assert re.fullmatch(said, why_refused(error))
+    assert re.fullmatch(said, explain_tls_failure(error))
 
 
 def test_a_handshake_that_the_other_end_breaks_off_has_a_reason():
     """The system says nothing of it."""
-    assert why_refused(ConnectionResetError()) == "the other end closed the connection"
+    assert explain_tls_failure(ConnectionResetError()) == "the other end closed the connection"

@@ -12,10 +12,10 @@ import tokenizers
 import torch
 
 import runtime
-from runtime.checkpoint import digest_of_file
+from runtime.checkpoint import file_digest
 from runtime.errors import RequestFailure
 from runtime.protocol import json_grammar
-from runtime.protocol.json_grammar import ANY_OBJECT, MAX_SCHEMA_BYTES, json_matcher, why_no_grammar
+from runtime.protocol.json_grammar import ANY_OBJECT, MAX_SCHEMA_BYTES, explain_schema_refusal, json_matcher
 from runtime.protocol.messages import Sampling
 from runtime.serving import constraint
 from runtime.serving.constraint import Constraints
@@ -100,7 +100,7 @@ def test_a_tokenizer_that_changed_after_the_rank_said_its_digest_fails_the_reque
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(DEMO / name, tmp_path)
     constraints = Constraints(tmp_path, VOCAB_SIZE)
-    digest = digest_of_file(DEMO / "tokenizer.json")
+    digest = file_digest(DEMO / "tokenizer.json")
     with (tmp_path / "tokenizer.json").open("a") as file:
         file.write("\n")
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):
 )
 def test_a_schema_is_checked_in_one_line(schema, reason):
     """What the library does not obey is refused: nothing is left out in silence."""
-    found = why_no_grammar(schema)
+    found = explain_schema_refusal(schema)
 
     assert (found is None) == (reason is None)
     assert reason is None or (reason in found and "\n" not in found)
@@ -152,7 +152,7 @@ def test_a_schema_is_checked_in_one_line(schema, reason):
 def test_remainders_are_counted_before_anything_is_made(schema, is_refused, monkeypatch):
     """The library would visit each of them: four multiples at once kept a rank for minutes."""
     monkeypatch.setattr("llguidance.LLMatcher.validate_grammar", lambda grammar: "")
-    reason = why_no_grammar(json.dumps(schema))
+    reason = explain_schema_refusal(json.dumps(schema))
 
     assert (reason is not None) == is_refused
     assert not is_refused or "multipleOf" in reason
@@ -166,7 +166,7 @@ def test_remainders_are_counted_with_small_numbers(monkeypatch):
     integers = [{"multipleOf": 10**digits + 1} for digits in range(1, 200)]
 
     for values in (floats, integers, floats[:3]):
-        assert why_no_grammar(json.dumps({"allOf": [{}, {}], "anyOf": values}))
+        assert explain_schema_refusal(json.dumps({"allOf": [{}, {}], "anyOf": values}))
     assert max(sizes) < 2**64
 
 
@@ -185,4 +185,4 @@ def test_without_the_library_it_is_named(monkeypatch):
     """The sentence says what to install."""
     monkeypatch.setattr(json_grammar.importlib.util, "find_spec", lambda name: None)
 
-    assert why_no_grammar(ANY_OBJECT) == json_grammar.MISSING
+    assert explain_schema_refusal(ANY_OBJECT) == json_grammar.MISSING

@@ -108,7 +108,7 @@ def test_a_node_gives_its_ranks_the_threads(monkeypatch):
     monkeypatch.setattr(node, "wait_together", lambda ranks, check: None)
     monkeypatch.setattr(node.signal, "signal", lambda *_: None)
     places = [SimpleNamespace(rank=rank, local_rank=rank) for rank in (0, 1)]
-    launch = SimpleNamespace(unit="u", places=["n"], spares=[], ranks_of=lambda place: places)
+    launch = SimpleNamespace(unit="u", places=["n"], spares=[], place_ranks=lambda place: places)
     membership = SimpleNamespace(join=lambda: 0, check=lambda: None, is_whole=lambda: True)
 
     node.run_node(launch, Path("launch.json"), "n", membership, [], drain_s=0)

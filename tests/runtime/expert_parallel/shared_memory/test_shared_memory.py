@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.expert_parallel.shared_memory.memory import _made, common_memory
+from runtime.expert_parallel.shared_memory.memory import _create_file, common_memory
 from tests.runtime.joined_groups import joined_groups
 
 SIZE = 3
@@ -59,7 +59,8 @@ def test_one_rank_has_it_for_itself():
         lambda: patch("os.ftruncate", side_effect=OSError(errno.EFBIG, "File too large")),
         lambda: patch("os.getpid", return_value=0),
         lambda: patch(
-            "runtime.expert_parallel.shared_memory.memory._made", lambda token, num_bytes: _made(token ^ 1, num_bytes)
+            "runtime.expert_parallel.shared_memory.memory._create_file",
+            lambda token, num_bytes: _create_file(token ^ 1, num_bytes),
         ),
     ],
     ids=["no file", "no file of this size", "no such process", "another unit's file there"],

@@ -25,16 +25,16 @@ class OnCpu(GpuOps):
     def __init__(self, packages):
         super().__init__(CPU, packages)
 
-    def _quantised(self, x_RD, power_of_two):
+    def _quantise(self, x_RD, power_of_two):
         return fp8.quantise_rows(x_RD, power_of_two)
 
-    def _gated(self, gate_up, power_of_two, counts_M=None):
+    def _quantise_gated(self, gate_up, power_of_two, counts_M=None):
         gate, up = gate_up.flatten(0, -2).chunk(2, -1)
         x = fp8.quantise_rows(torch.nn.functional.silu(gate) * up, power_of_two)
         shape = gate_up.shape[:-1]
         return Quantised(x.codes.unflatten(0, shape), x.scales.unflatten(0, shape))
 
-    def _added_in_fp32(self, x_TD, w_ED):
+    def _matmul_fp32(self, x_TD, w_ED):
         return x_TD.float() @ w_ED.float().mT
 
 
