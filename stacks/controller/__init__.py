@@ -1,1 +1,1 @@
-"""Units in a cluster that follow the plan's day by themselves."""
+"""The controller, which starts and stops units in a cluster as the plan's day has it."""

@@ -1,8 +1,8 @@
-"""What the controller writes: a unit's replicas, marks of nodes, a deployment's status, and events that say so.
+"""Writes to the cluster: a unit's replicas, labels and taints of nodes, a deployment's status, and events.
 
-Replicas go through `/scale`, under a field manager of our own, and no manifest has them. So neither Pulumi nor a Git
-repository takes them back, and neither sees drift in them. (The server records that manager for its own kinds only, and
-for a LeaderWorkerSet nobody: github.com/kubernetes/kubernetes/issues/131892.)
+Replicas are set through `/scale`, under a field manager of our own, and no manifest has them. So neither Pulumi nor a
+Git repository resets them or takes them for drift. (The server records that manager for its own kinds only, and for a
+LeaderWorkerSet nobody: github.com/kubernetes/kubernetes/issues/131892.)
 """
 
 import secrets
@@ -29,9 +29,9 @@ def scale(api: Api, namespace: str, change: Scale) -> None:
 
 
 def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[tuple[str, ProviderError]]:
-    """Mark the plan's `nodes`, and yield those that could not be, and why. Raise ProviderError if nobody may look.
+    """Mark the plan's `nodes`. Yield each that could not be, and why. Raise ProviderError if they cannot be listed.
 
-    A node that another plan has marked is left to it.
+    A node that another plan has marked is left alone.
     """
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
     marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
@@ -48,7 +48,7 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
 def taint_faulty_nodes(
     api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str], now: float
 ) -> Iterator[tuple[str, ProviderError | None]]:
-    """Have new pods keep away from `faulty` nodes, and no longer from others. Yield what changed, or why not."""
+    """Taint `faulty` nodes, and remove the taint from the others. Yield each change, or why it failed."""
     taint = {"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule", "timeAdded": timestamp(now)}
     for node in nodes:
         name, taints = node["metadata"]["name"], node["spec"].get("taints") or []
@@ -67,12 +67,12 @@ def taint_faulty_nodes(
 
 
 def forget_pod(api: Api, pod: Manifest) -> None:
-    """Delete a pod whose node will not say that it has ended. Raise ProviderError."""
+    """Delete a pod whose node no longer answers. Raise ProviderError."""
     api.delete(Reference.from_manifest(pod), pod["metadata"]["uid"], immediately=True)
 
 
 def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
-    """Write label and taint at once, and only if nobody has written the node since; a node that is gone is left."""
+    """Write label and taint in one request, only if the node has not changed since it was read; skip a deleted node."""
     if live is None:
         return
     other = _other_plan(live, plan)
@@ -95,7 +95,7 @@ def _other_plan(node: Manifest, plan: str) -> str | None:
 
 
 def write_status(api: Api, deployment: Manifest, status: Status) -> None:
-    """Make the deployment's status this one; if it is, send nothing. Raise ProviderError."""
+    """Write the deployment's status, unless it is the same already. Raise ProviderError."""
     if deployment.get("status") == status:
         return
     metadata = deployment["metadata"]

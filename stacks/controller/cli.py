@@ -1,4 +1,4 @@
-"""The `tidemill controller` command: this file reads words and signals, and the room follows the day."""
+"""The `tidemill controller` command: this file reads options and signals; the other files of the room do the work."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ DEFINITION = Path(__file__).parent / "definition.yaml"
 
 
 def add_controller(commands: Any) -> None:
-    """Add the command to what `add_subparsers` returned."""
+    """Add the command to `commands`, the result of `add_subparsers`."""
     controller = add_command(
         commands,
         "controller",
@@ -92,5 +92,5 @@ def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:
 
 
 def _say(sentence: str) -> None:
-    with suppress(OSError):  # a full disk takes no log, and the day goes on
+    with suppress(OSError):  # the log may be on a full disk; the day goes on
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {printable(sentence)}", flush=True)

@@ -1,4 +1,4 @@
-"""The time of day that a controller goes by: the world's, or a rehearsal's, which goes faster.
+"""The clock of a controller: the real time, or that of a rehearsal, which runs faster.
 
 A rehearsal begins when the TidemillDeployment was created. So a controller that is started again goes on in the same
 day at the same time, and keeps nothing for it.
@@ -14,26 +14,26 @@ YEAR_9999 = 253_370_764_800.0  # the last one that dates have; a look goes on fr
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds since 1970-01-01 00:00 UTC, there and here."""
+    """Converts the day's time and the world's into each other; both are seconds since 1970-01-01 00:00 UTC."""
 
     began: float
     pace: float
 
     def day_time(self, real: float) -> float:
-        """Return the day's time at a time of the world."""
+        """Return the day's time at a real time."""
         return self.began + (real - self.began) * self.pace
 
     def world_time(self, day_time: float) -> float:
-        """Return the world's time at a time of the day."""
+        """Return the real time at a time of the day."""
         return self.began + (day_time - self.began) / self.pace
 
     def has_date(self, real: float) -> bool:
-        """Return whether calendars have the day's time at a time of the world: a fast clock leaves them in weeks."""
+        """Return whether the day's time is before the year 9999: a fast clock passes it within weeks."""
         return 0 <= self.day_time(real) < YEAR_9999
 
 
 def parse_instant(written: str) -> float | None:
-    """Return the instant that an object has; None for what is no time.
+    """Return the instant that a field of an object holds; None if it is no time.
 
     The server's schema admits more forms of time than Python reads, the 31st of November among them, and small letters.
     """

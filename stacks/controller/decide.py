@@ -1,9 +1,9 @@
-"""What to do now, so that the units follow the day. Pure: it asks for no time and touches no cluster.
+"""Decides which units to start and drain now, so that they follow the day. Pure: it reads no clock and no cluster.
 
     start   a unit that the day wants, from its warm-up on, or that demand asks for
-    drain   a unit that neither wants, as soon as enough others of every phase are ready
+    drain   a unit that neither asks for, as soon as enough others of every phase are ready
 
-A unit is one group, so one that somebody has scaled to more is scaled to 1 again.
+A unit is one group: if somebody scales it to more, it is scaled to 1 again.
 
 A unit is drained by scaling it to 0: its pods are told to end, the gateway sends them nothing new, and they go when
 their answers are done. Prefill and decode change together, since no unit goes while either phase would have fewer ready
@@ -11,8 +11,8 @@ units than the day wants. So a unit that stays away keeps another one in its pla
 
 Demand adds the next units of a phase to those of the day, as long as the day's largest state takes no fewer nodes.
 
-A person may hold everything as it is, or force another state of the day, both until a time. Demand adds nothing then.
-While nobody knows until when a person said hold, units start and none drains.
+An operator may hold everything as it is, or force another state of the day, each until a given time; demand adds
+nothing meanwhile. If the end of a hold cannot be read, units start and none drains.
 """
 
 from collections import Counter
@@ -29,12 +29,12 @@ from stacks.controller.situation import Force, LiveUnit, Situation
 
 __all__ = ["Decision", "NextChange", "Scale", "count_planned_units", "decide", "required_units", "units_required_soon"]
 
-LOOK_AHEAD_S = 8 * DAY_S  # a week has a change, unless only dates have; clocks may shift it
+LOOK_AHEAD_S = 8 * DAY_S  # the state changes within a week, unless only dates do that; a day more for clock changes
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A unit that has to run, or to go."""
+    """A unit to start or to drain."""
 
     unit: str
     is_on: bool
@@ -43,7 +43,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class NextChange:
-    """When the day's state changes next, and the units that then serve, or go."""
+    """The next change of the day's state: when, and which units then serve or stop."""
 
     instant: int
     starts: tuple[str, ...]
@@ -52,9 +52,9 @@ class NextChange:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done, and what a person is told of it."""
+    """What to do, and what the status says about it."""
 
-    state: str  # when the state began that is wanted now: `22:00`
+    state: str  # the time at which the wanted state began: `22:00`
     scales: tuple[Scale, ...]
     wanted: tuple[str, ...]  # the units that have to serve now
     next_change: NextChange | None
@@ -62,7 +62,7 @@ class Decision:
     is_forced: bool
     shortages: tuple[str, ...]  # phases with fewer ready units than wanted: `1 of 2 decode units are ready`
     extra_demand: tuple[str, ...]  # phases with more demand than planned: `demand asks for 3 decode units, ...`
-    unmet_demand: tuple[str, ...]  # phases with more demand than units can be on, and what a person does
+    unmet_demand: tuple[str, ...]  # phases with more demand than units, and what the operator can do
     reason: str
 
 
@@ -110,12 +110,12 @@ def units_required_soon(situation: Situation, now: float) -> set[str]:
 
 
 def count_planned_units(situation: Situation, now: float) -> Counter[Phase]:
-    """Return how many units of each phase the day wants to serve now, or a person."""
+    """Return how many units of each phase the day, or the operator, wants to serve now."""
     return _count_by_phase(situation, _planned_units(situation, now, _active_force(situation, now)))
 
 
 def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> set[str]:
-    """Return the units that the day, or a person, has run now or within `ahead_s`."""
+    """Return the units that the day, or the operator, has running now or within `ahead_s`."""
     timetable, force = situation.timetable, _active_force(situation, now)
     if force is None:
         runs = runs_between(timetable, floor(now), floor(now + ahead_s) + 1)
@@ -135,14 +135,14 @@ def _wanted_units(situation: Situation, now: float, force: Force | None) -> tupl
 
 
 def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
-    """Return the units that the day wants to serve now, or a person."""
+    """Return the units that the day, or the operator, wants to serve now."""
     if force is not None:
         return _forced_step(situation, force).units
     return units_at(situation.timetable, floor(now))
 
 
 def _raise_to_floors(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
-    """Return the planned units, and the next ones of each phase up to its floor, if the largest state has nodes."""
+    """Return the planned units and the next ones of each phase up to its floor, within the largest state's nodes."""
     sizes = {unit.name: unit.num_nodes for unit in situation.units}
     left = _most_nodes(situation) - sum(sizes[name] for name in planned)
     found = set(planned)
@@ -164,7 +164,7 @@ def _active_force(situation: Situation, now: float) -> Force | None:
 
 
 def _forced_step(situation: Situation, force: Force) -> Step:
-    """Return the state that is forced; `observe.py` has looked that there is one."""
+    """Return the forced state; `observe.py` has checked that it exists."""
     return next(step for step in situation.timetable.steps if step.at == force.state)
 
 
@@ -175,14 +175,14 @@ def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterato
 
 
 def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
-    """Yield the units that somebody has scaled to more than one group: further ones take others' nodes."""
+    """Yield units to scale back to one group if somebody scaled them to more, which takes others' nodes."""
     for unit in units:
         if unit.replicas is not None and unit.replicas > 1:
             yield Scale(unit.name, True, f"it was scaled to {unit.replicas} groups, and a unit is one")
 
 
 def _drains(situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit]) -> Iterator[Scale]:
-    """Yield those of `may_go` that go, last ones first, as long as every phase keeps what is wanted."""
+    """Yield the units of `may_go` to drain, last ones first, as long as every phase keeps the units wanted."""
     needed, ready = _count_by_phase(situation, wanted), _count_ready(situation.units)
     for unit in reversed(may_go):
         left = ready - Counter({unit.phase: int(unit.is_ready)})
@@ -226,7 +226,7 @@ def _describe_unmet_demand(situation: Situation, wanted: Sequence[str], force: F
 
 
 def _next_change(situation: Situation, now: float) -> NextChange | None:
-    """Return the first change after `now`: a day at a time, since most days have one."""
+    """Return the first change after `now`. It looks a day ahead at a time, since most days have a change."""
     for begin in range(floor(now) + 1, floor(now) + LOOK_AHEAD_S, DAY_S):
         end = min(begin + DAY_S, floor(now) + LOOK_AHEAD_S)
         for change in changes_between(situation.timetable, begin, end):
@@ -235,7 +235,7 @@ def _next_change(situation: Situation, now: float) -> NextChange | None:
 
 
 def _explain(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
-    """Return what a person reads. A unit is kept only while one that is wanted is not ready."""
+    """Return the explanation in the status. A unit is kept only while a wanted one is not ready."""
     ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]

@@ -1,4 +1,4 @@
-"""How many units of a phase demand asks for, whatever the day says. Pure.
+"""The number of units of a phase that the measured load asks for, whatever the day says. Pure.
 
     asked = the largest of   requests / (a unit's places x used)
                              KV       / (a unit's room   x used)
@@ -11,8 +11,8 @@ two are, a third one starts once this has lasted.
     more    at once as far as units are on already; beyond these, once it has been asked for during `after_s`
     fewer   the most that was asked for since the last change, once `stay_s` have passed
 
-So a burst starts nothing, and a pause stops nothing. What is kept between two looks is a `Floor` for each phase, in the
-deployment's status.
+So a short burst starts nothing, and a short pause stops nothing. What is kept between two looks is a `Floor` for each
+phase, in the deployment's status.
 
 Source of the formula and of the most that is asked for at a time: kubernetes.io, HorizontalPodAutoscaler; AIBrix
 @4148b7a pkg/controller/podautoscaler/algorithm/apa.go (a rate of 2).
@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Load:
-    """What the ready units of a phase have to do, by the gateway."""
+    """The load of a phase's ready units, as the gateway measures it."""
 
     num_ready: int
     num_requests: float
@@ -42,7 +42,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Room:
-    """What one unit of a phase has room for at once; 0 for what does not limit it."""
+    """The capacity of one unit of a phase; 0 for what does not limit it."""
 
     num_requests: int
     kv_tokens: int
@@ -64,18 +64,18 @@ class Floor:
     """The units of a phase that are on at least. Times are seconds since 1970-01-01 00:00 UTC, the world's."""
 
     units: int
-    until: float  # when fewer may do
+    until: float  # when fewer units may be enough
     peak: int  # the most that was asked for since the last change
-    since: float | None = None  # when more than what is on was first asked for, if it still is
+    since: float | None = None  # since when more units than are on are asked for; None if they are not
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What demand asks for after one look."""
+    """The units that demand asks for after one look."""
 
     floors: Mapping[Phase, Floor]
     expected_units: Mapping[Phase, int]  # units that are asked for, and will be on if that lasts
-    unknown: str | None = None  # why nobody knows: the floors are as they were
+    unknown: str | None = None  # why the load is not known; the floors then stay as they were
 
 
 def follow_demand(
@@ -86,7 +86,7 @@ def follow_demand(
     now: float,
     limits: Limits,
 ) -> Demand:
-    """Return what the loads ask for, while the day wants `planned` units; a phase without a load keeps its floor."""
+    """Return the demand of the loads, while the day wants `planned` units; a phase without a load keeps its floor."""
     floors, soon = dict(before), {}
     for phase, load in loads.items():
         asked = demanded_units(load, rooms[phase], limits)
@@ -109,7 +109,7 @@ def demanded_units(load: Load, room: Room, limits: Limits) -> int:
 
 def follow_phase(before: Floor | None, asked: int, planned: int, now: float, limits: Limits) -> Floor:
     """Return the floor after a look at which `asked` units were asked for, while the day wants `planned`."""
-    longest = now + limits.stay_s  # also where the clock was set back since
+    longest = now + limits.stay_s  # the minimum also holds if the clock was set back
     floor = replace(before, until=min(before.until, longest)) if before else Floor(min(asked, planned), longest, 0)
     on = max(planned, floor.units)
     if asked > on:

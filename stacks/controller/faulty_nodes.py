@@ -1,6 +1,6 @@
-"""What a round does about faulty nodes: look at them, mark them, forget lost pods, and have one unit move.
+"""A round's work on faulty nodes: find and taint them, delete lost pods, and move one unit.
 
-`heal.py` decides. Nodes and pods are much to read, so not every round looks.
+`heal.py` decides. Reading nodes and pods is expensive, so not every round does it.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from stacks.kube.manifest import Manifest
 
 __all__ = ["handle_faulty_nodes"]
 
-LOOK_S = 30.0  # assumed: to move a unit takes minutes
+LOOK_S = 30.0  # assumed: moving a unit takes minutes
 
 
 def handle_faulty_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, decision: Decision, now: float, elapsed_s: float
 ) -> Sequence[str] | None:
-    """Have one unit leave faulty nodes. Return what keeps units there; None if nobody has looked.
+    """Move one unit off faulty nodes. Return what keeps units there; None if this round did not look.
 
-    The first round in each `LOOK_S` looks; the round before this one was `elapsed_s` ago.
+    One round in each `LOOK_S` looks; the previous round was `elapsed_s` ago.
     """
     if "heal" not in deployment["spec"] or now % LOOK_S >= elapsed_s:
         return None
@@ -56,7 +56,7 @@ def handle_faulty_nodes(
 
 
 def _forget_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: float) -> None:
-    """Let another pod take the place of one that is lost, and say so."""
+    """Delete a lost pod, so that another one takes its place, and report it."""
     what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and its time to end is over"
     if follower.is_dry_run:
         follower.say(f"would forget {what}")
@@ -73,7 +73,7 @@ def _forget_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: fl
 def _taint_nodes(
     follower: Follower, deployment: Manifest, nodes: Sequence[Manifest], reports: FaultReports, now: float
 ) -> None:
-    """Keep new pods away from nodes that report a fault, and no longer from others."""
+    """Taint nodes that report a fault, and remove the taint from the others."""
     if follower.is_dry_run:
         follower.say(f"would keep new pods away from {', '.join(sorted(reports.faulty)) or 'no node'}")
         return

@@ -1,4 +1,4 @@
-"""What the gateway measures: phases' loads and units that are held up, out of its metrics port's Prometheus text.
+"""The gateway's measurements, read from its Prometheus text: loads of phases, and units that one slow rank holds up.
 
 Prometheus' own parser is part of its client, which is there only where the runtime is.
 """
@@ -22,7 +22,7 @@ __all__ = ["Figures", "NoFigures", "parse_figures", "read_figures"]
 
 ASK_S = 2.0  # assumed: less than a round
 MAX_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
-MAX_COUNT = 2**53  # of what there is of anything; a float counts no further
+MAX_COUNT = 2**53  # the largest count; a float is not exact beyond it
 READY, REQUESTS, KV, PROMPTS = "ready_units", "requests", "kv_tokens", "prompt_tokens"  # of a phase
 STRAGGLER = "unit_straggler"
 # `++` and `*+` give nothing back: a line that is no sample is read once, however long it is. A quote within a label's
@@ -34,12 +34,12 @@ Sample = tuple[str, dict[str, str], str]  # its name, labels, and number as it i
 
 
 class NoFigures(ValueError):
-    """Nobody can say what the gateway measures, and why."""
+    """The gateway's measurements cannot be read; the text says why."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One look."""
+    """The gateway's measurements at one look."""
 
     loads: Mapping[Phase, Load]  # of phases with a ready unit
     stragglers: frozenset[str]  # ready units that one slow rank holds up
@@ -48,7 +48,7 @@ class Figures:
 def read_figures(url: str) -> Figures:
     """Ask the gateway, which takes no password. Raise NoFigures.
 
-    Whether names are resolved in time is not for us to say, and a day must not wait for it: a thread asks.
+    Resolving a name may take any time, and the day must not wait for it: so a thread asks.
     """
     url = without_secrets(url)
     try:
@@ -67,7 +67,7 @@ def read_figures(url: str) -> Figures:
 
 
 def parse_figures(text: str) -> Figures:
-    """Return what a page of metrics says. Raise NoFigures."""
+    """Return the measurements on a page of metrics. Raise NoFigures."""
     try:
         values = dict(_values(text))
     except ValueError as error:
@@ -86,10 +86,10 @@ def parse_figures(text: str) -> Figures:
 
 
 class _Question:
-    """One question to the gateway, whose thread and socket end when it is given up, however slowly answers come."""
+    """One request to the gateway; its thread and socket end when it is given up, however slow the answer is."""
 
     def __init__(self, url: str) -> None:
-        """Raise ValueError or HTTPException for what is no address."""
+        """Raise ValueError or HTTPException if the address is not valid."""
         parts = urlsplit(url)
         self.answers: queue.SimpleQueue[str | NoFigures] = queue.SimpleQueue()
         self._url, self._path = url, parts.path
@@ -107,7 +107,7 @@ class _Question:
             self._connection.close()
 
     def give_up(self) -> None:
-        """End whatever is under way. Where there is no socket yet, `ask` sees that it is late."""
+        """Close the socket. If there is none yet, `ask` notices that it was given up."""
         self._is_given_up = True
         if self._socket is not None:
             with suppress(OSError):  # it has ended by itself
@@ -127,14 +127,14 @@ class _Question:
 
 
 def _samples(text: str) -> Iterator[Sample]:
-    """Yield what is said of phases and of units that are held up."""
+    """Yield the samples about phases and about units that are held up."""
     for match in SAMPLE.finditer(text):
         name, labels, *_, written = match.groups()
         yield name, dict(re.findall(LABEL, labels)), written
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield each phase's figure by name and phase. Raise ValueError for one that counts nothing."""
+    """Yield each phase's figures by name and phase. Raise ValueError for a figure that is no count."""
     for sample, labels, written in _samples(text):
         name, phase = sample.removeprefix("phase_"), labels.get("phase")
         if sample == STRAGGLER or phase not in PHASES:

@@ -1,4 +1,4 @@
-"""A deployment that is followed: its units are turned on and off, and a person is told of it."""
+"""A deployment under control: its units are scaled, and events report it."""
 
 import time
 from collections.abc import Callable
@@ -18,12 +18,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Follower:
-    """A deployment that is followed, and the one who follows it."""
+    """The deployment that a controller follows, and how the controller reaches it."""
 
     api: Api
     namespace: str
     name: str
-    lease: Lease | None  # none in a dry run, which takes nothing from anybody
+    lease: Lease | None  # None in a dry run, which must not take the lease from another controller
     say: Say
     clock: Callable[[], float] = time.time  # the world's time as the API server has it; may raise ProviderError
 
@@ -34,7 +34,7 @@ class Follower:
 
 
 def change(follower: Follower, deployment: Manifest, scales: Scale, now: float) -> None:
-    """Scale one unit, and say so. A unit that cannot be scaled keeps none of the others."""
+    """Scale one unit and report it. A failure is reported too, and does not stop the round."""
     word = "start" if scales.is_on else "drain"
     if follower.is_dry_run:
         follower.say(f"would {word} {scales.unit}: {scales.reason}")
@@ -51,7 +51,7 @@ def change(follower: Follower, deployment: Manifest, scales: Scale, now: float) 
 def report_event(
     follower: Follower, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False
 ) -> None:
-    """Write an event, but in a dry run. Where none may be written, that is said, and everything else goes on."""
+    """Write an event, except in a dry run. If that is not permitted, report it and go on."""
     if follower.is_dry_run:
         return
     try:

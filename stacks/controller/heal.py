@@ -1,16 +1,16 @@
-"""Units on nodes that others have found faulty, and which of them moves to a spare now. Pure.
+"""Finds units on faulty nodes, and decides which of them moves to a spare now. Pure.
 
-A node is faulty for a unit whose new pods it would repel: it is cordoned, or has a taint that they do not tolerate. So
-the unit is drained and started again, and the scheduler takes a spare. Conditions and labels alone repel nobody: nodes
-that have one of the spec's get a taint first. A fault that is over moves nobody. Its taint stays until the condition
-has been steady for a while, so a node that reports a fault again and again costs one move. Labels do not say when they
-changed: where there are some, a taint stays for that while from when it was added.
+A node is faulty for a unit if it would repel the unit's new pods: it is cordoned, or has a taint that they do not
+tolerate. The unit is then drained and started again, and the scheduler takes a spare. Conditions and labels alone repel
+no pod, so a node with one of those in the spec gets a taint first. The taint stays until the condition has been steady
+for a while, so a node that reports a fault again and again costs one move. Labels do not say when they changed: for
+them, the while begins when the taint was added. A fault that is over moves no unit.
 
 One unit moves at a time, while all others that are on are ready, and another one serves its phase. A unit that moved to
 a spare may move back to its own node in the same way.
 
-A node that does not answer keeps its pods: Kubernetes tells them to end, and waits for their kubelet. When their time
-is over they are lost, and the controller forgets them, so that others can take their place.
+The pods of a node that does not answer stay: Kubernetes deletes them and waits for the kubelet. When their grace period
+is over they are lost, and the controller deletes them by force, so that others can take their place.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,16 +28,16 @@ __all__ = ["FaultReports", "Healing", "NodeHealth", "find_node_health", "find_re
 
 KUBERNETES_TAINTS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
 MAX_NAMED = 5
-STEADY_S = 600.0  # assumed: as long as a unit of hundreds of GPUs starts, so that a flap costs less than a start
+STEADY_S = 600.0  # assumed: as long as a unit of hundreds of GPUs takes to start
 CORDON, LOST = f"{KUBERNETES_TAINTS}unschedulable", f"{KUBERNETES_TAINTS}unreachable"
 
 
 @dataclass(frozen=True)
 class FaultReports:
-    """What nodes report of faults at one look, by their conditions and labels."""
+    """The faults that nodes report at one look, by their conditions and labels."""
 
-    faulty: frozenset[str] = frozenset()  # nodes that have to have the plan's taint
-    recovered: frozenset[str] = frozenset()  # nodes that have it, and report nothing now
+    faulty: frozenset[str] = frozenset()  # nodes that need the plan's taint
+    recovered: frozenset[str] = frozenset()  # nodes with the taint that report no fault now
     problem: str | None = None  # why some that report a fault are not tainted
 
 
@@ -45,14 +45,14 @@ class FaultReports:
 class NodeHealth:
     """One look at the nodes and at the pods on them."""
 
-    faults: Mapping[str, Mapping[str, str]]  # unit -> nodes that its pods are on and have to leave -> why
-    lost: tuple[str, ...]  # pods that were told to end, and whose node does not answer
-    unusable: frozenset[str]  # nodes that are faulty, or not there, or that a unit's pod is on
+    faults: Mapping[str, Mapping[str, str]]  # unit -> node that its pods have to leave -> reason
+    lost: tuple[str, ...]  # deleted pods whose node does not answer
+    unusable: frozenset[str]  # nodes that are faulty, missing, or have a unit's pod
 
 
 @dataclass(frozen=True)
 class Healing:
-    """The unit that moves now, and units that cannot: which, why, and what a person does."""
+    """The unit that moves now, and those that cannot: which, why, and what the operator can do."""
 
     move: Scale | None = None
     problems: tuple[str, ...] = ()
@@ -63,8 +63,8 @@ def find_reports(
 ) -> FaultReports:
     """Return which nodes have one of the conditions or labels in `settings` at `now`, the world's time.
 
-    A condition is true, or has the status behind its `=`. Where more report a fault than there are spares, no further
-    one is tainted: units that restart must find a node.
+    A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
+    more are tainted: units that restart must find a node.
     """
     faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in settings["conditions"])}
     labels = settings.get("labels", ())
@@ -85,7 +85,7 @@ def find_node_health(
 ) -> NodeHealth:
     """Return what nodes and the units' pods say at `now`, the world's time.
 
-    A pod that only has the labels of a unit would have the unit move for ever: names can be taken only once.
+    Pods are matched by name: a foreign pod with the labels of a unit would make it move for ever.
     """
     by_name = {each["metadata"]["name"]: each for each in nodes}
     owner = {pod: unit.name for unit in units for pod in _pods(unit)}
@@ -109,7 +109,7 @@ def find_node_health(
 
 
 def heal(situation: Situation, decision: Decision, health: NodeHealth) -> Healing:
-    """Return which unit moves, if any does; none where a person has said hold, or units start or drain already."""
+    """Return the unit that moves, if any; none during a hold, or while units start or drain."""
     stays = decision.is_held or not situation.orders.may_drain or bool(decision.scales)
     is_busy = stays or not all(unit.is_ready for unit in _running_units(situation))
     move, problems = None, []
@@ -130,7 +130,7 @@ def _running_units(situation: Situation) -> Iterator[LiveUnit]:
 
 
 def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], health: NodeHealth) -> str | None:
-    """Return why a unit cannot leave its faulty nodes, and what a person does; None if it can."""
+    """Return why a unit cannot leave its faulty nodes, and what the operator can do; None if it can."""
     where = f"{unit.name} is on {_describe_faults(faults)}"
     if sum(node not in health.unusable for node in {*unit.nodes, *unit.spares}) < len(faults):
         return f"{where}, and no spare is left: plan again without it"
@@ -150,7 +150,7 @@ def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_over(pod: Manifest, now: float) -> bool:
-    """True if a pod should be gone by now: the time that the API server writes has its grace period in it."""
+    """True if a deleted pod should be gone by now: its deletion timestamp includes the grace period."""
     end = parse_instant(pod["metadata"].get("deletionTimestamp") or "")
     return end is not None and end < now
 
@@ -208,7 +208,7 @@ def _describe_faults(faults: Mapping[str, str]) -> str:
 def _find_fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over: bool) -> str | None:
     """Return why pods with these tolerations have to leave a node, in words that follow `which`.
 
-    Where what it reported is over, our taint is no reason any more.
+    If the fault is over, our taint is no reason any more.
     """
     for taint in repelling_taints(node, tolerations):
         if taint["key"] == CORDON:

@@ -1,6 +1,6 @@
-"""Whether the controller still moves, and whether its last look at the cluster went well: what a kubelet asks it.
+"""The controller's probes: whether it still works, and whether its last look at the cluster went well.
 
-    /healthz   200 if a look has ended in the last five minutes, well or not: a new process would do no better
+    /healthz   200 if a look has ended in the last five minutes, successful or not
     /readyz    200 if the last look went well, even if another controller follows the deployment
 
 It listens on the pod's own address, where NetworkPolicies let nobody in but the kubelet of the node.
@@ -21,7 +21,7 @@ from stacks.kube.errors import ProviderError
 __all__ = ["STALLED_S", "Health", "serve_probes"]
 
 STALLED_S = 300.0  # assumed: three times what the first look takes where it marks 2,000 nodes at 50 ms each
-LONGEST_S = 5.0  # assumed, of a connection
+LONGEST_S = 5.0  # assumed, for one connection
 PAUSE_S = 0.1  # assumed: a probe waits for a second
 
 
@@ -38,7 +38,7 @@ class Health:
         self._ended_at, self._went_well = self._clock(), went_well
 
     def answer(self, path: str) -> HTTPStatus:
-        """Return the status that a kubelet is answered."""
+        """Return the HTTP status of a probe's answer."""
         moves = self._clock() - self._ended_at < STALLED_S
         said = {"/healthz": moves, "/readyz": moves and self._went_well}.get(path)
         if said is None:
@@ -48,7 +48,7 @@ class Health:
 
 @contextmanager
 def serve_probes(health: Health, address: str, port: int = Ports.HEALTH) -> Iterator[int]:
-    """Answer on a thread of its own; yield the port, which 0 leaves to the kernel. Raise ProviderError."""
+    """Answer probes on a thread; yield the port, which the kernel chooses for 0. Raise ProviderError."""
     try:
         server = (_Server6 if ":" in address else _Server)((address, port), _handler(health))
     except OSError as error:
@@ -66,7 +66,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def get_request(self) -> tuple[Any, Any]:
-        """Take a connection. Wait a moment where there is no descriptor for it: it stays, and we would ask at once."""
+        """Accept a connection. If there is no descriptor left for it, pause: it stays pending, and we would spin."""
         try:
             return super().get_request()
         except OSError:
@@ -79,7 +79,7 @@ class _Server6(_Server):
 
 
 def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
-    """Return what answers one connection from `health`."""
+    """Return the class that answers a connection from `health`."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = LONGEST_S

@@ -1,10 +1,10 @@
-"""One controller at a time: whoever holds a Lease acts, and the others wait until it is let go or runs out.
+"""One controller at a time: whoever holds a Lease acts, and the others wait until it is released or expires.
 
-It runs out for each of them when they have seen it unchanged for `LASTS_S`. Nobody reads the times and the duration in
-it: whoever wrote them may have had a clock that is a year ahead.
+It expires for each of them once they have seen it unchanged for `LASTS_S`. The times and the duration in it are not
+read, since the clock of the holder may be wrong.
 
-Two that act at once would do no harm, since both read everything anew and would decide alike; they would say everything
-twice. So a lease that is lost is no error.
+Two that act at once would do no harm: both read everything anew and decide alike; they would only report everything
+twice. So losing a lease is no error.
 
 Rejected: `kubernetes.leaderelection`. It runs threads, keeps its record in an annotation of a ConfigMap, and does not
 let go when it ends.
@@ -37,26 +37,26 @@ class Lease:
         self._unchanged_since = 0.0
 
     def acquire(self, api: Api, now: float) -> bool:
-        """Take or renew it. Return False where somebody else holds it. Raise ProviderError."""
+        """Take or renew the lease. Return False if another holds it. Raise ProviderError."""
         live = api.get(self.reference)
         if live is not None and self._is_held_by_another(live["spec"], now):
             return False
         return self._write(api, live, self.holder, now)
 
     def release(self, api: Api, now: float) -> None:
-        """Let another one take it at once. Raise ProviderError."""
+        """Release the lease, so that another can take it at once. Raise ProviderError."""
         live = api.get(self.reference)
         if live is not None and live["spec"].get("holderIdentity") == self.holder:
             self._write(api, live, "", now)
 
     def _is_held_by_another(self, spec: Manifest, now: float) -> bool:
-        """Return whether somebody else holds it still. Where the clock was set back, begin to count anew."""
+        """Return whether another still holds the lease. If the clock was set back, begin to count anew."""
         if spec != self._last_spec or now < self._unchanged_since:
             self._last_spec, self._unchanged_since = spec, now
         return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._unchanged_since + LASTS_S
 
     def _write(self, api: Api, live: Manifest | None, holder: str, now: float) -> bool:
-        """Write it if nobody else has in the meantime; return whether that was so."""
+        """Write the lease, unless somebody else has written it since; return whether it was written."""
         was = live["spec"] if live is not None else {}
         is_new = was.get("holderIdentity") != holder
         spec = {

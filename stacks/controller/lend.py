@@ -1,8 +1,8 @@
-"""Nodes of units that are off: which of them are free for other work, and which are to be left soon. Pure.
+"""Marks the nodes of units that are off: free for other work, or reclaimed soon. Pure.
 
-free        its unit is off, its pods are gone, and nobody wants it for longer than the notice
+free        its unit is off, its pods are gone, and it is not needed for longer than the notice
 reclaimed   its unit starts within the notice, or if demand goes on, or is starting
-neither     its unit serves, or its pods still answer, or nobody has made it
+neither     its unit serves, or its pods still answer, or it does not exist
 
 A node that several units name is free if it is for each of them.
 """
@@ -33,7 +33,7 @@ class Marks:
         return FREE if node in self.free else RECLAIMED if node in self.reclaimed else None
 
     def keep_previous(self, nodes: Collection[str], before: "Marks") -> "Marks":
-        """Return these marks, where `nodes` have those of before."""
+        """Return these marks, but for `nodes` the marks from before."""
         return Marks(
             *(
                 (*(node for node in now if node not in nodes), *(node for node in then if node in nodes))
@@ -43,7 +43,7 @@ class Marks:
 
 
 def decide_marks(situation: Situation, now: float) -> Marks:
-    """Return how nodes have to be marked at `now`, in seconds since 1970-01-01 00:00 UTC."""
+    """Return the marks that nodes should have at `now`, in seconds since 1970-01-01 00:00 UTC."""
     if not situation.lends_nodes:
         return Marks()
     soon = units_required_soon(situation, now)
@@ -56,7 +56,7 @@ def decide_marks(situation: Situation, now: float) -> Marks:
 
 
 def lending_events(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
-    """Yield the reason and the words of what a change of marks means, unit by unit."""
+    """Yield the events for a change of marks, unit by unit: reason and message."""
     words = {
         (FREE, None): ("Freed", "are free"),
         (FREE, RECLAIMED): ("Freed", "are free"),

@@ -1,10 +1,10 @@
-"""A deployment followed through its day: look, decide, do, say; and again.
+"""The controller's loop: look at a deployment, decide, act, report, and again.
 
     lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> status
 
-Each round reads everything anew. So it makes no difference at which moment a controller ends: what it has done is in
-the cluster, and the next one decides from that. What time it is the API server says: it writes when a pod has to be
-gone, and a clock of ours that is ahead would end what has time left.
+Each round reads everything anew, so a controller may end at any moment: what it has done is in the cluster, and the
+next one goes on from there. The time is the API server's, which also writes the deadlines of pods: with a clock of our
+own that is ahead, pods would end too early.
 """
 
 import math
@@ -27,14 +27,14 @@ from stacks.kube.manifest import Manifest
 
 __all__ = ["PERIOD_S", "follow", "run_once", "run_round"]
 
-LOOK_AT_NODES_S = 300.0  # assumed: nodes of hundreds are much to read, and few people take labels away
-PERIOD_S = 5.0  # assumed: of warm-ups that take minutes; three of them renew a lease in time
+LOOK_AT_NODES_S = 300.0  # assumed: hundreds of nodes are much to read, and labels are rarely removed by hand
+PERIOD_S = 5.0  # assumed: short beside warm-ups of minutes, and three of them renew the lease in time
 
 
 def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[float], object], health: Health) -> None:
-    """Follow the day until `is_over`; `wait` some seconds between two rounds. Errors are said and survived.
+    """Follow the day until `is_over`; `wait` some seconds between two rounds. Errors are reported and end nothing.
 
-    `health` hears how each round ends.
+    `health` is told how each round ends.
     """
     said, last = "", -math.inf
     while not is_over():
@@ -55,7 +55,7 @@ def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[floa
 
 
 def run_once(follower: Follower, now: float) -> str:
-    """Do one round, after which another controller may act at once. Return what a person should know.
+    """Do one round and release the lease. Return what the operator should know.
 
     Raise ProviderError.
     """
@@ -66,9 +66,9 @@ def run_once(follower: Follower, now: float) -> str:
 
 
 def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> str:
-    """Do what is to be done at `now`. Return what a person should know. Raise ProviderError.
+    """Do the work of one round at `now`. Return what the operator should know. Raise ProviderError.
 
-    The last round that went well was `elapsed_s` ago. Few rounds look at nodes, and the first one does.
+    The last successful round was `elapsed_s` ago. Few rounds look at nodes; the first one does.
     """
     api = follower.api
     if follower.lease is not None and not follower.lease.acquire(api, now):
@@ -99,7 +99,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
 
 
 def _find_news(deployment: Manifest, measurement: Measurement, decision: Decision) -> Iterator[tuple[str, str, bool]]:
-    """Yield what is new in orders and in the gateway's figures: reason, words, whether a person has to do something."""
+    """Yield news about orders and the gateway's figures: reason, message, whether the operator has to act."""
     unread = measurement.observation.situation.orders.unreadable
     for condition, reason, messages in (
         (FOLLOWING, "WrongOrder", unread),
@@ -119,7 +119,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
 def _lend_nodes(
     follower: Follower, deployment: Manifest, observation: Observation, now: float, elapsed_s: float
 ) -> tuple[Marks, Sequence[str]]:
-    """Mark nodes as free or to be left. Return the marks that all nodes have then, and what went wrong with some."""
+    """Mark nodes as free or reclaimed. Return the marks of all nodes then, and what went wrong."""
     situation, before = observation.situation, previous_marks(deployment)
     marks = decide_marks(situation, observation.clock.day_time(now))
     is_due = marks != before or now % LOOK_AT_NODES_S < elapsed_s
@@ -152,7 +152,7 @@ def _mark_nodes(
 
 
 def _update_quota(follower: Follower, deployment: Manifest, marks: Marks, now: float) -> None:
-    """Let Kueue know how many nodes are free, where it is to."""
+    """Set Kueue's quota for the free nodes, if the spec asks for it."""
     settings = deployment["spec"]["lendNodes"].get("kueue")
     if settings is None:
         return

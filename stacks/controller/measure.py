@@ -1,6 +1,6 @@
-"""What a round makes of the gateway's figures: how many units demand asks for, and which of them serve last.
+"""A round's use of the gateway's figures: how many units demand asks for, and which units are used last.
 
-`demand.py` and `stragglers.py` decide. What they go on from is in the deployment's status.
+`demand.py` and `stragglers.py` decide. Their state is kept in the deployment's status.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ __all__ = ["Measurement", "measure", "previous_floors", "previous_suspects"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was observed, with what the gateway's figures make of it."""
+    """The observation, changed by what the gateway measures."""
 
     observation: Observation
     demand: Demand | None = None  # none for a deployment that does not follow it
@@ -30,7 +30,7 @@ class Measurement:
 
 
 def measure(deployment: Manifest, observation: Observation, now: float) -> Measurement:
-    """Return what the gateway's figures make of a look at `now`, the world's time."""
+    """Apply the gateway's figures to an observation at the real time `now`."""
     settings = deployment["spec"]
     if "metrics" not in settings:
         return Measurement(observation)
@@ -47,7 +47,7 @@ def measure(deployment: Manifest, observation: Observation, now: float) -> Measu
 
 
 def previous_floors(deployment: Manifest) -> dict[Phase, Floor]:
-    """Return the floors as they were written last; not those that are until no time."""
+    """Return the floors as last written, without those whose end is no time."""
     written = (deployment.get("status") or {}).get("demand") or []
     return {
         each["phase"]: Floor(each["units"], until, each["peak"], _read_since(each))
@@ -86,14 +86,14 @@ def _suspects(deployment: Manifest, observation: Observation, figures: Figures, 
 
 
 def _notice_s(observation: Observation) -> float:
-    """Return the world's seconds that whoever uses nodes of a unit that is off gets, before another one starts."""
+    """Return the notice in real seconds that users of a lent node get before its unit starts."""
     return observation.situation.timetable.notice_s / observation.clock.pace
 
 
 def _apply_demand(
     observation: Observation, demand: Demand | None, suspects: Mapping[str, Suspect], now: float
 ) -> Observation:
-    """Return what was observed, with floors and order as they are, and the units that would be on if all this lasts."""
+    """Return the observation with the floors, the order of units, and the units that would be on if the load lasts."""
     floors = {phase: each.units for phase, each in demand.floors.items()} if demand else {}
     last = {unit for unit, each in suspects.items() if each.is_last}
     may_be_last = last ^ {unit for unit, each in suspects.items() if each.since is not None}

@@ -1,4 +1,4 @@
-"""The cluster as the controller needs it: a TidemillDeployment and its units' LeaderWorkerSets to a `Situation`."""
+"""Reads the cluster: a TidemillDeployment and its units' LeaderWorkerSets become a `Situation`."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,12 +35,12 @@ UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
 
 
 class WrongDay(ValueError):
-    """A TidemillDeployment that its schema admits and whose day nobody can follow: which field, and why."""
+    """A TidemillDeployment whose day cannot be followed although its schema admits it: which field, and why."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the deployment's own object and its units make together, and the clock that it goes by."""
+    """One look at a deployment: its own object, its units, and its clock."""
 
     situation: Situation
     clock: Clock
@@ -57,7 +57,7 @@ def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
 
 
 def observe(api: Api, deployment: Manifest, now: float) -> Observation:
-    """Look at the units once, at a time of the world. Raise ProviderError or WrongDay."""
+    """Look at the units once, at the real time `now`. Raise ProviderError or WrongDay."""
     metadata, spec, clock = deployment["metadata"], deployment["spec"], read_clock(deployment)
     if not clock.has_date(now):
         began = metadata["creationTimestamp"]
@@ -115,7 +115,7 @@ def _units_being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[s
 
 
 def _units_with_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[set[str], str | None]:
-    """Return those of `units` that have pods, or may have, and why nobody knows. Only lending waits for them to go."""
+    """Return the units that have or may have pods, and why that is not known. Only lending waits for pods to end."""
     if not units:
         return set(), None
     try:
@@ -199,7 +199,7 @@ def _read_orders(spec: Mapping[str, Any], states: set[str], clock: Clock, now: f
 
 
 def _explain_unreadable_order(name: str, order: Mapping[str, Any], end: float | None, states: set[str]) -> str | None:
-    """Return why nobody can follow an order, and what happens instead; None for one that is followed."""
+    """Return why an order cannot be followed, and what happens instead; None if it can."""
     instead = "so no unit drains until it is corrected or null" if name == "hold" else "so the day goes on without it"
     if end is None:
         return f"spec.{name}.until ({order['until']}) is no time such as 2026-11-25T06:00:00Z, {instead}"

@@ -1,4 +1,4 @@
-"""Kueue's quota of the nodes that are free: so many nodes times what each has, in a flavor of its own.
+"""Kueue's quota for the free nodes: their number times the resources of each, in a flavor of its own.
 
     ResourceFlavor lent, nodeLabels tidemill.dev/node: free   ->   its quotas in the ClusterQueue follow the free nodes
 
@@ -24,7 +24,7 @@ GROUP, KIND = "kueue.x-k8s.io", "ClusterQueue"
 
 
 def update_quota(api: Api, settings: Mapping[str, Any], num_free: int) -> str | None:
-    """Let the flavor have what so many nodes hold. Return what has changed, in words. Raise ProviderError."""
+    """Set the flavor's quotas to the resources of so many nodes. Return the change in words. Raise ProviderError."""
     versions = api.versions(GROUP)
     if not versions:
         raise ProviderError("the cluster has no Kueue")
@@ -46,7 +46,7 @@ def update_quota(api: Api, settings: Mapping[str, Any], num_free: int) -> str | 
 def groups_with_quota(queue: Manifest, flavor: str, quotas: Mapping[str, int]) -> list[Any] | None:
     """Return the ClusterQueue's groups with these quotas of a flavor; None if it has them. Raise ProviderError.
 
-    The list is written whole, as the server keeps it.
+    The list is written as a whole, as the server stores it.
     """
     groups: list[Any] = deepcopy(queue["spec"].get("resourceGroups") or [])
     found = {

@@ -1,4 +1,4 @@
-"""What a person reads of a deployment: the status of its object, from what was decided and what was said before. Pure.
+"""The status of a deployment's object, from the decision of a round and the status before. Pure.
 
 kubectl get tidemill    state, units, next change, why
 conditions              Following: the day is followed, or held, or cannot be read
@@ -45,9 +45,9 @@ def build_status(
     now: float,
     deployment: Mapping[str, Any],
 ) -> Status:
-    """Return the status at `now`, the world's time; what has not changed since the deployment's status stays.
+    """Return the status at the real time `now`; fields that have not changed stay as they are.
 
-    `problems` are what keeps units on faulty nodes; None if nobody has looked.
+    `problems` say what keeps units on faulty nodes; None if this round did not look.
     """
     observation, demand = measurement.observation, measurement.demand
     situation = observation.situation
@@ -71,7 +71,7 @@ def build_status(
 
 
 def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) -> Status:
-    """Return the status of a deployment whose day nobody can follow."""
+    """Return the status of a deployment whose day cannot be followed."""
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
@@ -92,7 +92,7 @@ def previous_condition(deployment: Mapping[str, Any], kind: str) -> Mapping[str,
 
 
 def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
-    """Return whether units are made to follow the day, or what a person has forced, and the reason."""
+    """Return whether units follow the day or a forced state, and the reason."""
     follows = "True" if orders.may_drain and not decision.is_held else "False"
     if orders.unreadable:
         return follows, "WrongOrder"
@@ -127,14 +127,14 @@ def _forecast_condition(decision: Decision, demand: Demand | None) -> Iterator[t
 
 
 def _floors_json(demand: Demand) -> Iterator[dict[str, Any]]:
-    """Yield what the next look goes on from."""
+    """Yield the floors, from which the next round goes on."""
     for phase, floor in demand.floors.items():
         until = timestamp(floor.until)
         yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since_json(floor.since)}
 
 
 def _suspects_json(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
-    """Yield likewise."""
+    """Yield the suspects, from which the next round goes on."""
     for unit, each in suspects.items():
         yield {"unit": unit, "isLast": each.is_last, **_since_json(each.since)}
 
@@ -173,7 +173,7 @@ def _conditions_json(
 def _conditions(
     conditions: Sequence[tuple[str, str, str, str]], before: Mapping[str, Mapping[str, str]], now: float
 ) -> Iterator[dict[str, str]]:
-    """Yield them with the time at which each took its present status."""
+    """Yield the conditions with the time at which each took its present status."""
     for kind, status, reason, message in conditions:
         same = before.get(kind)
         since = same["lastTransitionTime"] if same and same["status"] == status else timestamp(now)

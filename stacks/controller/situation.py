@@ -1,8 +1,7 @@
-"""What the controller knows when it decides: the plan's day, the units as they are, and what a person has ordered.
+"""The input of a decision: the plan's day, the units as they are, and the operator's orders.
 
 All of it is in the cluster: the plan's day and the orders in a TidemillDeployment, the units in their own objects, what
-they have to do at the gateway. The controller keeps nothing, so it may be ended at any moment and started again
-anywhere.
+they have to do at the gateway. The controller keeps no state, so it may end at any moment and start again anywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,16 @@ class LiveUnit:
 
     name: str
     phase: Phase
-    replicas: int | None  # that it is scaled to; None where its object is not there
-    is_ready: bool  # all its pods, so that requests can be answered
-    has_pods: bool = False  # which may still end
+    replicas: int | None  # the number that it is scaled to; None if its object does not exist
+    is_ready: bool  # whether all its pods are ready
+    has_pods: bool = False  # also pods that are ending
     num_nodes: int = 1
-    nodes: tuple[str, ...] = ()  # that are its own; empty where the controller looks at no nodes
-    spares: tuple[str, ...] = ()  # that it may move to; empty where units do not leave faulty nodes
+    nodes: tuple[str, ...] = ()  # its own nodes; empty if the controller looks at no nodes
+    spares: tuple[str, ...] = ()  # nodes that it may move to; empty if units do not leave faulty nodes
 
     @property
     def is_on(self) -> bool:
-        """True if somebody wants it to run."""
+        """True if it is scaled to run."""
         return bool(self.replicas)
 
 
@@ -43,12 +42,12 @@ class Force:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a person has ordered and is not over. Times are seconds since 1970-01-01 00:00 UTC."""
+    """The operator's orders that are in force. Times are seconds since 1970-01-01 00:00 UTC."""
 
     hold_until: float | None = None
     force: Force | None = None
-    unreadable: tuple[str, ...] = ()  # orders that nobody can follow: which field, why, and what happens instead
-    may_drain: bool = True  # not while nobody knows until when a person said hold
+    unreadable: tuple[str, ...] = ()  # orders that cannot be followed: which field, why, and what happens instead
+    may_drain: bool = True  # False while the end of a hold cannot be read
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class Situation:
     orders: Orders
     lends_nodes: bool = False
     floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
-    unseen: str | None = None  # what could not be looked at, and what does not happen for it
-    expected_units: frozenset[str] = frozenset()  # units that are on if what the gateway measures lasts
+    unseen: str | None = None  # what could not be read, and what does not happen because of it
+    expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
 
     def phases(self) -> Mapping[str, Phase]:
         """Return the phase of each unit."""

@@ -1,10 +1,10 @@
-"""Units that one slow rank holds up: the last of their phase to serve, and so the first to go. Pure.
+"""Units that one slow rank holds up: they are used last in their phase, so they stop first. Pure.
 
-    slow        the gateway names it, as long as it serves
-    last        it was slow at every look for `LASTS_S`; so it stays until it has served for as long and was not
+    slow        the gateway names it while it serves
+    last        it was slow at every look for `LASTS_S`, and stays last until it has not been slow for as long
 
-A unit that is off is not measured, so it stays what it was. The day wants numbers of units, and takes the first ones of
-each phase in this order: those that are not last, by number, then those that are. So where another unit is off, it is
+A unit that is off is not measured, so its state stays. The day wants numbers of units, and takes the first ones of each
+phase in this order: those that are not last, by number, then those that are. So where another unit is off, it is
 started, and the slow one goes once it is ready.
 """
 
@@ -22,16 +22,16 @@ LASTS_S = 120.0  # assumed: requests are spread unevenly for moments only
 
 @dataclass(frozen=True)
 class Suspect:
-    """A unit that is last, or may become so."""
+    """A unit that is used last, or may become so."""
 
     is_last: bool
-    since: float | None = None  # when it was first seen to be otherwise, if it still is
+    since: float | None = None  # since when it has looked otherwise; None if it does not
 
 
 def follow_stragglers(
     before: Mapping[str, Suspect], slow: Collection[str], serving: Collection[str], now: float, lasts_s: float = LASTS_S
 ) -> dict[str, Suspect]:
-    """Return the suspects after a look at which the gateway named the `slow` ones of those that serve."""
+    """Return the suspects after a look at which the gateway named the `slow` units."""
     after = {}
     for unit in sorted({*before, *slow}):
         known = before.get(unit, Suspect(False))
@@ -43,7 +43,7 @@ def follow_stragglers(
 
 
 def move_last(situation: Situation, last: Collection[str]) -> Situation:
-    """Return the situation with these units behind the others of their phase, in the day's states too."""
+    """Return the situation with these units moved behind the others of their phase, in the day's states too."""
     units = sorted(situation.units, key=lambda unit: unit.name in last)  # keeps the order of all others
     queues: dict[Phase, Iterator[str]] = {
         phase: iter([unit.name for unit in units if unit.phase == phase]) for phase in situation.phases().values()

@@ -1,1 +1,1 @@
-"""The cluster as it is against a plan: every obstacle at once, each with what to do."""
+"""Compares a cluster with a plan: it reports every obstacle at once, each with a fix."""

@@ -2,8 +2,7 @@
 
     what the user may do    -> what the cluster serves -> the namespace and what must be in it -> the nodes
 
-A fault is said once, by the check that is nearest to its cause: a check that could only repeat another's finding in
-other words leaves it out.
+A fault is reported once, by the check that is nearest to its cause.
 """
 
 import itertools

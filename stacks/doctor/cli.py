@@ -1,4 +1,4 @@
-"""The `tidemill doctor` command: this file prints, and the room examines."""
+"""The `tidemill doctor` command: this file prints; the other files of the room examine the cluster."""
 
 import argparse
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["add_doctor"]
 
 
 def add_doctor(commands: Any) -> None:
-    """Add the command to what `add_subparsers` returned."""
+    """Add the command to `commands`, the result of `add_subparsers`."""
     doctor = add_command(
         commands,
         "doctor",

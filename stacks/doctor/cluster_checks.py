@@ -1,4 +1,4 @@
-"""Checks of the user's rights, the kinds that the cluster serves, and the server's word on the plan's objects. Pure."""
+"""Checks the user's rights, the kinds that the cluster serves, and the server's verdict on the plan's objects. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedErr
 
 __all__ = ["definition", "kinds", "objects", "read_failures", "rights"]
 
-MAX_FIELDS = 4  # that a sentence names
+MAX_FIELDS = 4  # named in a sentence, at most
 UNDECLARED = "field not declared in schema"  # as an API server says it of a field that is applied
 
 
 def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield what nobody looked at. It may be right, and `up` may not need the right to look."""
+    """Yield what could not be read. It may be in order, and `up` may not need the right to read it."""
     for each in facts.read_failures:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)
@@ -50,7 +50,8 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the definition of our own kind has all fields that this version writes.
 
-    `up` fails where the plan's object has one that is not there. Otherwise the controller forgets what it writes.
+    If a field of the plan's object is missing there, `up` fails. If another one is, the server drops what the
+    controller writes to it.
     """
     fields = _missing_definition_fields(facts)
     if fields:
@@ -64,7 +65,7 @@ def objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Check that neither the server nor our own rules about ownership object to any object of the plan."""
     for each in facts.refusals:
         if _is_undeclared(each) and _missing_definition_fields(facts):
-            continue  # which `definition` says
+            continue  # `definition` reports it
         if isinstance(each.error, (ForeignError, OtherPlanError)):
             reason, fix = split_sentence(str(each.error).removeprefix(f"{each.object} "))
             yield Finding("owner", each.object, f"it {reason}", fix)
@@ -78,7 +79,7 @@ def _refused_object(refused: Refusal, error: RefusedError, needs: Needs, facts: 
         fix = needs.suggest_correction(refused.object, error.server_message) or fix
     if error.silent_webhook:
         yield Finding("webhook", error.silent_webhook, reason, fix)
-    elif not (error.is_about_rights and facts.missing_rights):  # which `rights` says, for all objects of the kind
+    elif not (error.is_about_rights and facts.missing_rights):  # `rights` reports it, for all objects of the kind
         yield Finding("object", refused.object, reason, fix)
 
 
@@ -87,6 +88,6 @@ def _missing_definition_fields(facts: ClusterFacts) -> list[str]:
 
 
 def _is_undeclared(refused: Refusal) -> bool:
-    """Return whether the server knows no such field of an object of our own kind."""
+    """Return whether the server does not know a field of an object of our own kind."""
     is_ours = refused.object.startswith(f"{DEPLOYMENT_KIND} ")
     return is_ours and isinstance(refused.error, RefusedError) and UNDECLARED in refused.error.server_message

@@ -1,6 +1,6 @@
-"""Say where in `kubernetes.overlay` stands what an API server refuses.
+"""Finds the place in `kubernetes.overlay` of a value that the API server refuses.
 
-A server names fields of the object that it was shown, in prose, and each of its parts in another way:
+A server names fields of the object in prose, and each of its components in another notation:
 
     spec.template.spec.containers[1].image: Required value                       validation
     .spec.template.spec.containers[name="a"].imagge: field not declared          the schema, as an object is applied

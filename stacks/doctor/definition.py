@@ -1,7 +1,7 @@
-"""The definition of our own kind in the cluster, beside the one that comes with this version. Pure.
+"""Compares the definition of our own kind in the cluster with the one of this version. Pure.
 
-An API server keeps of an object what the kind's schema has. What it is sent otherwise it refuses or, in a status,
-drops without a word: a controller of this version would then forget what it has written.
+An API server stores only fields that the kind's schema has. Others it refuses or, in a status, drops without a word: a
+controller of this version would then lose what it has written.
 """
 
 from collections.abc import Iterator, Mapping

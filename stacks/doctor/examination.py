@@ -1,4 +1,4 @@
-"""`tidemill doctor SPEC|PLAN.json --context NAME`: what a plan needs, one look at the cluster, and the findings.
+"""`tidemill doctor SPEC|PLAN.json --context NAME`: reads the plan's needs and the cluster, and finds the obstacles.
 
 With a probe, pods are also started on the planned nodes, and deleted again: `probing.py`.
 """

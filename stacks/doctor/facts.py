@@ -1,7 +1,7 @@
-"""The state of a cluster, as far as a plan cares, at one moment. `reading.py` looks; the checks judge.
+"""The facts about a cluster that matter to a plan, at one moment. `reading.py` reads them; the checks judge them.
 
-Objects are manifests as the API server gives them. A list is None where the user may not read it, and the checks go
-without it: `read_failures` says what and why.
+Objects are manifests as the API server returns them. A list is None if the user may not read it: `read_failures` says
+why, and the checks do without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class MissingRight:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An object that the server refuses in a dry run, or that our rules refuse because someone else's is there."""
+    """An object that the server refuses in a dry run, or that our rules refuse because its name is taken."""
 
     object: str  # `ServiceAccount tidemill/demo-runtime`; of a pod that was tried, its component
     error: ProviderError
@@ -33,7 +33,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ReadFailure:
-    """Something that could not be looked at."""
+    """Something that could not be read."""
 
     what: str
     why: str
@@ -49,11 +49,11 @@ class ClusterFacts:
     quotas: tuple[Manifest, ...] | None = ()  # of the plan's namespace
     storage_classes: tuple[Manifest, ...] | None = ()
     definition: Manifest | None = None  # of our own kind; None where the plan has no such object, or none was seen
-    # Those that could be looked for; None for one that is not there.
+    # Only objects that the user may read; None for one that does not exist.
     required_objects: Mapping[RequiredObject, Manifest | None] = field(default_factory=dict)
     # (apiVersion, kind) -> the versions in which the cluster serves its group
     unserved_kinds: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     missing_rights: tuple[MissingRight, ...] = ()
     refusals: tuple[Refusal, ...] = ()  # objects of the plan
-    pod_refusals: tuple[Refusal, ...] = ()  # one tried for each component
+    pod_refusals: tuple[Refusal, ...] = ()  # a dry run of one pod for each component
     read_failures: tuple[ReadFailure, ...] = ()

@@ -1,10 +1,10 @@
-"""A plan's needs of a cluster, read off the very objects that `up` would apply. Pure.
+"""A plan's needs of a cluster, read from the same objects that `up` would apply. Pure.
 
-The objects are asked and not the spec: whatever put a toleration, a resource or a claim into a pod template (a field, a
-template, a patch), a pod comes to the cluster with it, and there is no second list of fields to keep up to date.
+The objects are read and not the spec, since a toleration, a resource or a claim of a pod may come from a field, a
+template or a patch. So there is no second list of fields to keep up to date.
 
     Needs -> PodSet, one a workload -> the nodes that were planned for its pods, what each pod requests
-          -> Named, one an object of somebody else's that the pods cannot do without
+          -> RequiredObject: an object that the pods need and `up` does not make
 """
 
 import json
@@ -117,7 +117,7 @@ class Needs:
         return [each for each in self.objects if each["metadata"]["name"] in owners and template_place(each)]
 
     def owns(self, pod: Manifest) -> bool:
-        """Return whether a pod is the plan's own, of an earlier `up`."""
+        """Return whether a pod is one of the plan's own, from an earlier `up`."""
         metadata = pod["metadata"]
         is_labelled = (metadata.get("labels") or {}).get(PLAN_LABEL) == self.plan
         return is_labelled and metadata.get("namespace") == self.namespace
@@ -146,7 +146,7 @@ def read_needs(plan: Deployable) -> Needs:
 
 
 def pod_requests(spec: Template) -> Amounts:
-    """Sum up what a pod of that spec holds of its node; a limit stands for a request that is not written."""
+    """Sum up the resources that a pod of that spec holds of its node; a limit counts where there is no request."""
     return _sum_containers(
         spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
     )

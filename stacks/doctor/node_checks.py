@@ -1,7 +1,7 @@
-"""The planned nodes: there, awake, open to the plan's pods, and with room for them. Pure.
+"""The planned nodes: whether they exist, are ready, admit the plan's pods, and have room. Pure.
 
-A unit is placed by the names of its nodes, so each node is judged for the pods that were planned for it. A spare that
-is of no use is a note: the unit starts without it. A node that cannot be used at all is not looked at any further.
+A unit is placed by the names of its nodes, so each node is checked for the pods planned for it. An unusable spare is
+only a note: the unit starts without it. A node that cannot be used at all is not checked further.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ HOSTNAME = "kubernetes.io/hostname"
 NONE = Decimal(0)
 PLAN_WITHOUT = "list the nodes to use in cluster.nodes, and plan again"
 
-# What the node controller puts on nodes that are said for not ready or cordoned, which other findings say.
+# Taints that the node controller adds to nodes which are not ready or cordoned: other findings report those.
 # Source: https://kubernetes.io/docs/reference/labels-annotations-taints/
 COVERED_TAINTS = {f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")}
 
@@ -36,7 +36,7 @@ DEVICE_PLUGIN = "the device plugin that offers it"
 
 @dataclass(frozen=True)
 class Place:
-    """A node, found or not, and the pods that should run there."""
+    """A planned node, which may not exist, and the pods planned for it."""
 
     name: str
     pod_set: PodSet
@@ -68,7 +68,7 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that pods which may go anywhere have somewhere to go, beside the units."""
+    """Check that some node has room for the pods without a planned node, beside the units."""
     if facts.nodes is None:
         return
     taken = {name: [each.requests] for each in needs.pod_sets for name in each.nodes}
@@ -96,7 +96,7 @@ def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, s
 
 
 def _find_barriers(place: Place, node: Manifest) -> Iterator[Finding]:
-    """Yield what keeps the scheduler from putting the pods there, however much room there is."""
+    """Yield what keeps the scheduler from placing the pods there, apart from resources."""
     if node["spec"].get("unschedulable"):
         fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
         yield place.finding("node", "it is cordoned", fix)

@@ -1,4 +1,4 @@
-"""The verdict on a probe: what kept it from running; where no pod starts, where none is reached, what is slow. Pure."""
+"""The findings of a probe: why it did not run, nodes without a pod, missing connections, slow links. Pure."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ def probe_summary(probe: Probe) -> str:
 
 
 def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the fewest nodes that explain all missing connections: the one with most first, then what it leaves.
+    """Yield the fewest nodes that explain all missing connections, each time the one that explains most of the rest.
 
     Nodes whose pod has not started explain theirs already.
     """

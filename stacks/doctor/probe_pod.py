@@ -6,8 +6,8 @@ Its text is handed to `python3 -c` in whatever image the units have, ours or an 
 library alone, and imports nothing of ours. Pods find each other by the names that a headless Service gives them, as
 ranks do.
 
-Every pod connects to every other, one connection a direction. A pod that has all of its connections says so to pod 0,
-and pod 0, once all have, says go. Then each sends to every other for SECONDS, and counts what it receives.
+Every pod connects to every other, one connection a direction. A pod that has all of its connections reports to pod 0,
+and once all have, pod 0 tells them to start. Then each sends to every other for SECONDS, and counts what it receives.
 
 The result is one line of JSON where Kubernetes keeps a container's last words, of which it takes 4096 bytes:
     {"missing": [peers without a connection], "mb_per_s": [received from each peer; null from itself]}

@@ -1,13 +1,13 @@
-"""`doctor --probe`: a pod on each planned node that pulls the image and exchanges data with all others, then is gone.
+"""`doctor --probe`: runs a pod on each planned node that pulls the image and exchanges data with all others.
 
-Pods are as the units' own in all that decides whether one starts: image, volumes, security, tolerations, networks. They
-ask for no resources, so that GPUs that others hold do not matter, and they run `probe_pod.py` instead of the engine.
+The pods equal the units' in all that decides whether a pod starts: image, volumes, security, tolerations, networks.
+They request no resources, so they start even while all GPUs are taken, and they run `probe_pod.py`, not the engine.
 
     namespace (one of its own where the plan's is not there yet) -> Service -> pods -> their last words -> all deleted
 
 The pods, the Service and the namespace carry `tidemill.dev/probe`, with the plan's name, and are named after the plan.
-What has one of their names without that label is somebody's: then nothing is started and nothing deleted. At the end
-go exactly the objects that this run has made.
+If an object has one of their names without that label, nothing is started and nothing deleted. At the end exactly the
+objects that this run has made are deleted.
 
 What was measured is judged in `probe_checks.py`. Sockets between pods are measured; RDMA is the engine's to try.
 """

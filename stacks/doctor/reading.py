@@ -1,4 +1,4 @@
-"""One look at a cluster, for all that a plan needs of it. Stores nothing: it lists, asks, and applies in dry runs.
+"""Reads the facts about a cluster that a plan needs. It stores nothing: it lists, asks, and applies in dry runs.
 
 get, list                  nodes, pods, quotas, and what the plan's pods name
 SelfSubjectAccessReview    the server's own answer to what the user may do

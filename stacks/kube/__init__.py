@@ -1,1 +1,1 @@
-"""One object on one cluster: applied, compared, awaited, deleted. It knows neither Pulumi nor what a plan holds."""
+"""Objects of a cluster: applied, compared, awaited, deleted. It knows neither Pulumi nor plans."""

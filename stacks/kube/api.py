@@ -44,7 +44,7 @@ class Api:
         self._lock = threading.Lock()
 
     def require_answer(self) -> None:
-        """Ask for what every authenticated user may ask. Raise the error of server or credentials, if there is one."""
+        """Make a request that every authenticated user may make, to raise an error of server or credentials."""
         cluster = f"cluster at {self._connection.address}"
         self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
 
@@ -104,7 +104,7 @@ class Api:
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
     def ask_pod(self, pod: Reference, port: int, path: str, shape: Shape) -> Manifest:
-        """Return the JSON that a pod answers at its HTTP port, with whatever status, by way of the server.
+        """Return the JSON that a pod's HTTP port answers, with any status. The request goes through the API server.
 
         Raise ProviderError.
         """
@@ -121,7 +121,7 @@ class Api:
         return cast(Manifest, answer)
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
-        """Apply server-side, strictly, and return what the server makes of it.
+        """Apply `manifest` server-side with strict checks, and return the object that results.
 
         Without `force` the server takes no field that another manager owns. With `uid` it refuses an object with any
         other uid, and also when there is no object.
@@ -144,13 +144,13 @@ class Api:
         self._connection.request("PATCH", path, str(reference), query=query, body=changes, content_type=MERGE)
 
     def create(self, manifest: Manifest, *, manager: str) -> None:
-        """Create an object that nobody has made. Raise ProviderError."""
+        """Create an object that does not exist yet. Raise ProviderError."""
         reference = Reference.from_manifest(manifest)
         query = [("fieldManager", manager)]
         self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
     def delete(self, reference: Reference, uid: str, *, immediately: bool = False) -> None:
-        """Begin to delete in the foreground: the object stays until what it owns is gone. If it is gone, do nothing.
+        """Start a foreground deletion: the object stays until all that it owns is gone. If it is gone, do nothing.
 
         An object of the same name with another uid stays: a request may arrive late, or twice. With `immediately`, the
         server removes a pod without waiting for its kubelet.
@@ -176,9 +176,9 @@ class Api:
         return f"{_root(reference.api_version)}{scope}/{resource['name']}"
 
     def _find_resource(self, api_version: str, kind: str) -> Manifest:
-        """Return what the server says of a kind.
+        """Return the server's description of a kind.
 
-        It is asked again until the kind is there: a CRD may come at any time.
+        A kind that is missing is looked up again each time: a CRD may be added at any time.
         """
         with self._lock:
             known = self._find(api_version, kind)
@@ -201,9 +201,9 @@ class Api:
         return next((each for each in listed if each["kind"] == kind and "/" not in each["name"]), None)
 
     def _object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
-        """Return the object or list that the server answers, checked for everything that is read of it.
+        """Return the object or list in the server's answer, after checking every field that is read.
 
-        Raise UnreachableError for an answer that does not fit: no API server answers so.
+        Raise UnreachableError for an answer that no API server would give.
         """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
         if wrong := misfit(answer, *shapes):
@@ -212,7 +212,7 @@ class Api:
 
 
 def _add_identity(reference: Reference, answer: Manifest) -> Manifest:
-    """Return the object with the identity that was asked for, however little the answer says of it."""
+    """Return the object with the requested identity, even if the answer does not repeat it."""
     return answer | {"apiVersion": reference.api_version, "kind": reference.kind}
 
 

@@ -3,7 +3,7 @@
 This is the only file that makes requests. The package `kubernetes` reads the kubeconfig for it: addresses,
 certificates, tokens, login programs. Every request ends: with an answer, or because its time is up.
 
-Each answer has the server's time, by which it writes the times of objects. Ours may be an hour ahead.
+Each answer has the server's time, which objects' timestamps follow; this machine's clock may differ by an hour.
 """
 
 import json
@@ -30,7 +30,7 @@ __all__ = ["CONNECT_TIMEOUT_S", "Connection"]
 
 CONNECT_TIMEOUT_S = 10
 ANSWER_TIMEOUT_S = 40  # admission webhooks may take 30 s
-LONGEST_PAUSE_S = 5.0  # assumed: the API server asks for 1 s when it has too much to do
+LONGEST_PAUSE_S = 5.0  # assumed: an overloaded API server asks for 1 s
 CONNECTIONS = 64  # kept; more requests at once open more
 
 UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
@@ -39,12 +39,12 @@ UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 class Retries(urllib3.Retry):
     """Repeats a call after a dropped connection, and when an overloaded server says so. Any call may be repeated.
 
-    A server that hangs is not asked again: it would only hang for longer. One that asks for a long pause is asked again
-    sooner, since nobody who waits for an answer hears of the pause.
+    A server that hangs is not asked again. A long pause that a server asks for is cut short, since the user who waits
+    is not told of it.
     """
 
     def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-        """Return the seconds that the server asks for, as far as anybody waits."""
+        """Return the seconds that the server asks for, at most `LONGEST_PAUSE_S`."""
         asked = super().get_retry_after(response)
         return None if asked is None else min(asked, LONGEST_PAUSE_S)
 
@@ -72,7 +72,7 @@ class Connection:
     def __init__(
         self, client: ApiClient, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock` is this machine's time, for where a server tells none, and `monotonic` counts seconds."""
+        """`clock` is this machine's time, used if a server's answers have none; `monotonic` counts seconds."""
         self._client, self._clock, self._monotonic = client, clock, monotonic
         self._last_date: tuple[float, float] | None = None  # the server's time, and when we heard it
 
@@ -91,7 +91,7 @@ class Connection:
 
     @classmethod
     def from_service_account(cls) -> Self:
-        """Take the service account of the pod that this process is in; its token is read anew as it is renewed.
+        """Use the service account of this process's pod; its token is read again when it is renewed.
 
         No call is made. Raise KubeconfigError.
         """
@@ -112,7 +112,7 @@ class Connection:
 
     @property
     def server_time(self) -> float | None:
-        """The server's time, or ours where its answers have none; None before the first answer."""
+        """The server's time, or this machine's if its answers have none; None before the first answer."""
         if self._last_date is None:
             return None
         told, heard_at = self._last_date

@@ -3,9 +3,9 @@
 Equal manifests have no difference, and the differences turn the old one into the new one. Both are plain JSON with
 whole numbers as `int`, so that nothing but a real change differs.
 
-Lists are compared index by index, as Pulumi shows them. Equal items at their ends are set aside first: one item more
-or less in the middle is then one difference, and not one for each item behind it. A path counts in the new list; that
-of something gone counts in the old one.
+Lists are compared index by index, as Pulumi shows them. Equal items at their ends are set aside first: an item added or
+removed in the middle is then one difference, and not one for each item after it. Indexes are those of the new list, and
+for removed items those of the old one.
 
 It does not know what a field means: `500m` and `0.5` differ here. Comparing with a live object is `drift.py`.
 """
@@ -76,7 +76,7 @@ def _list_differences(old: list[Any], new: list[Any], path: Path) -> Iterator[Di
 
 
 def _common_end(old: list[Any], new: list[Any]) -> int:
-    """Return how many items at the end are equal."""
+    """Return how many items at the ends of both lists are equal."""
     pairs = zip(reversed(old), reversed(new), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: _equal(*pair), pairs))
 

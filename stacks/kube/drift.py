@@ -1,13 +1,13 @@
-"""The state of our fields: a manifest with live values wherever the live object is not as we would have it.
+"""Drift: the manifest with the live value of each of our fields that somebody has changed.
 
 Drift is what applying the manifest again would change. So three objects go in: the manifest, the live object, and what
 the server answers to a dry run of applying the manifest. The last two went through the same server, with the same
 defaults, the same spelling of quantities and the same admission, so they are equal wherever nothing drifted, and no
 knowledge of any kind's schema is needed. Where they are equal the manifest's own value stands; where they differ, the
-live one. Where an object surely stands as it was applied (`is_surely_unchanged`), the server is spared the dry run.
+live one. If the object is certainly unchanged (`is_surely_unchanged`), there is no dry run.
 
-What others put beside our fields is in both and is no drift: defaults, status, a sidecar, an annotation. A field that
-we own and the manifest no longer has is in the live object only, and is drift: applying would remove it.
+Fields of others are in both and are no drift: defaults, status, a sidecar, an annotation. A field that we own and that
+the manifest no longer has is in the live object only, and is drift: applying would remove it.
 
 Items of some lists have a key (containers by name, ports by number and protocol). Which lists, and which keys, is in
 the object's `managedFields`, where the server wrote down what our apply owns; other lists are compared as a whole.
@@ -37,9 +37,9 @@ def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> 
 
 
 def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
-    """Return whether applying would surely change nothing: we own the manifest's fields and no others, with its values.
+    """Return whether applying certainly changes nothing: we own just the manifest's fields, with its values.
 
-    What has another spelling, such as a quantity, or a default within an item's key, is not sure: ask the server.
+    A value spelled differently, such as a quantity, or a default in an item's key, is not certain: ask the server.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}
@@ -47,9 +47,9 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
 
 
 def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
-    """Guess what applying would make of `live`, without the server: for manifests that it would not take.
+    """Guess the result of applying without the server, for manifests that the server would refuse.
 
-    Items of lists are matched by their place.
+    Items of lists are matched by their index.
     """
     return {**live, **{key: _guess_applied_value(live.get(key), value) for key, value in manifest.items()}}
 
@@ -63,7 +63,7 @@ def owned_fields(stored: Manifest) -> Owned:
 
 def _is_unchanged(ours: Any, live: Any, owned: Owned) -> bool:
     names = owned.keys() - {"."}
-    if not names:  # a value that is owned as a whole
+    if not names:  # the value is owned as a whole
         return bool(ours == live)
     if isinstance(ours, dict) and isinstance(live, dict):
         is_ours = names == {f"f:{key}" for key in ours} and ours.keys() <= live.keys()
@@ -121,7 +121,7 @@ def _merge_list(ours: list[Any], live: list[Any], applied: list[Any], owned: Own
 def _merge_items(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
-    """Yield our items that are live, then those that applying would remove."""
+    """Yield our items that exist, then those that applying would remove."""
     left = list(keys)
     for item in ours:
         key = next((each for each in left if _may_have_key(item, each)), None)
@@ -137,7 +137,7 @@ def _merge_items(
 
 
 def _may_have_key(item: Manifest, key: Manifest) -> bool:
-    """Return whether the item may have the key: it may omit a part that has a default, such as a port's protocol."""
+    """Return whether the item can have the key. An item may omit a part with a default, such as a port's protocol."""
     return all(item.get(name, value) == value for name, value in key.items())
 
 

@@ -8,12 +8,12 @@
     ├── ForeignError       the object exists and is not ours
     ├── OtherPlanError     the object exists and belongs to another plan
     ├── SharedError        the namespace has objects of other plans in it
-    ├── NotReadyError      the object exists, is ours, and is not what it should be
+    ├── NotReadyError      the object exists, is ours, and is not ready
     ├── PartlyStoredError  of several objects some are stored, and something is wrong with one
     ├── SeveralErrors      more than one of several objects would be refused
-    └── NotGoneError       the object was told to go and did not
+    └── NotGoneError       the object was to be deleted and still exists
 
-Our own mistakes are not here: those are `assert`s, and the servicer answers them with one line.
+Bugs of ours are not here: they are `assert`s, which the servicer answers with one line.
 """
 
 import re
@@ -69,7 +69,7 @@ LONGEST_MESSAGE = 500  # characters of what a server says; assumed: whole pages 
 
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
-UNDECIDED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)  # who says this gave up before the work was done
+UNDECIDED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)  # a proxy's, when it gives up before the work is done
 
 
 class ProviderError(Exception):
@@ -114,7 +114,7 @@ class OtherPlanError(ProviderError):
 
 
 class SharedError(ProviderError):
-    """A namespace that is to go has objects of other plans in it."""
+    """A namespace to be deleted has objects of other plans in it."""
 
     def __init__(self, reference: Reference, plans: Sequence[str]) -> None:
         whose = f"the plan{'s' if len(plans) > 1 else ''} {', '.join(plans)}"
@@ -139,21 +139,21 @@ class PartlyStoredError(ProviderError):
 
 
 class SeveralErrors(ProviderError):
-    """All that would be refused, as Pulumi lists several reasons."""
+    """The refusals of several objects, together: Pulumi lists several reasons."""
 
     def __init__(self, errors: Sequence[ProviderError]) -> None:
         super().__init__("\n\t* ".join([f"{len(errors)} errors occurred:", *map(str, errors)]))
 
 
 class NotGoneError(ProviderError):
-    """Told to go, and still there."""
+    """The object was to be deleted and still exists."""
 
 
 class RefusedError(ProviderError):
     """The server answered with an error."""
 
     def __init__(self, subject: str, status: int, answer: Any) -> None:
-        """Take the body of the answer: a Kubernetes Status, or whatever stood there instead."""
+        """`body` is the answer's: a Kubernetes Status, or whatever came instead."""
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer
@@ -168,22 +168,22 @@ class RefusedError(ProviderError):
 
     @property
     def may_be_done(self) -> bool:
-        """True if the server may have done, or may yet do, what it was asked."""
+        """True if the server may have done the request, or may still do it."""
         return self.status in UNDECIDED
 
     @property
     def is_invalid(self) -> bool:
-        """True if the server itself takes no such object, in no namespace."""
+        """True if the server itself refuses such an object, in any namespace."""
         return self.status in INVALID or SCHEMA.match(self.server_message) is not None
 
     @property
     def is_about_the_manifest(self) -> bool:
-        """True if the manifest itself is wrong, by the server's word or by a webhook's."""
+        """True if the server or a webhook says that the manifest itself is wrong."""
         return self.is_invalid or DENIED.match(self.server_message) is not None
 
     @property
     def silent_webhook(self) -> str | None:
-        """The admission webhook that the server asked and that did not answer, or None."""
+        """The admission webhook that did not answer the server, or None."""
         found = SILENT_WEBHOOK.search(self.server_message)
         return found["name"] if found else None
 
@@ -239,9 +239,9 @@ def _explain(status: int, message: str) -> str:
         return (
             f"the admission webhook {silent['name']} does not answer ({silent['why']}); check that its controller runs"
         )
-    if mistake := SCHEMA.match(message):  # by a status that blames the server, 500
+    if mistake := SCHEMA.match(message):  # its status is 500, though the manifest is wrong
         return f"the API server finds it invalid ({mistake['why']}); {CORRECT_OVERLAY}"
-    if denied := DENIED.match(message):  # by a status that speaks of rights, 403
+    if denied := DENIED.match(message):  # its status is 403, though rights are not missing
         return f"the admission webhook {denied['name']} finds it invalid ({denied['why']}); {CORRECT_OVERLAY}"
     if status in INVALID:
         return f"the API server finds it invalid ({message}); {CORRECT_OVERLAY}"

@@ -5,8 +5,8 @@
     read     get, dry run of apply -> the manifest as found (drift.py), and what it lacks to be ready
     delete   get: ours -> in the foreground, and wait until it is gone
 
-What is looked at and what is changed are one object: the server gets its uid with the change. `ownership.py` says what
-is ours, and `waiting.py` waits. Nothing here knows Pulumi.
+Each change is sent with the uid of the object that was looked at, so that it changes no other. `ownership.py` says what
+is ours, and `waiting.py` waits. This file does not know Pulumi.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -52,19 +52,19 @@ OWN_GROUPS = ("apps", "batch")  # Kubernetes' own kinds with pods
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object that is as its manifest says."""
+    """An object that was stored as its manifest says."""
 
     uid: str
-    is_off: bool  # somebody scaled it to 0, which its manifest leaves to others
+    is_off: bool  # somebody scaled it to 0; its manifest does not set replicas
 
 
 @dataclass(frozen=True)
 class FoundObject:
-    """A live object, seen through the manifest it was made from."""
+    """A live object, as the manifest it was made from with its live values."""
 
     manifest: Manifest
     missing: str | None  # what it lacks to be ready
-    drift_unknown: str | None = None  # why drift could not be looked for
+    drift_unknown: str | None = None  # why drift could not be determined
 
 
 def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True) -> StoredObject:
@@ -79,7 +79,7 @@ def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = Tr
 
 
 def foresee_create(api: Api, manifest: Manifest) -> None:
-    """Raise what `create` would, as far as it can be known; the namespace may come in the same run."""
+    """Raise what `create` would, as far as it can be foreseen; the same run may create the namespace."""
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_takeable(live, manifest)
@@ -104,7 +104,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raise what `update` would; a namespace that someone deleted may come back in the same run."""
+    """Raise what `update` would; the same run may create a deleted namespace again."""
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_still_ours(live, manifest, old)
@@ -116,7 +116,7 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
 
 
 def foresee_pods(api: Api, manifest: Manifest) -> None:
-    """Raise RefusedError where the server takes no pod of an object's template, in whatever namespace.
+    """Raise RefusedError if the server would refuse the pods of an object's template, in any namespace.
 
     It judges the templates of its own kinds with the object, and those of custom kinds only when a controller makes
     the pods. What admission says of them may change until then.
@@ -128,7 +128,7 @@ def foresee_pods(api: Api, manifest: Manifest) -> None:
         try:
             api.apply(pods.make_pod(reduce(dict.__getitem__, place, manifest), namespace), force=False, dry_run=True)
         except RefusedError as error:
-            if error.misses_namespace:  # it may come in the same run
+            if error.misses_namespace:  # the same run may create it
                 continue
             if error.is_invalid:
                 raise RefusedError(f"pods of {reference}", error.status, error.answer) from error
@@ -138,7 +138,7 @@ def foresee_pods(api: Api, manifest: Manifest) -> None:
 def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[Difference]:
     """Return the changes that the server would not make in place: `spec.selector` of a Deployment.
 
-    It is empty when the server makes them all, and when it cannot be asked: whoever applies will hear it then.
+    It is empty if the server makes them all, and if it cannot be asked: applying reports them then.
     """
     if not changed:
         return []
@@ -158,11 +158,11 @@ def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Differen
 def read(api: Api, manifest: Manifest) -> FoundObject | None:
     """Return the object that was made from `manifest` as it now is; None when it is gone.
 
-    It is gone, too, where somebody else's now has its name: `create` will say whose.
+    It also counts as gone if its name is now that of somebody else's object: `create` will say whose.
     """
     try:
         live = api.get(Reference.from_manifest(manifest))
-    except NotServedError:  # the kind went, and took its objects with it
+    except NotServedError:  # the kind was removed, and its objects with it
         return None
     if live is None or not is_still_ours(live, manifest):
         return None
@@ -173,16 +173,16 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
     except RefusedError as error:
         if error.is_about_rights:
             raise
-        if not error.is_about_frozen_fields:  # whatever it is, it must not keep anybody from `destroy`
+        if not error.is_about_frozen_fields:  # no such error may prevent `destroy`
             return FoundObject(manifest, missing(live), str(error))
         applied = guess_applied(live, manifest)
     return FoundObject(merge_live_values(manifest, live, applied), missing(live))
 
 
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete what was made from `manifest`, with all that it owns, and wait. What is gone already is fine.
+    """Delete the object made from `manifest`, with all that it owns, and wait. It may be gone already.
 
-    An object whose uid is in `kept_uids` stays, and so does what somebody else has made under the name.
+    An object whose uid is in `kept_uids` stays, and so does somebody else's object of the same name.
 
     Raise SharedError for a namespace that other plans use.
     """
@@ -202,7 +202,7 @@ def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> N
 
 
 def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
-    """Delete these objects at once, by their uids. What has come under one of their names since stays.
+    """Delete these objects at once, by their uids. Newer objects of the same names stay.
 
     Raise what one of them raises, after all were tried.
     """
@@ -243,16 +243,16 @@ def _store(
     except (UnreachableError, RefusedError) as error:
         if isinstance(error, RefusedError) and not error.may_be_done:
             raise
-        # It may be stored, now or in a minute: what is not in the state would never be deleted.
+        # It may be stored, or become so: an object that is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
     ready = await_ready(api, reference, object_uid(stored), patience) if waits and missing(stored) else stored
     return StoredObject(object_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
-    """Let the server judge a manifest whose namespace is not there yet, in a namespace that is.
+    """Have the server check a manifest in an existing namespace, as its own does not exist yet.
 
-    Raise RefusedError for what would be refused in any namespace: by the manifest itself, or by a silent webhook.
+    Raise RefusedError for refusals that hold in any namespace: for the manifest itself, or a silent webhook.
     """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:

@@ -1,6 +1,6 @@
-"""The object that a manifest is about: apiVersion, kind, namespace and name, and the sentence-sized name of these four.
+"""The identity of a manifest's object: apiVersion, kind, namespace and name, and a readable form of these four.
 
-A manifest is plain JSON, as YAML or the wire gives it. What is in it besides is the server's to judge.
+A manifest is plain JSON, decoded from YAML or from Pulumi. The server checks the rest of it.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Several objects that are one thing, such as all objects of a unit: stored in order, compared, and deleted in reverse.
+"""A set of objects that belong together, such as all objects of a unit: stored in order, and deleted in reverse.
 
-Their names within the thing are keys, which stay when an object's own name changes with its content. What runs pods
-comes last, since pods need what they mount and who they are. One object is several with one key.
+Keys name them within the set, and stay when an object's own name changes with its content. Workloads come last, since
+their pods need what they mount and their service account. A single object is a set with one key.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -27,7 +27,7 @@ def sort_for_creation(manifests: Manifests) -> list[tuple[str, Manifest]]:
 
 
 def main_object(manifests: Manifests) -> tuple[str, Manifest]:
-    """Return key and manifest of the object that the others are for."""
+    """Return key and manifest of the workload, which the other objects serve."""
     return sort_for_creation(manifests)[-1]
 
 
@@ -41,11 +41,11 @@ def store(
     skip_waiting: Collection[Reference] = (),
     kept_uids: Collection[str] = (),
 ) -> None:
-    """Make everything as `new` says, wait, then delete what only `old` has, but no object whose uid is in `kept_uids`.
+    """Store `new`, wait, then delete what only `old` has, except for objects whose uid is in `kept_uids`.
 
-    `on_stored` hears of each object that is stored. Those in `skip_waiting` are somebody else's to await.
+    `on_stored` is called for each stored object. Those in `skip_waiting` are awaited elsewhere.
 
-    Raise PartlyStoredError once something is changed; any other error means that all is as it was.
+    Raise PartlyStoredError after a change was made; any other error means that nothing has changed.
     """
     before = _index_by_reference(old)
     done: dict[str, Manifest] = {}
@@ -74,7 +74,7 @@ def store(
 
 
 def foresee(api: Api, old: Manifests, new: Manifests) -> None:
-    """Raise all that `store` would, as far as it can be known."""
+    """Raise all that `store` would, as far as it can be foreseen."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):
@@ -96,7 +96,7 @@ def read(api: Api, manifests: Manifests) -> dict[str, FoundObject]:
 
 
 def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete them one after the other, what runs pods first, each as `lifecycle.delete` does."""
+    """Delete the objects one after the other, workloads first, each as `lifecycle.delete` does."""
     for _, manifest in reversed(sort_for_creation(manifests)):
         lifecycle.delete(api, manifest, patience, kept_uids)
 
@@ -104,7 +104,7 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 def _store_one(
     api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool
 ) -> StoredObject:
-    """Store one object, in place of the one of its name where the server would not change that."""
+    """Store one object; if the server refuses to change the existing one, replace it."""
     if before is None:
         return lifecycle.create(api, manifest, patience, waits=waits)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
@@ -125,9 +125,9 @@ def _foresee(api: Api, before: Manifest | None, manifest: Manifest) -> None:
 
 
 def _list_existing(old: Manifests, done: Manifests) -> dict[str, Manifest]:
-    """Return what is there, half-way from `old` to something new of which `done` is stored.
+    """Return the existing objects after a partial change from `old`, of which `done` is stored.
 
-    An object of `old` whose key is taken has its name behind the key.
+    An object of `old` whose key is taken gets its name appended to the key.
     """
     stored = _index_by_reference(done)
     left = {key: each for key, each in old.items() if Reference.from_manifest(each) not in stored}

@@ -1,8 +1,8 @@
 """The owner of an object: Tidemill or not, and which plan. Pure.
 
-Tidemill owns what the field manager `tidemill` has applied. A plan owns what carries its name in `tidemill.dev/plan`.
-An object that is in no state must pass both. One that is in a state was ours: other programs may have taken every
-field since, so the label is enough; and where somebody took the label away, a field of ours is enough.
+Tidemill owns objects that the field manager `tidemill` has applied; a plan owns those with its name in the label
+`tidemill.dev/plan`. An object that is in no Pulumi state must pass both tests. One in a state was ours: the label is
+enough, since other programs may have taken over every field; so is a field of ours, if somebody removed the label.
 """
 
 from planner.facts.names import PLAN_LABEL
@@ -20,13 +20,13 @@ def owning_plan(manifest: Manifest) -> str | None:
 
 
 def require_takeable(live: Manifest, manifest: Manifest) -> None:
-    """Raise ForeignError or OtherPlanError unless `live` may be made from `manifest`, with its state lost since."""
+    """Raise ForeignError or OtherPlanError unless `live` can be ours from a run whose state was lost."""
     if not (owned_fields(live) and owning_plan(live) in (None, owning_plan(manifest))):
         raise _foreign(live, manifest)
 
 
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
-    """Return whether `live` was made from one of `manifests`, whoever has edited it since."""
+    """Return whether `live` was made from one of `manifests`, even if it was edited since."""
     plan = owning_plan(live)
     return plan in set(map(owning_plan, manifests)) or (plan is None and bool(owned_fields(live)))
 

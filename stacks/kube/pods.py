@@ -1,6 +1,6 @@
 """Find out why an object is not ready, from its pods, their nodes and its events.
 
-Pure: the looking up is in `lifecycle.py`. A reason that many pods share is said once, with one of them by name.
+Pure: `waiting.py` looks the objects up. A reason that many pods share is given once, naming one of them.
 """
 
 import re
@@ -16,8 +16,8 @@ PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "Invali
 BACKING_OFF = re.compile(
     r'^Back-off pulling image "[^"]*": \w+: '
 )  # the kubelet's words between two tries at one reason
-TRIED_POD = "tidemill-doctor"  # the name of pods that are tried; no pod of a plan is called so
-MAX_WORDS = 400  # of a container's last line: most of an error, and not a page
+TRIED_POD = "tidemill-doctor"  # the name of pods in dry runs; no pod of a plan has it
+MAX_WORDS = 400  # characters of a container's last line
 STARTING = {"ContainerCreating", "PodInitializing"}
 
 
@@ -30,7 +30,7 @@ def pod_selector(live: Manifest) -> str | None:
 
 
 def template_place(workload: Manifest) -> tuple[str, ...] | None:
-    """Return where the template of an object's pods stands in it; None for what has no pods."""
+    """Return the path of the pod template in an object; None for kinds without pods."""
     for place in (("spec", "leaderWorkerTemplate", "workerTemplate"), ("spec", "template")):
         found: Any = workload
         for key in place:
@@ -63,7 +63,7 @@ def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Se
 
 
 def cannot_start(pod: Manifest) -> bool:
-    """Return whether the pod waits for something that does not come by itself.
+    """Return whether the pod waits for something that does not happen by itself.
 
     That is an image, a node, or a container that stays up.
     """
@@ -94,7 +94,7 @@ def _pod_reasons(pod: Manifest, down: Set[str]) -> Iterator[str]:
 
 
 def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
-    """Yield why a container holds the pod up: it waits for something, has crashed, or runs without being ready."""
+    """Yield why a container keeps the pod from being ready: it waits, has crashed, or runs without being ready."""
     name, state = container["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
@@ -114,7 +114,7 @@ def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
 
 
 def _object_reasons(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
-    """Yield why there are no pods to ask."""
+    """Yield why there are no pods."""
     if (failure := _condition(live, "ReplicaFailure")) and failure["status"] == "True":
         yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
     elif events:
@@ -146,7 +146,7 @@ def _name_pods(names: Sequence[str]) -> str:
 
 
 def _last_words(message: str) -> str:
-    """Return the last line of what a container has said, in brackets; its log's, where it left no message."""
+    """Return the last line of a container's termination message, or of its log, in brackets."""
     lines = [line for line in map(_line, message.splitlines()) if line]
     return f" ({lines[-1][:MAX_WORDS]})" if lines else ""
 

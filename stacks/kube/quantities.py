@@ -23,7 +23,7 @@ BINARY = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
     """Read `{"cpu": "500m", "nvidia.com/gpu": "8"}`; None is an empty mapping.
 
-    Raise ProviderError for what is no quantity.
+    Raise ProviderError for anything that is no quantity.
     """
     return {name: _amount(name, value) for name, value in (quantities or {}).items()}
 
@@ -34,7 +34,7 @@ def is_quantity(value: Any) -> bool:
 
 
 def amount_text(amount: Decimal) -> str:
-    """Write a number as people write quantities: `2Gi`, `8`, `0.5`; bytes that are no round number stay bytes."""
+    """Write a number as a quantity: `2Gi`, `8`, `0.5`; bytes that are not a round number stay bytes."""
     for suffix, size in BINARY.items():
         if amount and amount % size == 0:
             return f"{amount // size}{suffix}"

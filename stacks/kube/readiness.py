@@ -1,7 +1,7 @@
-"""Judge whether an object does its job yet: None, or what is missing in a few words.
+"""Whether an object is ready: `missing` returns None, or what is missing in a few words.
 
-One function a kind, in `MISSING`. What has no entry is ready when its condition `Ready` is true, or once it exists, if
-it has none. Each judges one look at the object, without waiting and without a cluster.
+`MISSING` has a function for each kind. Other objects are ready when their condition `Ready` is true, or once they exist
+if they have none. Each function looks at one state of the object, without waiting and without a cluster.
 
 A status is only as new as its `observedGeneration`: until the kind's controller has seen the latest spec, the counts
 are those of the spec before.
@@ -21,12 +21,12 @@ def missing(live: Manifest) -> str | None:
 
 
 def is_awaited(manifest: Manifest) -> bool:
-    """Return whether an object of this kind always has to be waited for: the kinds that run pods."""
+    """Return whether objects of this kind are always waited for: the kinds that run pods."""
     return _kind(manifest) in MISSING
 
 
 def is_off(live: Manifest) -> bool:
-    """Return whether the object is scaled to 0: nothing is missing that could be waited for, and nothing serves."""
+    """Return whether the object is scaled to 0: it does not serve, and there is nothing to wait for."""
     return is_awaited(live) and not _wanted_replicas(live)
 
 
@@ -74,7 +74,7 @@ def _leader_worker_set(live: Manifest) -> str | None:
 
 
 def _job(live: Manifest) -> str | None:
-    """Return what is missing until the job is complete. One that is suspended waits for somebody else."""
+    """Return what is missing until the job is complete. A suspended job is not waited for."""
     text = {each["type"]: each for each in _conditions(live) if each["status"] == "True"}
     if "Complete" in text or live["spec"].get("suspend"):
         return None
@@ -87,7 +87,7 @@ def _pod(live: Manifest) -> str | None:
 
 
 def _ready_condition(live: Manifest) -> str | None:
-    """Return what the object's controller says under the condition `Ready`."""
+    """Return what is missing by the object's condition `Ready`."""
     ready = next((each for each in _conditions(live) if each["type"] == "Ready"), None)
     return None if ready is None or ready["status"] == "True" else f"it is not ready: {_condition_text(ready)}"
 
@@ -97,7 +97,7 @@ def _condition_text(condition: dict[str, str]) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
-# (API group, kind) -> its judge.
+# (API group, kind) -> the function that says what is missing
 MISSING: dict[tuple[str, str], Callable[[Manifest], str | None]] = {
     ("apps", "Deployment"): _deployment,
     ("apps", "StatefulSet"): _stateful_set,

@@ -1,4 +1,4 @@
-"""Check that a JSON document has the shape that the code relies on: what it reads is there, and of the right kind.
+"""Checks that a JSON document has the fields that the code reads, with values of the right type.
 
 A shape is a picture of the document, with kinds instead of values. It names what is read, and nothing else:
 
@@ -10,7 +10,8 @@ A shape is a picture of the document, with kinds instead of values. It names wha
     str, int, bool  a value of that kind
     QUANTITY        an amount: `500m`, `2Gi`, 8
 
-`SHAPES` has what the API server must answer, by kind. Schemas are the server's: this asks only for what is read.
+`SHAPES` has the shape of the API server's answers, by kind. Full schemas are the server's: only fields that are read
+are checked.
 """
 
 from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ __all__ = ["Patience", "await_all", "await_gone", "await_ready", "try_list"]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0  # bounds both the load on the API server and what waiting adds to the time
-LONGEST_PAUSE_FOR_ALL_S = 0.25  # for many objects, of which only one at a time is looked at
+LONGEST_PAUSE_FOR_ALL_S = 0.25  # for many objects, of which one is looked at a time
 
 # A namespace's conditions that say what is left in it.
 HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
@@ -27,7 +27,7 @@ HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 @dataclass(frozen=True)
 class Patience:
-    """The time that one operation may take, and who is told meanwhile. It starts when the wait does."""
+    """The time limit of one operation, and its progress callback. The time starts when the wait does."""
 
     timeout_s: float
     cancelled: threading.Event
@@ -74,7 +74,7 @@ def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> 
 
     if patience.wait_until_none(look, LONGEST_PAUSE_FOR_ALL_S):
         reasons = [reason for each in left for reason in _explain_unready(api, each, stored[each], patience)]
-        if reasons:  # else the last one has just become ready
+        if reasons:  # without reasons, the last one has just become ready
             raise NotReadyError(reasons)
 
 
@@ -109,7 +109,7 @@ def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> 
 
 
 def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """Return a list for an explanation; empty where we may not look."""
+    """Return a list for an explanation; empty if the user has no right to it."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
     except ProviderError:
@@ -131,7 +131,7 @@ def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, st
 
 
 def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
-    """Return that the object is not ready, and why; empty if it has become so."""
+    """Return the reasons why the object is not ready; empty if it is by now."""
     try:
         _, lacking = _look(api, reference, uid)
     except NotReadyError as error:
@@ -140,7 +140,7 @@ def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patienc
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
-    """Return why the object is not ready, as far as we may look."""
+    """Return why the object is not ready, as far as the user's rights allow."""
     try:
         live = api.get(reference)
     except ProviderError:
@@ -162,12 +162,12 @@ def _pods(api: Api, live: Manifest) -> list[Manifest]:
 
 
 def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
-    """Return the nodes that do not answer; they matter where there are pods."""
+    """Return the nodes that do not answer; looked up only if there are pods."""
     return pods.unready_nodes(try_list(api, "Node", "")) if found else set()
 
 
 def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
-    """Yield what keeps an object that is being deleted, as far as we may look."""
+    """Yield why an object's deletion takes so long, as far as the user's rights allow."""
     try:
         live = api.get(reference)
     except ProviderError:

@@ -1,1 +1,1 @@
-"""What units do right now, and what their ranks have recorded."""
+"""The present state of units, and the loads that their ranks have recorded."""

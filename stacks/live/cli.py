@@ -1,4 +1,4 @@
-"""The `tidemill experts` command as it is with --from: this file prints, and the room asks the ranks."""
+"""The `tidemill experts --from` command: this file prints; the other files of the room ask the ranks."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ __all__ = ["add_recorded"]
 
 
 def add_recorded(commands: Any) -> None:
-    """Add `experts` as it is with --from: it asks ranks, where the planner's own makes a map."""
+    """Add `experts --from`, which reads loads from ranks; the planner's own `experts` makes a map."""
     recorded = add_command(
         commands,
         "experts",

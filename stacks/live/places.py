@@ -1,4 +1,4 @@
-"""The nodes of a unit's places: those that were planned for them, or spares.
+"""The nodes that a unit runs on: the planned ones, or spares in their place.
 
 Pure: `status.py` looks the pods up. Which spare stands in for which node is what the unit's leader decides when all
 spares come together (`give_places` of the runtime): the first spare for the first missing node.
@@ -15,14 +15,14 @@ __all__ = ["StandIn", "lost_nodes", "stand_ins"]
 
 @dataclass(frozen=True)
 class StandIn:
-    """A spare that has the place of a planned node."""
+    """A spare that runs in place of a planned node."""
 
     node: str
     for_node: str
 
 
 def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest]) -> tuple[StandIn, ...]:
-    """Return the spares that the unit's pods are on; none while a pod of it has no node yet."""
+    """Return the spares that the unit's pods run on; none while one of its pods has no node yet."""
     used = _nodes_used(found)
     if len(used) < len(planned):
         return ()
@@ -34,7 +34,7 @@ def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Man
 def lost_nodes(
     planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest], down: AbstractSet[str]
 ) -> list[str]:
-    """Return those of `down` that the unit needs: the nodes of its pods and, without spares, all that were planned."""
+    """Return the nodes of `down` that the unit needs: its pods' nodes and, without spares, all planned ones."""
     used = _nodes_used(found)
     return sorted(down & (used if spares else used | set(planned)))
 

@@ -6,8 +6,8 @@
 A rank counts the rows that each of its slots computed, from its start on. Summed over slots and ranks they are the
 loads of logical experts: what `expert_load.file` of a spec and `tidemill experts LOADS` read. SGLang's recorder writes
 a file on its server, which both read as it is (`planner/facts/loads.py`). The gateway cannot be asked: it does not know
-the ports of its ranks' metrics.
-It does not know which ranks there are: an expert of which nobody told is found out, a replica is not.
+the ports of its ranks' metrics. A missing expert is noticed; a missing rank with a replica of experts is not, since the
+list of ranks is not known.
 """
 
 import json
@@ -34,7 +34,7 @@ METRIC = "tidemill_expert_rows_total"
 LABELS = ("model_name", "unit", "rank", "moe_layer", "expert")
 QUERY = f"sum by ({', '.join(LABELS)}) ({METRIC})"
 TIMEOUT_S = 10.0
-DEADLINE_S = 30.0  # assumed: of a whole answer; a Prometheus sends the samples below, some 24 MB, in a few seconds
+DEADLINE_S = 30.0  # assumed: for a whole answer; a Prometheus sends the samples below, some 24 MB, in a few seconds
 MAX_ANSWER_BYTES = 2**28  # a DeepSeek-V3 on 300 ranks has 160,000 samples, of 150 bytes each
 LINE = re.compile(METRIC + r"\{(.*)\} (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -43,11 +43,11 @@ UNUSABLE = (
     urllib3.exceptions.HTTPError,
     *(ArithmeticError, LookupError, OSError, TypeError, ValueError, RecursionError),
 )
-MAX_LAYERS, MAX_EXPERTS = 2**10, 2**12  # assumed: whoever answers with more is no rank
+MAX_LAYERS, MAX_EXPERTS = 2**10, 2**12  # assumed: no rank's answer has more
 
 
 class RecordedError(TidemillError):
-    """There are no recorded loads to be had. `rule` starts with its id."""
+    """The recorded loads cannot be read. `rule` starts with its id."""
 
     exit_status = 1
 
@@ -68,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class RecordedLoads:
-    """Rows that logical experts computed, `[num_moe_layers][num_logical_experts]`, and how many ranks told of them."""
+    """Rows that logical experts computed, `[num_moe_layers][num_logical_experts]`, and the number of ranks."""
 
     loads: tuple[tuple[int, ...], ...]
     num_ranks: int
@@ -80,7 +80,7 @@ class RecordedLoads:
 
 
 def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoads:
-    """Return what is recorded at all `urls` together, of `model` if several are. Raise RecordedError."""
+    """Return the sum of the loads at all `urls`, for `model` if there are several. Raise RecordedError."""
     samples = [sample for url in urls for sample in _read_samples(url)]
     models = sorted({sample.model for sample in samples})
     if not samples:
@@ -134,7 +134,7 @@ def _source_error(urls: Sequence[str], reason: str) -> RecordedError:
 
 
 def _path(url: str) -> str:
-    """Return the path of what is an address. Raise ValueError."""
+    """Return the path of an address. Raise ValueError if it is no address."""
     try:
         parts = urlsplit(url)
     except ValueError:  # which would say all of it
@@ -145,7 +145,7 @@ def _path(url: str) -> str:
 
 
 def _fetch_within_deadline(url: str) -> bytes:
-    """Return the answer. Raise HTTPError or ValueError, also where it is not whole in time, however it drips.
+    """Return the answer. Raise HTTPError or ValueError, also if it is not complete by the deadline.
 
     A thread asks: it may wait for a name, for a handshake, or for one byte after another.
     """
@@ -185,7 +185,7 @@ def _fetch(url: str) -> bytes:
 
 
 def _sample(labels: Mapping[str, str], value: str) -> Sample:
-    """Return what a series says. Raise LookupError, OverflowError, TypeError or ValueError.
+    """Return the sample of a series. Raise LookupError, OverflowError, TypeError or ValueError.
 
     A Prometheus' JSON may hold anything: a list as a label, a number as a value.
     """
@@ -197,7 +197,7 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
 
 
 def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
-    """Return the layer, the expert and its rows as a rank may tell them. Raise OverflowError or ValueError."""
+    """Return the layer, the expert and its rows, after checking their ranges. Raise OverflowError or ValueError."""
     if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
         raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")
     return layer, expert, int(rows)

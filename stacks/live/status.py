@@ -1,13 +1,13 @@
-"""What a plan's units do in a cluster right now: `tidemill status SPEC --context NAME`. One look, no waiting.
+"""The present state of a plan's units in a cluster: `tidemill status SPEC --context NAME`. It looks once.
 
-    absent    nobody has created it
+    absent    it does not exist
     starting  its group is not whole yet: pods are being made, are loading, or are being made again
     ready     its whole group has joined and loaded
     failed    it will not get ready by itself: its node is down, its containers cannot start, or a gateway refuses it
     off       somebody scaled it to 0
 
-It reads, and changes nothing. Rights in the plan's namespace are enough: who may not look at nodes hears of one that is
-down when its pods are gone. The gateways are asked by way of the API server, with the right to get pods/proxy.
+It only reads. Rights in the plan's namespace are enough: without the right to read nodes, one that is down is noticed
+when its pods are gone. The gateways are asked through the API server, which needs the right to get pods/proxy.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -38,25 +38,25 @@ State = Literal["absent", "starting", "ready", "failed", "off"]
 
 @dataclass(frozen=True)
 class LiveUnit:
-    """A unit of the plan and what has become of it."""
+    """A unit of the plan and its present state."""
 
     name: str
     phase: str
     ranks: int
     state: State
     reason: str | None  # why it is not ready
-    stand_ins: tuple[StandIn, ...] | None  # spares that it is on
+    stand_ins: tuple[StandIn, ...] | None  # spares that it runs on
 
 
 @dataclass(frozen=True)
 class LivePlan:
-    """A plan as the cluster has it; `plan_digest` is that of the plan applied last, None where there is none."""
+    """A plan's state in the cluster; `plan_digest` is that of the plan applied last, None if there is none."""
 
     endpoint: str
     plan_digest: str | None
     units: tuple[LiveUnit, ...]
-    unseen: str | None  # why nodes were not looked at
-    unasked: str | None  # why a gateway was not asked
+    unseen: str | None  # why nodes could not be read
+    unasked: str | None  # why a gateway could not be asked
 
 
 class ClusterError(TidemillError):
@@ -70,7 +70,7 @@ class ClusterError(TidemillError):
 
 
 def ask_cluster(plan: Deployable, context: str) -> LivePlan:
-    """Every unit of `plan`, in its order, in the cluster of that kubeconfig context. Raises ClusterError."""
+    """Return the state of `plan` in the cluster of that kubeconfig context. Raises ClusterError."""
     try:
         return read_live_plan(plan, connect(context))
     except ProviderError as error:
@@ -78,7 +78,7 @@ def ask_cluster(plan: Deployable, context: str) -> LivePlan:
 
 
 def read_live_plan(plan: Deployable, api: Api) -> LivePlan:
-    """The same in that cluster. Raises ProviderError."""
+    """Return the state of `plan` in the cluster behind `api`. Raises ProviderError."""
     down, unseen = _nodes_down(api)
     refusals, unasked = _refusals(plan, api)
     units = tuple(

@@ -76,7 +76,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
         print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
         records, damaged = _read_all(find_all(arguments.given))
-        # whoever writes a record may write to no terminal
+        # a record's text must not control the terminal
         lines = [printable(line) for record in records if record for line in _lines(record)]
         if lines or damaged is None:
             print("\n".join(lines) or nothing_runs())
@@ -148,5 +148,5 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
 
 
 def _bracketed(reason: str | None) -> str:
-    """A reason may be a process's last words, or a pod's."""
+    """Return a text in brackets. It may be a process's or a pod's own words."""
     return f" ({printable(reason)})" if reason else ""

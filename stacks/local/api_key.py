@@ -15,7 +15,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class NewKey:
-    """A key, which nobody can show again, and its hash."""
+    """A key, which is shown only once, and its hash."""
 
     key: str
     hash: str

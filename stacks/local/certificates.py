@@ -1,13 +1,13 @@
-"""Certificates for the processes of one deployment on this machine, made on the spot and renewed while it runs.
+"""Certificates for the processes of a deployment on this machine, issued at its start and renewed while it runs.
 
 The authority's key is only in the supervisor's memory, so nobody can issue another certificate, and it ends with the
 deployment. Each process has a folder that this user alone can read. Its key stays; a new certificate for it is written
 over the old one, and the process reads it before its next connection (`runtime/protocol/tls.py`).
 
-Clocks are set, back and forward, while a deployment runs. So the authority is valid at any time, and a certificate as
-long before it is issued as after. All are renewed as soon as the clock shows a time before that, or long after.
+Clocks may be set back or forward while a deployment runs. So the authority is valid at any time, and a certificate is
+valid as long before its issue as after it. All are renewed once the clock is before their issue, or long after it.
 
-Nothing here is for a cluster, where cert-manager or somebody else issues them.
+In a cluster, cert-manager or another issuer makes the certificates.
 """
 
 import datetime
@@ -25,7 +25,7 @@ from stacks.local.layout import Identity
 
 __all__ = ["Certificates", "now"]
 
-LIFETIME = datetime.timedelta(hours=24)  # assumed: no longer than a day that somebody has got hold of one
+LIFETIME = datetime.timedelta(hours=24)  # assumed: a stolen certificate is of use for a day at most
 RENEWED_AFTER = datetime.timedelta(hours=8)  # assumed: a machine may sleep for a night
 UTC = datetime.UTC
 BEGIN = datetime.datetime(1950, 1, 1, tzinfo=UTC)  # the first date that fits (RFC 5280, 4.1.2.5.1)
@@ -34,7 +34,7 @@ PURPOSES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsag
 
 
 def now() -> datetime.datetime:
-    """Return the time by which certificates are valid."""
+    """Return the clock's time, by which the validity of certificates is judged."""
     return datetime.datetime.now(UTC)
 
 
@@ -49,7 +49,7 @@ class Certificates:
         self._issue(at)
 
     def renew_if_due(self, at: datetime.datetime) -> None:
-        """Issue all anew when their time has come, or before it when the clock was set or a file is gone.
+        """Issue all certificates anew when they are due, or earlier if the clock was set or a file is gone.
 
         Raise OSError.
         """
@@ -156,7 +156,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file that this user alone can read; whoever reads it sees the old one or the new one."""
+    """Replace a file that only this user can read; a reader sees the old one or the new one."""
     partial = path.with_suffix(".partial")
     with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""What `tidemill up` and `status` say of a deployment: its record, its failures, and the day that is played.
+"""The output of `tidemill up` and `status` about a deployment: its record, its failures, and the day that is played.
 
 `stacks/cli.py` has the commands. This file prints; `played_day.py` knows what is due.
 """
@@ -23,13 +23,13 @@ DUE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains",
 
 
 class Failures:
-    """Says each failure once."""
+    """Reports each failure once."""
 
     def __init__(self) -> None:
         self._said: dict[str, str | None] = {}
 
     def say(self, record: Record) -> None:
-        """Say on stderr what has failed since the last record."""
+        """Report on stderr what has failed since the last record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
         down |= {part.name: self._said.get(part.name) for part in record.parts if is_coming_up(part)}
         down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
@@ -40,9 +40,9 @@ class Failures:
 
 
 def stay(folder: RunFolder) -> None:
-    """Stay in the foreground until Ctrl-C, or until someone else stops it; say each failure.
+    """Stay in the foreground until Ctrl-C, or until the deployment is stopped; report each failure.
 
-    What a full disk does not take of that is lost: the deployment would end with us.
+    Output that a full disk does not take is lost: an error here would end the deployment.
     """
     say("Ctrl-C stops it")
     failures = Failures()
@@ -52,7 +52,7 @@ def stay(folder: RunFolder) -> None:
 
 
 def play_day(folder: RunFolder) -> None:
-    """Stay in the foreground until the day is over, or until someone stops it; say what is done, and each failure."""
+    """Stay in the foreground until the day is over or stopped; report each act and each failure."""
     from rich.console import Console  # 20 ms, which every command would wait
 
     from stacks.local.progress import DayProgress
@@ -109,19 +109,19 @@ def record_json(record: Record) -> dict[str, Any]:
 
 
 def is_coming_up(part: UnitRecord | GatewayRecord) -> bool:
-    """Return whether a part starts and is not ready yet; its reason, if any, is that of its last end."""
+    """Return whether a part is starting and not ready yet; its `reason` is then that of its last end."""
     return part.state in ORDER and part.state != "ready"
 
 
 def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:
-    """Return in how many seconds a part that is down is started again; None for one that is not, or not known to be."""
+    """Return the seconds until a part is started again; None if it is not down, or if that is not known."""
     if part.starts_at is None or record.is_stopping or record.failure is not None or part.state == "unknown":
         return None
     return max(0.0, part.starts_at - time.monotonic())
 
 
 def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any]:
-    """Return what went wrong with a part, how often, and when it starts again; nothing of one that always served."""
+    """Return the fields about a part's failures: reason, number, next start. Empty if it never failed."""
     seconds = starts_in_s(record, part)
     reason = {"reason": part.reason} if part.reason else {}
     restarts = {"restarts": part.restarts} if part.restarts else {}
@@ -129,7 +129,7 @@ def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any
 
 
 def _day_json(record: Record) -> dict[str, Any]:
-    """Return what is to be said of the day that is played; nothing where none is."""
+    """Return the fields about the day that is played; empty if none is."""
     day = record.day
     if day is None:
         return {}
@@ -160,7 +160,7 @@ def _finished_acts(day: DayRecord) -> list[DueAct]:
 
 
 def _describe_act(act: DueAct) -> str:
-    """Return what was done and when it was due; the clock of now is said before it."""
+    """Return a sentence about an act and when it was due; the caller prefixes the present time."""
     if act.done_s is None:
         return f"{act.unit} {DUE[act.kind]} at {act.clock}: never"
     late_s = act.done_s - act.due_s

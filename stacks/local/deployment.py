@@ -1,6 +1,6 @@
 """Starting, following and stopping a deployment on this machine.
 
-The supervisor is a process of its own from the first moment, so that `up` and `up --detach` differ only in who waits.
+The supervisor is always a process of its own: `up --detach` differs from `up` only in not waiting for it.
 """
 
 import errno
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 POLL_S = 0.1
-IN_USE = "address already in use"  # as the system says of a port
+IN_USE = "address already in use"  # the system's words for a port in use
 ANOTHER_HOST = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there"
 STOP_TIMEOUT_S = 20.0
 CRASHED = 255  # exit status of a supervisor with a bug; no errno is as large
 
 
 def require_runtime() -> None:
-    """Raise LocalError when the base install has no runtime."""
+    """Raise LocalError if the runtime is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise LocalError(
             "R106 the runtime is not installed", "torch is missing", "pip install '.[runtime]' in a checkout"
@@ -88,7 +88,7 @@ def plan_day(plan: Deployable, length_s: float) -> DayRecord:
 
 
 def require_matching_run(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
-    """Raise LocalError when a deployment that already runs does not do what is asked for. None asks for nothing."""
+    """Raise LocalError if a running deployment differs from what is asked for. An argument of None asks for nothing."""
     here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
     if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
         its, asked = "without API keys", "for them"
@@ -107,8 +107,8 @@ def start(
 ) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`; it plays `day`, if any.
 
-    Of several that start one name at once, the first to hold the lock does; the others change no file. The folder that
-    is returned is that of this supervisor alone. Raise LocalError on failure.
+    If several start the same name at once, the first to hold the lock wins; the others change no file. The returned
+    folder stands for this supervisor alone. Raise LocalError on failure.
     """
     require_runtime()
     folder = deployment_folder(plan.name)
@@ -131,10 +131,10 @@ def start(
 
 
 def require_free(listeners: Iterable[Listener]) -> None:
-    """Raise LocalError where something listens in place of one of `listeners`: units would be started for nothing."""
+    """Raise LocalError if another process listens at an address of `listeners`: units would be started in vain."""
     for each in listeners:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the processes themselves do
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the processes themselves bind in the same way
             try:
                 probe.bind((each.address, each.port))
                 probe.listen()
@@ -153,7 +153,7 @@ def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     """
     last, said_at = None, 0.0
     while True:
-        is_running = folder.is_running()  # asked before reading, so that the last words are read
+        is_running = folder.is_running()  # asked before reading, so that the final record is read
         record = _read_record(folder)
         if record is not None and (record != last or time.monotonic() - said_at >= refresh_s):
             yield record
@@ -181,23 +181,23 @@ def _read_record(folder: RunFolder) -> Record | None:
 
 
 def _supervisor_failure(status: int) -> str | None:
-    """Say how a supervisor ended that did not end by itself; None if it did."""
+    """Return how a supervisor ended, if it crashed or was killed; else None."""
     if status < 0:
         return f"its supervisor was killed by {signal.Signals(-status).name}"
     return "its supervisor failed" if status == CRASHED else None
 
 
 def stop(folder: RunFolder) -> None:
-    """End the deployment and wait until it has ended: first its answers do. Raise LocalError when it does not end.
+    """Stop the deployment, which first finishes its answers, and wait for its end. Raise LocalError if it does not end.
 
-    One whose supervisor was killed has ended; then the record is closed.
+    If the supervisor was killed, the deployment has ended already; then the record is closed.
     """
     if folder.was_killed():
-        with suppress(OSError, LocalError):  # a full disk, or somebody starts it again: the record stays true
+        with suppress(OSError, LocalError):  # a full disk, or a new start: the record stays true
             folder.close()
         return
     record = folder.read()
-    if record is None:  # another supervisor has come after ours
+    if record is None:  # another supervisor has replaced ours
         return
     timeout_s = STOP_TIMEOUT_S + record.drain_s
     deadline = time.monotonic() + timeout_s
@@ -215,7 +215,7 @@ def stop(folder: RunFolder) -> None:
 
 
 def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
-    """Return the record of what starts: every unit, or those that the day begins with."""
+    """Return the first record: of every unit, or of those that the day begins with."""
     first = [unit.name for unit in plan.units] if day is None else day.first_units
     units = tuple(
         UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
@@ -236,7 +236,7 @@ def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayR
 
 
 def _previous_weights(folder: RunFolder, plan: Deployable) -> str | None:
-    """Return with which weights the folder's last deployment served; None where it was of another plan."""
+    """Return the digest of the weights that the folder's last deployment served; None if it had another plan."""
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
         is_same = (folder.launch_folder / gateway).read_text() == plan.launch_files()[gateway]
@@ -246,7 +246,7 @@ def _previous_weights(folder: RunFolder, plan: Deployable) -> str | None:
 
 
 def _explain_unreadable(keys: Path) -> str | None:
-    """Return why gateways cannot read this file whenever they want to; None if they can."""
+    """Return why the gateways cannot read this file at any time; None if they can."""
     try:
         if not stat.S_ISREG(keys.stat().st_mode):
             return "it is no regular file, and gateways read it again when they start or it has changed"

@@ -31,7 +31,7 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
 def find_deployment(given: Path | None) -> RunFolder | None:
-    """Return what runs of the spec or plan `given`, or under that name; without it, the only deployment that runs."""
+    """Return the running deployment of the spec, plan or name `given`; without it, the only one that runs."""
     found = find_all(given)
     if len(found) > 1:
         rule = f"R103 several deployments run here ({', '.join(folder.name for folder in found)})"
@@ -40,7 +40,7 @@ def find_deployment(given: Path | None) -> RunFolder | None:
 
 
 def find_all(given: Path | None) -> list[RunFolder]:
-    """Return what runs of the spec or plan `given`, or under that name; without it, every deployment that runs."""
+    """Return the running deployments of the spec, plan or name `given`; without it, all that run."""
     name = _deployment_name(given) if given else None
     return sorted(running_deployments(name) + _killed_deployments(name), key=lambda folder: folder.name)
 
@@ -48,7 +48,7 @@ def find_all(given: Path | None) -> list[RunFolder]:
 def find_started_here() -> RunFolder | None:
     """Return the only deployment that was started in this folder; None where nothing runs at all.
 
-    Raise CallError where none or several were: nobody ends what somebody else started without naming it.
+    Raise CallError if none or several were: a deployment started elsewhere must be named to end it.
     """
     running = find_all(None)
     started_in = {folder.name: _read_start_folder(folder) for folder in running}
@@ -70,7 +70,7 @@ def find_running(name: str) -> RunFolder | None:
 def running_deployments(name: str | None = None) -> list[RunFolder]:
     """Return this user's deployments that have a living supervisor, by name, or the one of that name.
 
-    One whose record is damaged is among them: it keeps nobody from the others. Raise LocalError if there is no folder.
+    One with a damaged record is among them, so that the others are still found. Raise LocalError without a folder.
     """
     return [folder for folder in _folders(name) if _runs_or_is_damaged(folder)]
 
@@ -89,7 +89,7 @@ def current_folder() -> str:
 
 
 def nothing_runs() -> str:
-    """Return what is said where nothing runs of what was asked for."""
+    """Return the message that the requested deployment does not run."""
     others = _running_names()
     return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
 
@@ -100,12 +100,12 @@ def _running_names() -> list[str]:
 
 
 def _killed_deployments(name: str | None = None) -> list[RunFolder]:
-    """Return those whose supervisor was killed, and that nobody took down or started since. Raise LocalError."""
+    """Return the deployments whose supervisor was killed, unless closed or started since. Raise LocalError."""
     return [folder for folder in _folders(name) if folder.was_killed()]
 
 
 def _recorded_deployments(name: str) -> list[RunFolder]:
-    """Return the deployment of that name that ran here once, whatever became of it. Raise LocalError."""
+    """Return the deployment of that name, if it has ever run here. Raise LocalError."""
     return [folder for folder in _folders(name) if folder.has_record()]
 
 
@@ -124,15 +124,15 @@ def _folders(name: str | None) -> list[RunFolder]:
 def _runs_or_is_damaged(folder: RunFolder) -> bool:
     try:
         return folder.is_running()
-    except LocalError:  # its lock is held; whoever reads the record is told
+    except LocalError:  # its lock is held; reading its record raises the error
         return True
 
 
 def _state_root() -> Path:
-    """Return the folder where deployments are recorded. Raise LocalError where nobody knows a home folder.
+    """Return the folder where deployments are recorded. Raise LocalError if the user has no home folder.
 
-    A relative path does not count (XDG Base Directory Specification 0.8): every folder would have deployments of its
-    own.
+    A relative path is ignored (XDG Base Directory Specification 0.8): each working folder would have its own
+    deployments.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):
@@ -152,9 +152,9 @@ def _read_start_folder(folder: RunFolder) -> str | None:
 
 
 def _deployment_name(given: Path) -> str:
-    """Return the name of what ran here if it is one, also beside a file or a folder that is called so.
+    """Return `given` if a deployment of that name ran here, even if a file or folder has that name too.
 
-    Otherwise return the name in a spec or a plan, for which nothing is planned. Raise SpecError.
+    Otherwise return the name in the spec or plan at that path, without planning. Raise SpecError.
     """
     if _recorded_deployments(str(given)):
         return str(given)

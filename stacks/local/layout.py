@@ -1,8 +1,8 @@
 """The processes that a plan becomes on this machine, and their addresses.
 
 Every gateway and node gets a loopback address of its own: the gateway HOST, node 0 the next, node 1 the one after.
-Several gateways come first, then the nodes. So each port of the launch files is used as it stands, and what the runtime
-is told here differs from a pod's in addresses alone.
+Several gateways come first, then the nodes. So the ports of the launch files need no change, and the runtime's
+arguments differ from a pod's in addresses alone.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ __all__ = [
 
 SERVED_WEIGHTS = "served-weights"  # beside the launch files; gateways write it
 SERVED_TOKENIZER = "served-tokenizer"  # as well
-GATEWAY = "gateway"  # no unit is called so, nor with a number behind
+GATEWAY = "gateway"  # no unit has this name, with or without a number
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class GatewayProcess:
 
     @property
     def name(self) -> str:
-        """The name of its process."""
+        """The name of the gateway's process."""
         return self.process.name
 
     @property
     def endpoint(self) -> str:
-        """Its address, without `/v1`."""
+        """The gateway's address, without `/v1`."""
         return f"http://{self.host}:{self.http_port}"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The URI that a gateway, or a unit's ranks, prove to each other, and the folder of the certificate for it."""
+    """The URI by which a gateway or a unit's ranks identify themselves, and the folder of its certificate."""
 
     uri: str
     side: Literal["server", "client"]
@@ -87,8 +87,8 @@ class Layout:
     gateways: tuple[GatewayProcess, ...]
     nodes: tuple[NodeProcess, ...]
     identities: tuple[Identity, ...]
-    drain_s: float  # for answers that run when their process is told to end
-    listeners: tuple[Listener, ...] = ()  # some of each address, which are to be free before anything starts
+    drain_s: float  # seconds for running answers when their process has to end
+    listeners: tuple[Listener, ...] = ()  # some of each address: they must be free before anything starts
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
 
 
@@ -137,7 +137,7 @@ def _gateway_command(
 
 
 def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
-    """Return those of all processes. Gateways prove the same one, each with a key of its own."""
+    """Return the identities of all processes. Gateways share one identity, each with a key of its own."""
     namespace = plan.kubernetes.namespace
     gateway_uri, units = names.gateway_identity(namespace, plan.name), names.unit_identities(namespace, plan.name)
     return (
@@ -149,7 +149,7 @@ def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Pa
 def _listeners(
     plan: Deployable, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]
 ) -> Iterator[Listener]:
-    """Yield what listens at each address. Another deployment of ours there would have one of these ports as well."""
+    """Yield a listener for each address. Another deployment at that address would use one of these ports too."""
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")
         yield Listener(gateway.host, names.Ports.REGISTRY, "registry")

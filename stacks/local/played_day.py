@@ -1,7 +1,7 @@
-"""A plan's day in minutes: when each unit has to start and stop on this machine, and what of it has been done.
+"""A plan's day in minutes: when each unit has to start and stop on this machine, and which of these acts are done.
 
     plan_play   timetable -> acts with their seconds since the play began; refuses a day that is too short
-    advance     acts, seconds and states of the units -> which units to start and which to drain, now
+    advance     acts, seconds since the play began, states of the units -> units to start and to drain now
 
 The day begins at midnight of the plan's clocks, when the units that serve then are ready, and lasts for 24 hours of
 these clocks. Its hours shrink; processes still need seconds to start, and answers to end. So a unit starts ahead of its
@@ -9,7 +9,7 @@ time by the plan's warm-up or by what this machine needs, whichever is longer, a
 short that a unit would start before it has ended is refused with the shortest that can be played. A unit whose start
 would come before the day begins starts with the first ones.
 
-It starts and ends nothing itself (`supervisor.py`), and asks for no time.
+It starts and ends nothing itself (`supervisor.py` does), and reads no clock.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +28,9 @@ from planner.schedule.timetable import Timetable
 __all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
 
 START_S = 15.0  # assumed, with the next: two ranks of the demo took 34 s to start on two cores that answered streams
-START_S_OF_CORE = 30.0  # assumed; for each rank that starts at once on the same core
+START_S_OF_CORE = 30.0  # assumed; for each rank that starts at the same time on the same core
 DRAIN_S = 30.0  # assumed; the demo's answers of 160 tokens took up to 19 s on these cores
-PATIENCE_S = 60.0  # assumed: what is not done so long after the day is not waited for
+PATIENCE_S = 60.0  # assumed: acts not done so long after the day are not waited for
 SHORTEST_S = 1.0
 TOLERANCE_S = 0.5  # the supervisor looks every 0.2 s
 PLAN_CLOCK = "UTC"  # a zone without offset or changes: the play shows the plan's own clocks
@@ -46,15 +46,15 @@ class MachineTimes:
 
 @dataclass(frozen=True)
 class DueAct:
-    """Something to be done about a unit. Seconds count from the play's begin; `done_s` is None until it is done."""
+    """A unit's start or drain. Seconds count from the beginning of the play; `done_s` is None until it is done."""
 
     unit: str
     kind: Kind
     clock: str  # HH:MM:SS of the plan's clocks
     due_s: float
     done_s: float | None = None
-    is_missed: bool = False  # it was not done before the next one of this unit, or before the end
-    reason: str | None = None  # why it ended otherwise than well
+    is_missed: bool = False  # whether it was not done before the unit's next act, or before the end
+    reason: str | None = None  # why it failed
 
     @property
     def is_late(self) -> bool:
@@ -78,19 +78,19 @@ class DayRecord:
 
     @property
     def num_late(self) -> int:
-        """The acts that were late, or never done, or ended badly."""
+        """The number of acts that were late, never done, or failed."""
         return sum(act.is_late or act.reason is not None for act in self.acts)
 
     def clock(self, seconds: float) -> str:
-        """Return what the plan's clocks show so long after the begin, as HH:MM."""
+        """Return the time of the plan's clocks that long after the beginning, as HH:MM."""
         return hh_mm(int(seconds * DAY_S / self.length_s) // 60)
 
     def next_act(self) -> DueAct | None:
-        """Return what is to be done next."""
+        """Return the next act."""
         return next((act for act in self.acts if act.done_s is None and not act.is_missed), None)
 
     def wanted(self, seconds: float) -> tuple[str, ...]:
-        """Return the units that are to serve so long after the begin: by plan, whatever has been done."""
+        """Return the units that should serve that long after the beginning, by plan, whatever has been done."""
         on = dict.fromkeys(unit for unit in self.first_units if self._serves_from_the_begin(unit))
         for act in self.acts:
             if act.due_s <= seconds and act.kind == "serve":
@@ -114,12 +114,12 @@ def read_length(written: str) -> float:
 
 
 def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
-    """Return what a machine of so many cores needs, where so many ranks start at once at most."""
+    """Return the times of a machine with so many cores, if at most so many ranks start at once."""
     return MachineTimes(START_S + START_S_OF_CORE * largest_start / num_cores, DRAIN_S)
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
-    """Return a day like most of `timetable`, played in `length_s`; `ranks` are those of each unit.
+    """Return the play of an ordinary day of `timetable` in `length_s`; `ranks` has each unit's number of ranks.
 
     Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """
@@ -145,9 +145,9 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
 def advance(
     day: DayRecord, seconds: float, states: Mapping[str, str], reasons: Mapping[str, str | None]
 ) -> tuple[DayRecord, tuple[str, ...], tuple[str, ...]]:
-    """Return the day with what is done by now, the units to start, and those to drain.
+    """Return the day with the acts done by now, the units to start, and those to drain.
 
-    `states` are those of the units' records, and `reasons` say what is wrong with a unit that is off.
+    `states` are those in the units' records, and `reasons` say what is wrong with a unit that is off.
     """
     acts = list(day.acts)
     starts, drains = [], []
@@ -171,12 +171,12 @@ def advance(
 
 
 def _is_played(run: Run) -> bool:
-    """Whether a run has a part in the day: one that drains into it is over, one that serves after it is tomorrow's."""
+    """Whether a run belongs to the day: one that only drains in it is over, one that serves after it is tomorrow's."""
     return (run.drains is None or run.drains > 0) and (run.serves is None or run.serves <= DAY_S)
 
 
 def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
-    """Return how many ranks start at once at most, after the first units."""
+    """Return the largest number of ranks that start at once, after the first units."""
     at: dict[float, int] = {}
     for run in runs:
         if run.serves is not None:
@@ -189,7 +189,7 @@ def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, 
     paces = {}
     for before, after in _consecutive_runs(runs):
         assert before.drains is not None
-        assert after.serves is not None  # both are there, since there is a time between them
+        assert after.serves is not None  # both serve, since there is a time between them
         off = after.serves - before.drains  # never below warm-up and drain: shorter ones are one run
         paces[before.unit, off] = min(
             (off - timetable.drain_s) / times.start_s,
@@ -217,7 +217,7 @@ def _consecutive_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 
 
 def _extend_run(run: Run, times: MachineTimes, pace: float) -> Run:
-    """Return the run with a warm-up and a drain that are long enough at `pace`, the clock's seconds in a real one."""
+    """Return the run with a warm-up and a drain that are long enough at `pace` (clock seconds per real second)."""
     return replace(
         run, warm_up_s=max(run.warm_up_s, times.start_s * pace), drain_s=max(run.drain_s, times.drain_s * pace)
     )
@@ -228,14 +228,14 @@ def _due_act(act: Act, pace: float) -> DueAct:
 
 
 def _is_next(acts: Sequence[DueAct], index: int) -> bool:
-    """Whether what comes before it for its unit is done. A unit drains at its time, whether it was ready or not."""
+    """Whether the unit's previous act is done. A unit drains at its time, whether it was ready or not."""
     act = acts[index]
     before = [each for each in acts[:index] if each.unit == act.unit]
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)
 
 
 def _mark_missed(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
-    """Yield the acts; what is not done when the unit's next act is, or when the play is given up, is missed."""
+    """Yield the acts; one not done by the unit's next act, or when the play is given up, is marked as missed."""
     for index, act in enumerate(acts):
         is_overtaken = any(each.unit == act.unit and each.done_s is not None for each in acts[index + 1 :])
         if act.done_s is None and (is_overtaken or is_given_up):

@@ -1,7 +1,7 @@
-"""Processes that live and die together: the nodes of a unit, or the gateway alone.
+"""Processes that start and end together: the nodes of a unit, or the gateway alone.
 
 A group is started as a whole and ended as a whole: a unit cannot compute without one of its ranks, and ranks of two
-starts cannot join each other. A start that fails in the middle leaves nothing that runs. The processes die with the
+starts cannot join each other. If a start fails in the middle, nothing is left running. The processes die with the
 supervisor, however it dies, because the runtime asks the kernel for that (`--parent`); a node's ranks die with their
 node in the same way, stopped ones too.
 """
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 PEER_LOST = 75  # the runtime's exit status for "another rank went first"
-CAUSE_GRACE_S = 3.0  # how long the node that caused a failure may take to say so after one that only noticed
-GONE_WITHIN_S = 5.0  # assumed: freeing a rank's memory takes a while on a busy machine; zombies may stay for longer
+CAUSE_GRACE_S = 3.0  # the node that caused a failure may end so long after one that only noticed it
+GONE_WITHIN_S = 5.0  # assumed: a rank's memory takes a while to free; zombies may stay for longer
 POLL_S = 0.05
-LAST_BYTES = 2**16  # assumed: a process ends within so many bytes of its last sentence; a traceback is a tenth of it
-GONE, STOPPED = "", "T"  # of state_of
+LAST_BYTES = 2**16  # assumed: enough for a process's last sentence; a traceback is a tenth of it
+GONE, STOPPED = "", "T"  # of `process_state`
 STARTTIME = 22 - 3  # proc(5) counts `stat` from 1, and the state is 3
 
 
@@ -61,7 +61,7 @@ class ProcessGroup:
     def find_end(self) -> tuple[int, str] | None:
         """Return the status of the process whose end explains all others, and its reason; None while nobody ended.
 
-        For a moment only an echo of the cause may be here.
+        At first there may be only a process that ended because of another's end.
         """
         ended = {member: handle.returncode for member, handle in self._handles.items() if handle.poll() is not None}
         if not ended:
@@ -74,7 +74,7 @@ class ProcessGroup:
         return status, last_words(member.name, status, self._log(member), self._log_begins[member])
 
     def is_stopped(self) -> bool:
-        """Return whether one of the processes is stopped, as by SIGSTOP: it will not say so itself."""
+        """Return whether one of the processes is stopped, as by SIGSTOP: it cannot report that itself."""
         return any(process_state(pid) == STOPPED for pid in self.pids)
 
     def kill(self) -> None:
@@ -123,9 +123,9 @@ def open_log(log: Path, *, is_new: bool) -> int:
 
 
 def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
-    """Say why a process ended: its own last sentence, unless a signal left it no time for one.
+    """Return why a process ended: the last sentence of its log, or the signal that killed it.
 
-    What it said begins at byte `begin` of its log, or anywhere in one that somebody has cut since.
+    Its output begins at byte `begin` of the log, unless the log was truncated since.
     """
     if status < 0:
         return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
@@ -171,12 +171,12 @@ def has_ended(child: int) -> bool:
 
 
 def terminate(pid: int, began: int) -> None:
-    """Ask the process to end that began then, also a stopped one; nothing where it is gone.
+    """Ask the process that began at that tick to end, even if it is stopped; do nothing if it is gone.
 
-    Whoever has its number now is not asked.
+    Another process that has its number now is left alone.
     """
     with suppress(ProcessLookupError):
-        process = os.pidfd_open(pid)  # stays that process, also where it ends before the signal
+        process = os.pidfd_open(pid)  # it stays this process's, even if that ends before the signal
         try:
             if start_ticks(pid) == began:
                 signal.pidfd_send_signal(process, signal.SIGTERM)
@@ -198,7 +198,7 @@ def _log_tail(log: Path, begin: int) -> bytes:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return what proc(5) tells in `stat` from the state on; nothing if the process is gone."""
+    """Return the fields of `stat` (proc(5)) from the state on; none if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -215,5 +215,5 @@ def _has_members(process_group: int) -> bool:
 
 
 def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
-    """Return the death that explains the others: the first that is not itself an echo."""
+    """Return the end that explains the others: the first that was not caused by another process's end."""
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

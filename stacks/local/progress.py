@@ -1,6 +1,6 @@
 """The progress of a deployment that comes up: a bar for each unit on a terminal, a line for each change elsewhere.
 
-A day that is played has one bar, and a line for each thing that is done.
+A day that is played has one bar, and a line for each act.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class UpProgress:
 
 
 class DayProgress:
-    """A context manager; `show` the day as it goes on."""
+    """A context manager; `show` the day as it proceeds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,7 +72,7 @@ class DayProgress:
         self._bar.stop()
 
     def show(self, day: DayRecord, seconds: float, done: Sequence[str]) -> None:
-        """Set the bar to the day's clock, and say those of `done` that are new, each behind the clock."""
+        """Set the bar to the day's clock, and print the new ones of `done`, each after the time."""
         if self._task is None:
             self._task = self._bar.add_task("the day", total=day.length_s, clock="")
         self._bar.update(self._task, completed=min(seconds, day.length_s), clock=day.clock(seconds))

@@ -1,6 +1,6 @@
 """The record of one deployment on this machine: its gateways and units as their supervisor last saw them.
 
-`run_folder.py` keeps it in a file. A record is changed by making a new one.
+`run_folder.py` keeps it in a file. Records are immutable: a change makes a new one.
 """
 
 from dataclasses import dataclass, field, replace
@@ -54,20 +54,20 @@ class Record:
     gateways: tuple[GatewayRecord, ...]
     model: str
     units: tuple[UnitRecord, ...]
-    supervisor: int = 0  # its process; 0 before there is one
-    supervisor_began: int = 0  # as `start_ticks` has it
+    supervisor: int = 0  # the supervisor's process; 0 before there is one
+    supervisor_began: int = 0  # when that process began, as `start_ticks` returns it
     stages: dict[str, float] = field(default_factory=dict)
-    looked_at: float | None = field(default=None, compare=False)  # when the supervisor looked last, by time.monotonic
-    trouble: str | None = None  # what the supervisor itself cannot do now
+    looked_at: float | None = field(default=None, compare=False)  # the supervisor's last look
+    trouble: str | None = None  # what the supervisor itself cannot do at present
     failure: str | None = None  # why the whole deployment ended, once it has
     stopped_by: str | None = None  # the signal by which somebody ended it
-    is_stopping: bool = False  # nothing new is begun; what runs may take `drain_s` to end
-    drain_s: float = 0.0  # the most that its answers may take to end, once it is told to
-    switches_units: bool = False  # as the plan's schedule says, though no day of it is played
-    day: DayRecord | None = None  # that is played
+    is_stopping: bool = False  # nothing new is started; running answers have `drain_s` to end
+    drain_s: float = 0.0  # seconds that its answers have to end, once it is stopping
+    switches_units: bool = False  # whether the plan's schedule switches units, though no day is played
+    day: DayRecord | None = None  # the day that is played
     keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
     started_in: str = ""  # the folder in which `up` was called
-    weights_before: str | None = None  # with which this plan served here last; None where that is not known
+    weights_before: str | None = None  # digest of the weights that this plan last served here, if known
 
     @property
     def endpoint(self) -> str:
@@ -76,12 +76,12 @@ class Record:
 
     @property
     def host(self) -> str:
-        """The first gateway's address alone, as `--host` has it."""
+        """The first gateway's host alone, as in `--host`."""
         return self.endpoint.removeprefix("http://").partition(":")[0]
 
     @property
     def parts(self) -> tuple[GatewayRecord | UnitRecord, ...]:
-        """Whatever is started again when it ends."""
+        """The gateways and units, which are started again when they end."""
         return (*self.gateways, *self.units)
 
     @property
@@ -93,12 +93,12 @@ class Record:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a gateway, or a unit that nobody told to end, is down, or may be; or the whole deployment."""
+        """Whether the whole deployment, a gateway, or a unit that was not stopped is down, or may be."""
         return self.failure is not None or any(part.state in ("failed", "unknown") for part in self.parts)
 
     @property
     def is_closed(self) -> bool:
-        """Whether these are the supervisor's last words: it was ending everything, and nothing is left that runs."""
+        """Whether this is the supervisor's final record: it was stopping, and nothing is left running."""
         return self.is_stopping and all(part.state in ("ended", "failed", "off") for part in self.parts)
 
     def with_gateway(self, gateway: GatewayRecord) -> "Record":
@@ -112,7 +112,7 @@ class Record:
         return replace(self, units=units)
 
     def with_all(self, state: str, reason: str | None = None) -> "Record":
-        """Return the record with each part in that state, apart from those that are off or have failed."""
+        """Return the record with each part in that state, except for those that are off or have failed."""
         record = self
         for gateway in self.gateways:
             if gateway.state != "failed":

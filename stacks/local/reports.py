@@ -1,4 +1,4 @@
-"""What gateways say of their ranks, and what that makes of a unit."""
+"""The gateways' reports of their ranks, and a unit's state derived from them."""
 
 import json
 import socket
@@ -24,12 +24,12 @@ __all__ = [
 QUESTION = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 MAX_ANSWER_BYTES = 2**24  # assumed: a rank takes 100 bytes
 ASK_S = 2
-STATES = ("lost", *ORDER, "refused", "draining")  # of a rank, from what was to what is
+STATES = ("lost", *ORDER, "refused", "draining")  # of a rank, from the least to the most advanced
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank as a gateway knows it. `loaded` is the part of its tensors, of 1.
+    """One rank as a gateway knows it. `loaded` is the share of its tensors that are loaded.
 
     `slow` is a sentence about a rank that holds up its unit, `refusal` says why its unit gets no requests.
     """
@@ -43,7 +43,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class GatewayReport:
-    """What one gateway says: whether it has ranks of every phase, and unit -> number of a rank -> that rank."""
+    """One gateway's report: whether it has ranks of every phase, and its ranks by unit and number."""
 
     is_ready: bool
     units: Mapping[str, Mapping[int, RankReport]]
@@ -52,7 +52,7 @@ class GatewayReport:
 def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport | None:
     """Return what our gateway says, whose process is one of `pids`; None while it does not answer.
 
-    An answer on its port from any other program does not count. Raise OSError where we cannot ask, whatever it does.
+    An answer of any other program on its port does not count. Raise OSError if this process itself cannot ask.
     """
     with socket.socket() as connection:
         try:
@@ -65,9 +65,9 @@ def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport |
 
 
 def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
-    """Return the ranks of each unit that some gateway knows, each as the gateway sees it that has most of it.
+    """Return the ranks of each unit, each as the gateway sees it that has the most advanced state of it.
 
-    A gateway that has just started knows few ranks, and one that has lost its line to a rank is not the rank's end.
+    A gateway that has just started knows few ranks, and a lost connection to one gateway is not the rank's end.
     """
     seen: dict[tuple[str, int], list[RankReport]] = {}
     for report in reports:
@@ -81,10 +81,10 @@ def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport
 
 
 def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
-    """Return the unit at its slowest rank's stage. When a rank is lost, ends or is refused, so is the whole unit.
+    """Return the unit in its slowest rank's state. If a rank is lost, ends or is refused, so is the whole unit.
 
-    How a unit that drains has ended, its nodes tell. One that starts again keeps the reason of its last end until it is
-    ready.
+    A draining unit's end is seen at its processes, not here. A unit that starts again keeps the reason of its last end
+    until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:
@@ -135,7 +135,7 @@ def _slowness(rank: Mapping[str, Any]) -> str:
 
 
 def _answer(connection: socket.socket, gateway: GatewayProcess) -> bytes:
-    """Return what stands below the head of an answer. Raise OSError, also for one that is not whole in time."""
+    """Return the body of an answer. Raise OSError, also if it is not complete in time."""
     until = time.monotonic() + ASK_S
     connection.settimeout(ASK_S)
     connection.connect((gateway.host, gateway.http_port))

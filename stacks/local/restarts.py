@@ -2,7 +2,7 @@
 
 The first and the longest wait are those of Kubernetes' shortened back-off: 1 s and 60 s (Kubernetes docs, "Pod
 Lifecycle", reduced container restart delay, feature gate ReduceDefaultCrashLoopBackOffDecay; by default they are 10 s
-and 300 s, which is long for somebody who looks on). A group that served for a while begins anew.
+and 300 s, which is long for somebody who looks on). After a group has served for a while, its waits begin anew.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 __all__ = ["Backoff"]
 
 FIRST_S, MOST_S = 1.0, 60.0
-SOUND_S = 10.0  # assumed: what serves so long does not crash as it starts; the kubelet's 10 min is for what runs anyway
+SOUND_S = 10.0  # assumed: what serves so long does not crash at its start
 
 
 @dataclass(frozen=True)
 class Backoff:
     """The waits of one group of processes. `serving_since` is None while it does not serve."""
 
-    num_failures: int = 0  # in a row
+    num_failures: int = 0  # failures in a row
     serving_since: float | None = None
 
     @property
@@ -26,10 +26,10 @@ class Backoff:
         return min(FIRST_S * 2 ** (self.num_failures - 1), MOST_S) if self.num_failures else 0.0
 
     def note_serving(self, now: float) -> "Backoff":
-        """Note that the group serves."""
+        """Note that the group serves now."""
         return self if self.serving_since is not None else Backoff(self.num_failures, now)
 
     def note_end(self, now: float) -> "Backoff":
-        """Note that the group ended."""
+        """Note that the group has ended."""
         was_sound = self.serving_since is not None and now - self.serving_since >= SOUND_S
         return Backoff(1 if was_sound else self.num_failures + 1)

@@ -6,14 +6,14 @@
 
 The folder itself is locked: by the `up` that writes these files and starts the supervisor, then by the supervisor for
 as long as it lives. A lock file would not do: it could be removed while it is held, and a second supervisor would lock
-its successor. Nor would a process number alone: the kernel may have given it away again. So the record also says when
-the supervisor began, and a lock that anybody else holds says nothing.
+its successor. Nor would a process number alone: the kernel reuses numbers. So the record also says when the supervisor
+began, and a lock held by any other process means nothing.
 
-A supervisor that is stopped, or hangs, holds its lock and corrects nothing. So it writes every few seconds when it
-looked last, and an older record is not believed.
+A supervisor that is stopped, or hangs, holds its lock and updates nothing. So it writes every few seconds when it last
+looked, and an older record is not trusted.
 
-The folder is its user's alone: whoever can open it can lock it, and whoever can write the record says which process
-`down` ends. Root, too, takes no folder that belongs to somebody else.
+Only its user may open the folder: whoever can open it can lock it, and whoever can write the record decides which
+process `down` ends. Root, too, refuses a folder that belongs to somebody else.
 """
 
 import errno
@@ -43,14 +43,14 @@ __all__ = ["RunFolder", "unusable_error"]
 ONE_AT_A_TIME = ("a deployment has one supervisor", "see tidemill status")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 SILENT_S = 15.0  # assumed: a look takes seconds where gateways are slow to answer or a unit's processes to end
-PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment when nobody else does
+PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk, and of a full quota on it
 NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # the errors of reading something that is no file
 CUT_OFF = "ended without a word (killed, a full disk, or this machine was restarted): nothing of it runs"
 
 
 class RunFolder:
-    """A deployment's folder; as that of one `supervisor`, if given, whose end is the deployment's."""
+    """A deployment's folder; with a `supervisor`, it stands for the deployment of that process alone."""
 
     def __init__(self, path: Path, supervisor: int | None = None) -> None:
         self.path, self.supervisor = path, supervisor
@@ -77,17 +77,17 @@ class RunFolder:
         return self.path / "tls"
 
     def make(self) -> None:
-        """Make the folder, or take what there is, so that no other user reads it. Raise OSError and LocalError."""
+        """Create the folder, or take over an existing one, closed to other users. Raise OSError and LocalError."""
         self.path.mkdir(parents=True, exist_ok=True)
         for path in (self.path.parent, self.path):
             _require_own(path)
             path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record, as far as it is still true; None where there is none of ours.
+        """Return the record, corrected if it is out of date; None if there is none of ours.
 
-        Of a supervisor that was killed, everything has ended: the kernel ends its processes with it. Raise LocalError
-        where something else stands there.
+        If the supervisor was killed, everything has ended: the kernel ends its processes with it. Raise LocalError if
+        the file is no record.
         """
         record = self._read_settled()
         if record is None:
@@ -99,7 +99,7 @@ class RunFolder:
         return record if why is None else record.with_all("unknown", why)
 
     def was_killed(self) -> bool:
-        """Return whether the supervisor is gone, and had no time to record its end; False where that cannot be read."""
+        """Return whether the supervisor ended without recording it; False if the record cannot be read."""
         try:
             if _foreign_owners(self.path.parent) or _foreign_owners(self.path):
                 return False
@@ -109,17 +109,17 @@ class RunFolder:
         return record is not None and _was_cut_off(record)
 
     def close(self) -> None:
-        """Record that a killed deployment was taken down. Raise OSError and LocalError."""
+        """Record that a killed deployment was stopped by `down`. Raise OSError and LocalError."""
         with self.hold_lock():
             record = self.read()
             if record is not None:
                 self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
 
     def _read_settled(self) -> Record | None:
-        """Return what the record says; None where there is none of ours. Raise LocalError.
+        """Return the record as written; None if there is none of ours. Raise LocalError.
 
-        The supervisor may end between our reading and our look at it, so the last words of one that is gone are read
-        again.
+        The supervisor may end between reading the record and checking that it lives, so if it is gone the record is
+        read again.
         """
         record = self._parse_record()
         return self._parse_record() if record is not None and _was_cut_off(record) else record
@@ -139,7 +139,7 @@ class RunFolder:
         return record if self.supervisor in (None, record.supervisor) else None
 
     def has_record(self) -> bool:
-        """Return whether there is a record, in the folder that we hold if we hold one."""
+        """Return whether there is a record, in the locked folder if we hold a lock."""
         is_ours = self._lock is None or _is_same_folder(self.path, self._lock)
         return is_ours and os.path.exists(self.path / "deployment.json")
 
@@ -155,9 +155,9 @@ class RunFolder:
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """Return whether the supervisor lives: our child, if given, or the recorded one, which holds the lock.
+        """Return whether the supervisor lives: our child, if given, or else the recorded one that holds the lock.
 
-        Never for a folder of another user. Raise LocalError where that cannot be told.
+        In a folder of another user none does. Raise LocalError if that cannot be determined.
         """
         if self.supervisor is not None:
             return not has_ended(self.supervisor)
@@ -175,7 +175,7 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Hold the lock, for whom we fork as well. Raise OSError, and LocalError where another process holds it."""
+        """Take the lock, which forked processes share. Raise OSError, and LocalError if another process holds it."""
         deadline = time.monotonic() + PROBE_GRACE_S
         while True:
             with _open_folder(self.path) as lock:
@@ -191,7 +191,7 @@ class RunFolder:
             time.sleep(PROBE_GRACE_S / 100)
 
     def _hold_anew(self, lock: int) -> None:
-        """Make the folder again, and lock it under the same descriptor. Raise OSError where another process has it."""
+        """Create the folder again, and lock it under the same descriptor. Raise OSError if another process has it."""
         try:
             self.make()
         except LocalError as error:
@@ -219,7 +219,7 @@ def _reader() -> "TypeAdapter[Record]":
 
 
 def _require_own(path: Path) -> None:
-    """Raise LocalError where a folder, or the link to it, belongs to another user."""
+    """Raise LocalError if a folder, or the link to it, belongs to another user."""
     for owner in _foreign_owners(path):
         raise _owner_error(path, owner)
 
@@ -230,7 +230,7 @@ def _owner_error(path: Path, owner: str) -> LocalError:
 
 
 def _foreign_owners(path: Path) -> list[str]:
-    """Return who but us owns the folder or the link to it. Raise OSError."""
+    """Return the other users that own the folder or the link to it. Raise OSError."""
     owners = {path.lstat().st_uid, path.stat().st_uid} - {os.geteuid()}
     return sorted(map(_user_name, owners))
 
@@ -243,7 +243,7 @@ def _user_name(number: int) -> str:
 
 
 def _damage_error(path: Path, error: OSError | ValueError) -> LocalError:
-    """Return the error for what is no record while somebody holds the lock."""
+    """Return the error for a damaged record while a process holds the lock."""
     rule = f"R121 {path} must be the record of a deployment"
     reason = (
         error.strerror if isinstance(error, OSError) else None
@@ -252,21 +252,21 @@ def _damage_error(path: Path, error: OSError | ValueError) -> LocalError:
 
 
 def _was_cut_off(record: Record) -> bool:
-    """Return whether the supervisor is gone and these are not its last words."""
+    """Return whether the supervisor is gone and this is not its final record."""
     return record.supervisor != 0 and not record.is_closed and not _is_alive(record)
 
 
 def _is_alive(record: Record) -> bool:
-    """Return whether the supervisor lives; one that nobody has reaped yet does not."""
+    """Return whether the supervisor lives; a zombie does not."""
     number = record.supervisor
     return process_state(number) != GONE and start_ticks(number) == record.supervisor_began
 
 
 def _explain_unknown(record: Record) -> str | None:
-    """Return why a supervisor that lives cannot have kept its record true; None if it has."""
+    """Return why a living supervisor's record is out of date; None if it is not."""
     number = record.supervisor
     if not _is_alive(record):
-        return None  # these are its last words
+        return None  # it is the final record
     if process_state(number) == STOPPED:
         return f"the supervisor, process {number}, is stopped; kill -CONT {number} lets it go on"
     silent_s = 0.0 if record.looked_at is None else time.monotonic() - record.looked_at

@@ -1,4 +1,4 @@
-"""The runtime's own commands, `generate` and `checkpoint`: processes of it, whose mistakes are told as ours are."""
+"""The runtime's commands, `generate` and `checkpoint`, run as processes; their errors are reported like ours."""
 
 import subprocess
 import sys
@@ -15,9 +15,9 @@ __all__ = ["run_in_runtime"]
 
 
 def run_in_runtime(words: Sequence[str]) -> int:
-    """Run the runtime as a process. How its own processes ended among themselves is not the user's.
+    """Run the runtime as a process. Exit statuses that only its own processes use are not shown to the user.
 
-    Raises TidemillError where the answer is wanted as JSON. Otherwise the runtime has said what went wrong.
+    Raises TidemillError if the output is to be JSON. Otherwise the runtime itself has printed the error.
     """
     require_runtime()
     prints_json = wants_json(words)

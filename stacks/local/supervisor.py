@@ -1,13 +1,13 @@
 """Owns a deployment's processes: starts them, watches them, keeps the record true, and ends them all.
 
 A unit that fails before everything was ready ends the whole start, with the reason. One that ends or hangs later is
-recorded so, and started again as a whole (`restarts.py`), like a gateway; the rest goes on. So it does when that start
-fails, as where no log can be opened: it is tried again later. What this process itself cannot do, such as write the
-record, it tries again at every look, and no unit ends for it. However it ends, short of SIGKILL, the record says so.
+recorded as failed and started again as a whole (`restarts.py`), like a gateway; the rest goes on. If that start fails,
+it is tried again later. If this process itself fails at something, such as writing the record, it tries again at every
+look, and no unit ends because of it. However it ends, except by SIGKILL, the record says so.
 
-Launch files that somebody removes are written back, since what starts again reads them.
+Launch files that somebody removes are written back, since restarted processes read them.
 
-When a day is played (`played_day.py`), units come and go: one that goes is told to drain, as in a cluster, and is off
+When a day is played (`played_day.py`), units start and stop: one that stops drains first, as in a cluster, and is off
 when its processes have ended. The play's last act ends the deployment.
 """
 
@@ -42,11 +42,11 @@ from stacks.local.watched_group import WatchedGroup
 __all__ = ["end_with_parent", "supervise"]
 
 POLL_S = 0.2
-BEAT_S = 3.0  # assumed: often enough for whoever asks whether this process still looks
+BEAT_S = 3.0  # assumed: often enough to show that this process still works
 BROKEN = "its supervisor failed; see supervisor.log"
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-STOP_GRACE_S = 8.0  # beyond the drain
-UNANSWERED_S = 30.0  # assumed: a gateway on a busy machine answers within it
+STOP_GRACE_S = 8.0  # after the drain
+UNANSWERED_S = 30.0  # assumed: even on a busy machine a gateway answers within it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -54,7 +54,7 @@ def supervise(folder: RunFolder, layout: Layout, record: Record, on_started: Cal
     """Run the deployment until one of `ENDINGS`, or until it cannot go on. This process holds the folder's lock.
 
     `on_started` is called as soon as the record says that this process runs it. Return 0, or the errno for which the
-    record could not be written before everything was ready: what does not stand there, nobody learns from it.
+    record could not be written before everything was ready, since nobody could learn the deployment's state.
     """
     began = start_ticks(os.getpid())
     assert began is not None
@@ -72,7 +72,7 @@ def supervise(folder: RunFolder, layout: Layout, record: Record, on_started: Cal
 def end_with_parent(parent: int) -> None:
     """Ask the kernel to stop this process, as Ctrl-C would, when process `parent` ends, however it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # the parent ended before we asked
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -95,7 +95,7 @@ class _Supervisor:
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
         self._files = {name: text.encode() for name, text in layout.files.items()}  # and what gateways remember
-        self._unwritable = 0  # the errno that ends the start
+        self._unwritable = 0  # errno of a failed write of the record, which ends the start
         self._num_stops = 0
         self._stopped_by: str | None = None
         for number in ENDINGS:
@@ -116,7 +116,7 @@ class _Supervisor:
         return self._unwritable
 
     def _start_all(self) -> None:
-        """Start what is wanted. Where that fails, the whole start does."""
+        """Start all wanted groups. If one fails, the whole start fails."""
         for watched in (*self._gateways.values(), *self._units.values()):
             why = watched.start() if watched.is_wanted else None
             if why is not None:
@@ -147,7 +147,7 @@ class _Supervisor:
         self._write_if_due()
 
     def _say_stopping(self) -> None:
-        """Record that every unit which is up only finishes what it has: answers may take a while yet."""
+        """Record that every running unit only finishes its answers, which may take a while."""
         self._record = replace(self._record, is_stopping=True, stopped_by=self._stopped_by)
         for unit in self._record.units:
             if unit.state == "ready" and self._record.failure is None:
@@ -169,7 +169,7 @@ class _Supervisor:
         troubles: list[str] = []
         try:
             self._certificates.renew_if_due(now())
-        except OSError as error:  # as on a full disk: the old ones are good for hours
+        except OSError as error:  # such as a full disk: the old certificates stay valid for hours
             troubles.append(f"certificates cannot be renewed: {error.strerror}")
         try:
             self._keep_files()
@@ -197,7 +197,7 @@ class _Supervisor:
         self._write_if_due()
 
     def _keep_files(self) -> None:
-        """Write back what somebody removed beside the launch files: what starts again reads them. Raise OSError."""
+        """Write back launch files that somebody removed: restarted processes read them. Raise OSError."""
         folder = self._folder.launch_folder
         for name in {SERVED_WEIGHTS, SERVED_TOKENIZER} - self._files.keys():
             if (folder / name).is_file():
@@ -209,21 +209,21 @@ class _Supervisor:
             partial.replace(folder / name)
 
     def _reports(self) -> dict[str, GatewayReport]:
-        """Return what each gateway says that answers. Raise OSError where we cannot ask."""
+        """Return the report of each gateway that answers. Raise OSError if this process cannot ask."""
         asked = {each.name: ask_gateway(each, self._gateways[each.name].group.pids) for each in self._layout.gateways}
         return {name: report for name, report in asked.items() if report is not None}
 
     def _blame_no_gateway(self) -> dict[str, GatewayReport]:
-        """Count no gateway as silent that could not be asked. Return that none has said anything."""
+        """Return no report for any gateway, and count none as silent: they could not be asked."""
         for watched in self._gateways.values():
             watched.answered_at = watched.answered_at and time.monotonic()
         return {}
 
     def _write_if_due(self) -> None:
-        """Keep the file true, and there. What a full disk does not take is written when there is room.
+        """Write the record if it has changed, is old, or was removed. A full disk is tried again.
 
-        Answers go on meanwhile. Until the file says that everything is ready, `up` waits for that, so the start is
-        given up.
+        Serving goes on meanwhile. But `up` waits for a record that says that everything is ready, so before that a
+        failed write ends the start.
         """
         is_old = time.monotonic() - self._last_write_at >= BEAT_S
         if self._last_written == self._record and not is_old and self._folder.has_record():
@@ -263,7 +263,7 @@ class _Supervisor:
         if why is not None:
             return record.with_gateway(replace(gateway, state="failed", reason=why))
         if starts:
-            gateway = replace(gateway, state="starting")  # with the reason of its last end
+            gateway = replace(gateway, state="starting")  # keeps the reason of its last end
         if watched.due is not None:
             return record
         watched.answered_at = now if report is not None else watched.answered_at
@@ -304,13 +304,13 @@ class _Supervisor:
         return record.with_unit(replace(unit, state="failed" if status else "ended", reason=reason))  # after a drain
 
     def _watch_departure(self, record: Record, unit: UnitRecord) -> Record:
-        """Record that a unit which leaves is gone, once it is."""
+        """Record a stopping unit as off, once its processes are gone."""
         watched = self._units[unit.name]
         has_left, reason = (False, None) if watched.is_off else watched.has_left()
         return record.with_unit(replace(unit, state="off", loaded=0.0, reason=reason)) if has_left else record
 
     def _record_next_starts(self, record: Record) -> Record:
-        """Record when what is down is started again."""
+        """Record when each group that is down is started again."""
         for gateway in record.gateways:
             record = record.with_gateway(replace(gateway, starts_at=self._gateways[gateway.name].due))
         for unit in record.units:
@@ -318,7 +318,7 @@ class _Supervisor:
         return record
 
     def _play_day(self, record: Record) -> Record:
-        """Let units come and go as the day has it, once the first ones are ready. Nothing where no day is played."""
+        """Start and stop units as the day has it, once the first ones are ready. Do nothing if no day is played."""
         day, now = record.day, time.monotonic()
         if day is None or "ready" not in record.stages:
             return record
@@ -341,5 +341,5 @@ class _Supervisor:
 
 
 def _has_reached(unit: UnitRecord, stage: str) -> bool:
-    """Whether a unit is as far as that on its way up. One that is off has nowhere to go."""
+    """Whether a unit has reached that state of its start. One that is off counts as having reached it."""
     return unit.state == "off" or (unit.state in ORDER and ORDER.index(unit.state) >= ORDER.index(stage))

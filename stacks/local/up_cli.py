@@ -1,6 +1,6 @@
 """The commands that run a plan on this machine: `up`, `down` and `key`.
 
-This file prints and decides nothing; `cli.py` beside it says how a deployment and its day are told.
+This file prints and decides nothing; `cli.py` formats a deployment and its day.
 """
 
 import argparse
@@ -42,7 +42,7 @@ TRY_BODY = {"prompt": "Return a list of", "max_tokens": 32, "temperature": 0}
 
 
 def add_up(commands: Any) -> None:
-    """Add `up` to what `add_subparsers` returned."""
+    """Add `up` to `commands`, the result of `add_subparsers`."""
     up = add_command(
         commands,
         "up",
@@ -105,7 +105,7 @@ def _up(arguments: argparse.Namespace) -> int:
     if running is not None:
         require_matching_run(running, arguments.host, arguments.keys, day)
         say(f"{running.name} is already running here with this plan (supervisor: process {running.supervisor})")
-        with suppress(KeyboardInterrupt):  # it is not ours to stop
+        with suppress(KeyboardInterrupt):  # another `up` started it, so Ctrl-C does not stop it
             _say_up(_wait_until_ready(deployment_folder(plan.name)), plan, arguments.format)
         return 0
     planned = time.monotonic() - began
@@ -160,7 +160,7 @@ def _say_ready(record: Record, planned: float, total: float) -> None:
 
 
 def _say_other_weights(folder: RunFolder, record: Record) -> None:
-    """Say when the checkpoint was changed since this plan ran here last: `down` and `up` take it as it is now."""
+    """Report that the checkpoint has changed since this plan last ran here."""
     try:
         if record.weights_before not in (None, folder.served_weights.read_text()):
             say(
@@ -171,7 +171,7 @@ def _say_other_weights(folder: RunFolder, record: Record) -> None:
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
-    """Each stage's own seconds, from the moments at which stages were reached."""
+    """Return the seconds that each stage took, from the times at which stages were reached."""
     names = {"gateway": "gateway", "loading": "processes", "joining": "loading", "ready": "joining"}
     seconds, previous = [("planning", planned)], 0.0
     for reached, moment in sorted(record.stages.items(), key=lambda stage: stage[1]):
@@ -201,7 +201,7 @@ def _curl(record: Record) -> str:
 
 
 def _end(folder: RunFolder, *, has_json: bool) -> int:
-    """Stop what still runs, and say how the day went, if one was played. Return the exit status."""
+    """Stop the deployment, and report how the day went, if one was played. Return the exit status."""
     running = folder.read() if folder.is_running() else None
     if running is not None:
         say(f"stopping; answers that still run have {running.drain_s:g} s to end")

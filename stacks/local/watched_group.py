@@ -19,8 +19,8 @@ HANGS_S = 3.0  # assumed: a rank that was given up by mistake calls again within
 class WatchedGroup:
     """A group, and when it is started again: `due` is None while it runs. Times are of time.monotonic.
 
-    `answered_at` is when a gateway last answered since its start.
-    A group that nobody wants is off. Before, it leaves: `leaves_by` is when it is ended, if it has not ended by itself.
+    `answered_at` is when a gateway last answered since its start. A group that is not wanted is off. While it stops,
+    `leaves_by` is when it is killed, if it has not ended by itself.
     """
 
     group: ProcessGroup
@@ -34,7 +34,7 @@ class WatchedGroup:
 
     @property
     def is_wanted(self) -> bool:
-        """True if it is neither off nor on its way there."""
+        """True if it is neither off nor stopping."""
         return not self.is_off and self.leaves_by is None
 
     def arrive(self) -> str | None:
@@ -53,14 +53,14 @@ class WatchedGroup:
         return None
 
     def leave(self, timeout_s: float) -> None:
-        """Ask the group to finish what it has and end, and plan no more starts. Asked again, it has no more time."""
+        """Ask the group to finish its answers and end, and plan no more starts. A second call shortens its time."""
         self.due = self.hangs_since = None
         leaves_by = time.monotonic() + timeout_s
         self.leaves_by = leaves_by if self.leaves_by is None else min(self.leaves_by, leaves_by)
         self.group.terminate()
 
     def has_left(self) -> tuple[bool, str | None]:
-        """Return whether a group that leaves is gone, and if so, what was wrong with its end."""
+        """Return whether a stopping group is gone, and if so, what was wrong with its end."""
         assert self.leaves_by is not None
         is_running = self.group.is_running()
         if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
@@ -79,7 +79,7 @@ class WatchedGroup:
         return self.group.find_end()
 
     def _has_hung(self, *, hangs: bool = False) -> bool:
-        """Return whether it has hung for a while: it does while a process of it is stopped."""
+        """Return whether it has hung for a while: one of its processes has been stopped that long."""
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
         return self.hangs_since is not None and now - self.hangs_since >= HANGS_S

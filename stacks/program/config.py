@@ -1,4 +1,4 @@
-"""What the stack's configuration says to deploy: a spec, which is planned, or a plan, which is carried out as it is.
+"""The stack's configuration: it names a spec, which is planned, or a plan, which is deployed as it is.
 
     tidemill:spec      path of a spec            tidemill:previous   path of a plan that the spec's plan stays near
     tidemill:plan      path of a plan, instead   tidemill:context    of the kubeconfig; without it, the current one
@@ -18,7 +18,7 @@ __all__ = ["configured_plan"]
 
 
 def configured_plan(spec: str | None, plan: str | None, previous: str | None) -> Deployable:
-    """The plan of a stack with these values. Raises CallError when they do not say one."""
+    """Return the plan of a stack with these values. Raises CallError if they name none."""
     match spec, plan:
         case str(), None:
             return deployable_from(Path(spec), Path(previous) if previous else None)

@@ -4,8 +4,8 @@
                                                  -> Occupants -> unit, unit, ... -> Arrivals -> controller
 
 Gateway and units wait for each other inside the cluster (ranks register, then the gateway is ready), so Pulumi must
-bring them up together and may order only what comes before both. Units that the plan before had and this one has not
-end before new ones come, which may need their nodes. New units are awaited together (`provider/occupants.py`).
+bring them up together and may order only what comes before both. Units that only the plan before had end before new
+ones start, which may need their nodes. New units are awaited together (`provider/occupants.py`).
 
 Gateway and units are one resource each, of several objects: Pulumi writes its whole state at each step of a resource.
 """
@@ -55,7 +55,7 @@ def _omit_stack_traces() -> Iterator[None]:
 
 
 class Deployment(pulumi.ComponentResource):
-    """`endpoint` is where clients inside the cluster come in."""
+    """All resources of a plan; `endpoint` is the gateway's address for clients inside the cluster."""
 
     def __init__(self, plan: Deployable, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
         super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
@@ -90,7 +90,7 @@ def _create(
 
 
 def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
-    """The manifests by kind, or by kind and name for those that are not called as their owner is."""
+    """Return the manifests by kind, or by kind and name for those whose name is not their owner's."""
     return {_key(owner, each): each.manifest for each in objects}
 
 

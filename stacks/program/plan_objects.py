@@ -1,6 +1,6 @@
 """A plan's objects, grouped as the components own them: exactly what `tidemill render` writes, parsed.
 
-There is no second way from a plan to objects: what Pulumi applies and what a Git repository holds cannot differ.
+A plan becomes objects in this one way, so that Pulumi and a Git repository cannot differ.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class PlanObject:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The manifest without all that may change while the object lives."""
+        """The part of the manifest that cannot change while the object exists."""
         metadata = {key: self.manifest["metadata"][key] for key in ("name", "namespace", "labels")}
         return {"apiVersion": self.manifest["apiVersion"], "kind": self.manifest["kind"], "metadata": metadata}
 
@@ -46,7 +46,7 @@ class PlanObjects:
     controller: tuple[PlanObject, ...]  # empty where all units stay on
 
     def occupants(self) -> dict[str, dict[str, Any]]:
-        """What takes a unit's nodes, by unit name: the identity of its own object."""
+        """The identity of the object that occupies each unit's nodes, by unit name."""
         groups = {name: [each for each in unit if each.manifest["kind"] in GROUPS] for name, unit in self.units.items()}
         return {name: group.identity for name, (group,) in groups.items()}
 
@@ -61,7 +61,7 @@ class PlanObjects:
 
 
 def plan_objects(plan: Deployable) -> PlanObjects:
-    """The objects of `plan`. Raises InfeasibleError when the bundled runtime cannot run it."""
+    """Return the objects of `plan`. Raises InfeasibleError if the bundled runtime cannot run it."""
     files = {file: text for file, text in render_files(plan).items() if file != KUSTOMIZATION}
     objects = [PlanObject(_name(file), yaml.load(text, Loader=yaml.CSafeLoader)) for file, text in files.items()]
     owners = [names.owner_of(each.manifest["metadata"]["labels"]) for each in objects]
@@ -75,5 +75,5 @@ def plan_objects(plan: Deployable) -> PlanObjects:
 
 
 def _name(file: str) -> str:
-    """`demo-decode-0` of `configmap-demo-decode-0.yaml`: the type tells kinds apart."""
+    """Return `demo-decode-0` for `configmap-demo-decode-0.yaml`: Pulumi's type already has the kind."""
     return file.removesuffix(".yaml").partition("-")[2]

@@ -1,10 +1,10 @@
-"""The provider's own configuration, and whether it leads to a cluster that can take the plan.
+"""The provider's configuration, and a check that its cluster can take the plan.
 
     context   a context of the kubeconfig; its current one unless given
     kinds     what the plan needs, as `apps/v1/Deployment`: a list, or the JSON of one
 
-All of it is asked before the first object is touched, so that what is wrong with the cluster as a whole is said once
-and not by every object. What may be done to which object is asked object by object, in its preview.
+The cluster is checked before the first object is touched, so that a problem of the whole cluster is reported once and
+not by every object. Rights are checked object by object, in the preview of each.
 """
 
 import json
@@ -23,7 +23,7 @@ KEYS = {"context", "kinds", "version"}  # `version` is the engine's
 
 @dataclass(frozen=True)
 class Failure:
-    """One key and what is wrong; the empty key where the sentence says it all."""
+    """One wrong key and the reason; the key is empty if the sentence needs none."""
 
     key: str
     reason: str
@@ -48,7 +48,7 @@ class ClusterConfig:
 
 
 def check(values: Mapping[str, Any]) -> list[Failure]:
-    """Everything that is wrong, at most one failure for what has one cause. Empty where it is not all known yet."""
+    """Return all failures, one for each cause. Empty if not all values are known yet."""
     if unknown := sorted(values.keys() - KEYS):
         return [Failure(each, f"is unknown; the keys are {', '.join(sorted(KEYS - {'version'}))}") for each in unknown]
     if has_unknown(dict(values)):
@@ -66,7 +66,7 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
 
 
 def _parse_kinds(kinds: Any) -> Any:
-    """The JSON of a list as the list; anything else as it is."""
+    """Return the list that a JSON text holds; anything else as it is."""
     try:
         return json.loads(kinds) if isinstance(kinds, str) else kinds
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What the provider tells Pulumi's engine beside its answers: progress, warnings, and the details of our own mistakes.
+"""Messages to Pulumi's engine, beside the provider's answers: progress, warnings, and details of our own bugs.
 
 What libraries write to stderr needs no care: the engine hides it, unless the provider crashes.
 """
@@ -18,17 +18,17 @@ class Engine:
         self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
 
     def progress(self, urn: str, text: str) -> None:
-        """Shown beside the resource until the next one."""
+        """Show a message beside the resource until the next one."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.INFO, urn=urn, message=text, ephemeral=True))
 
     def warn(self, urn: str, text: str) -> None:
-        """Shown below, and kept."""
+        """Show a warning below the resources, and keep it."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.WARNING, urn=urn, message=text))
 
     def debug(self, text: str) -> None:
-        """Shown by `pulumi --debug` only."""
+        """Show a message with `pulumi --debug` only."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.DEBUG, message=text))
 
     def _log(self, request: engine_pb2.LogRequest) -> None:
-        with contextlib.suppress(grpc.RpcError):  # an engine that is gone has nobody to tell
+        with contextlib.suppress(grpc.RpcError):  # the engine may be gone
             self._stub.Log(request)

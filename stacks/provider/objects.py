@@ -1,12 +1,12 @@
-"""The resources that are objects of the cluster: one by itself, or several as one resource.
+"""Resources made of objects of the cluster: a single object, or several as one resource.
 
     tidemill:apps/v1:Deployment   inputs are the manifest
     tidemill:index:Objects        inputs are manifests by key: `Service`, `LeaderWorkerSet`
 
 Pulumi writes its whole state before and after each step of each resource, so a unit of four objects costs less as one
-resource. Its previews name the object and the path: `Service.spec.ports[0].port`. An object of several that has to be
-replaced is replaced within an update, and its differences are marked so. Several are replaced as a whole where the last
-of them, which the others are for, becomes another object.
+resource. Its previews name the object and the path: `Service.spec.ports[0].port`. If one of several objects has to be
+replaced, that happens within an update, and its differences are marked so. The whole resource is replaced only if its
+last object, which the others serve, becomes another object.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,27 +24,27 @@ from stacks.provider.wire import encode_struct, has_unknown
 
 __all__ = ["Changes", "build_inputs", "changes", "find_naming_mistakes", "outputs", "read_manifests", "resource_id"]
 
-# A change of these is another object.
+# A change of one of these makes it another object.
 IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace")}
 
 
 def read_manifests(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
-    """The manifests in a resource's inputs, by key; a single one has the empty key."""
+    """Return the manifests in a resource's inputs, by key; a single one has the empty key."""
     return dict(values) if token == OBJECTS else {"": dict(values)}
 
 
 def build_inputs(manifests: Manifests, token: str) -> dict[str, Any]:
-    """The inputs of a resource that is these objects."""
+    """Return the inputs of a resource made of these objects."""
     return dict(manifests) if token == OBJECTS else manifests[""]
 
 
 def resource_id(manifests: Manifests) -> str:
-    """The resource's id: that of its last object."""
+    """Return the resource's id, which is that of its last object."""
     return Reference.from_manifest(main_object(manifests)[1]).id
 
 
 def outputs(manifests: Manifests, token: str) -> Struct:
-    """What a state keeps beside the inputs: which object it is. Pulumi writes the state anew at each step."""
+    """Return what the state keeps beside the inputs: the object's identity. Pulumi rewrites the state at each step."""
     key, manifest = main_object(manifests)
     metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
     identity = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
@@ -52,7 +52,7 @@ def outputs(manifests: Manifests, token: str) -> Struct:
 
 
 def find_naming_mistakes(values: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
-    """What is wrong with the inputs, before the API server judges them: (property, reason)."""
+    """Return the mistakes in the inputs that need no API server: (property, reason)."""
     if token != OBJECTS:
         return _find_mistakes(values, token)
     if not values:
@@ -64,16 +64,16 @@ def find_naming_mistakes(values: Mapping[str, Any], token: str) -> list[tuple[st
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs between old and new inputs."""
+    """The differences between old and new inputs."""
 
     changed: list[Difference]
-    replacing: list[Difference] = field(default_factory=list)  # of these, those that need another resource
-    old_first: bool = False  # whether the old resource has to go before the new one comes
-    remade: list[str] = field(default_factory=list)  # what else is not changed in place: a sentence each
+    replacing: list[Difference] = field(default_factory=list)  # those that need another resource
+    old_first: bool = False  # whether the old resource must be deleted before the new one is created
+    remade: list[str] = field(default_factory=list)  # a sentence for each object that is replaced within the update
 
 
 def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], token: str) -> Changes:
-    """Compare path by path. Without an API server it is not known which fields cannot change."""
+    """Compare old and new inputs path by path. Only an API server knows which fields cannot change."""
     changed = list(differences(dict(old), dict(new)))
     if token == OBJECTS:
         return _set_changes(api, old, new, changed)
@@ -83,7 +83,7 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
 
 
 def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]) -> Changes:
-    """Only another last object makes another resource. To the engine any mark of a replacement would make one."""
+    """Return the changes of several objects. Only another last object makes another resource."""
     end, manifest = main_object(new)
     if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):
         moved = [each for each in changed if each.path[0] == end]
@@ -91,7 +91,7 @@ def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any]
     remade = []
     for key in sorted({str(each.path[0]) for each in changed} & old.keys() & new.keys()):
         if Reference.from_manifest(old[key]) != Reference.from_manifest(new[key]):
-            continue  # its other name says so
+            continue  # its new name already says so
         own = [each for each in changed if each.path[0] == key]
         frozen = _frozen_changes(api, new[key], [replace(each, path=each.path[1:]) for each in own])
         if frozen and key == end:
@@ -105,7 +105,7 @@ def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def _frozen_changes(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
-    """Changes that need a new object, as far as the cluster can be asked."""
+    """Return the changes that need a new object, as far as the cluster can be asked."""
     return lifecycle.find_frozen_changes(api, manifest, changed) if api and not has_unknown(manifest) else []
 
 
@@ -133,6 +133,6 @@ def _missing_names(manifest: Any) -> Iterator[str]:
 
 
 def _is_identity(path: Path, old: Manifest, new: Manifest) -> bool:
-    if path == ("apiVersion",):  # another version of the same group is the same object
+    if path == ("apiVersion",):  # the same object in another version of its group
         return bool(old["apiVersion"].rpartition("/")[0] != new["apiVersion"].rpartition("/")[0])
     return path in IDENTITY

@@ -1,17 +1,17 @@
-"""Objects that stand where others want to stand: what is no longer listed is gone before anything new is made.
+"""The list of objects that occupy nodes: those no longer listed are deleted before anything new is created.
 
-Pulumi deletes what a program no longer declares at the very end, and a unit whose nodes are still taken by one that
-leaves would be awaited until its deadline. So the program lists all its units in one resource, and every unit depends
-on it. Pulumi keeps what was listed last; an update of the list ends, and awaits, what has left it. When Pulumi comes
-to delete those, they are gone, which is fine.
+Pulumi deletes resources that a program no longer declares at the very end. A new unit that needs their nodes would wait
+until its deadline. So the program lists all its units in one resource, and every unit depends on it. Pulumi keeps the
+last list; an update of the list deletes the units that have left it, and waits until they are gone. When Pulumi comes
+to delete them itself, there is nothing left to do.
 
     objects    name -> a manifest that needs no more than the object's identity and labels
 
-What the list has for the first time is not awaited by whoever makes it: it would hold one of the few places in which
-Pulumi works, until its pods have loaded. A second list of the same names (`Arrivals`), which depends on all of them,
-awaits them together at the end. So it changes whenever there is something to wait for.
+Units that are new in the list are created without waiting: each wait would block one of Pulumi's few workers until the
+unit has loaded. A second list of the same names (`Arrivals`), which depends on all units, waits for all at the end. Its
+names change whenever there is something to wait for.
 
-    names      of what is awaited
+    names      of the units to wait for
 
 The lists are no objects of the cluster. Making the first one, looking at them and deleting them do nothing there.
 """
@@ -31,18 +31,18 @@ ListInputs = dict[str, Any]
 
 
 def find_departed(old: ListInputs, find_new: ListInputs) -> list[Manifest]:
-    """The objects of `old` that `new` does not list, under whatever name."""
+    """Return the objects of `old` that `new` does not list under any name."""
     staying = {Reference.from_manifest(each) for each in find_new["objects"].values()}
     return [each for each in old["objects"].values() if Reference.from_manifest(each) not in staying]
 
 
 def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
-    """The objects that `listed` has and `old` had not."""
+    """Return the objects that are in `listed` and not in `old`."""
     return {Reference.from_manifest(each) for each in find_departed(listed, old)}
 
 
 def find_naming_mistakes(values: ListInputs, token: str) -> list[tuple[str, str]]:
-    """What is wrong with a list: (property, reason)."""
+    """Return the mistakes in a list: (property, reason)."""
     if token == ARRIVALS:
         return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]
     objects = values.get("objects")

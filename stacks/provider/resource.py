@@ -37,10 +37,10 @@ class Provider(pulumi.ProviderResource):
 class Object(pulumi.CustomResource):
     """One Kubernetes object. `apiVersion`, `kind` and `immutable` are plain values; anything else may be an output.
 
-    When it has to be replaced, the old one goes first: two of one name cannot be, `pulumi up --replace` included. An
-    immutable one is replaced under another name, so the new one comes first, and nobody misses it meanwhile.
+    When it has to be replaced, the old one is deleted first, since names are unique. An immutable one is replaced under
+    another name, so the new one is created first, and pods can use one of them at any time.
 
-    Awaited until it is ready, 10 minutes at most: `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))`.
+    It is waited for, 10 minutes at most: `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))` changes that.
     """
 
     def __init__(self, name: str, manifest: Mapping[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
@@ -50,10 +50,10 @@ class Object(pulumi.CustomResource):
 
 
 class Objects(pulumi.CustomResource):
-    """Several objects as one resource, by keys that stay: stored in order, what runs pods last, and deleted in reverse.
+    """Several objects as one resource, by keys that stay: stored in order, workloads last, and deleted in reverse.
 
-    One of them that changes is updated or replaced by itself. All are replaced, old ones first, where the last one
-    becomes another object. Awaited as an `Object` is.
+    A changed object is updated or replaced by itself. All are replaced, old ones first, if the last one becomes another
+    object. They are waited for as an `Object` is.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Objects(pulumi.CustomResource):
 
 
 class Occupants(pulumi.CustomResource):
-    """The objects that stand where others want to stand, by name: what leaves the list is gone before its dependents.
+    """The objects that occupy nodes, by name: those that leave the list are deleted before its dependents change.
 
-    Of each manifest only the identity and the labels count. What is listed for the first time is made without waiting
-    for it: `Arrivals` has to follow, with the same names.
+    Only the identity and the labels of each manifest count. New objects are created without waiting: `Arrivals` has to
+    follow, with the same names.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Occupants(pulumi.CustomResource):
 
 
 class Arrivals(pulumi.CustomResource):
-    """Awaits together what `Occupants` has listed for the first time. It depends on all objects with these names."""
+    """Waits for all objects that are new in `Occupants`. It depends on all objects with these names."""
 
     def __init__(self, name: str, names: Sequence[str], opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(occupants.ARRIVALS, name, {"names": list(names)}, opts)

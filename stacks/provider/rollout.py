@@ -1,13 +1,12 @@
-"""Units that change while they serve: one of a phase at a time, and none after one that did not get ready.
+"""Rolling updates: one unit of a phase at a time, and none after one that did not become ready.
 
 The gateway is one of these too, alone in its phase.
 
-A unit changes in place if its pods become others and it keeps its nodes and the KV that it exchanges. Then units of
-before and after serve together, and each phase is short of one unit at most. What does not get ready is made as it was.
+A unit is updated in its turn if its pods change, and its nodes and the format of its KV stay. Then old and new units
+serve together, and each phase lacks one unit at most. A unit that does not become ready is restored.
 
-All others change at once, as they must: with another KV the old units are of no use to the new ones, and with other
-nodes a unit may wait for those of one that waits for its turn. Other engines' units, of whose KV nothing is known here,
-are among them.
+All other units change at once: with another KV format old units cannot work with new ones, and with other nodes a unit
+may need those of one that waits for its turn. Units of other engines, whose KV is not known here, change at once too.
 """
 
 import json
@@ -24,11 +23,11 @@ __all__ = ["Rollout", "rolled_phase"]
 
 PHASE_LABEL = "tidemill.dev/phase"
 COMPONENT_LABEL, GATEWAY = "app.kubernetes.io/component", "gateway"
-LOOK_S = 1.0  # between two looks at whether the user has cancelled
+LOOK_S = 1.0  # between two checks whether the user has cancelled
 
 
 class Rollout:
-    """Turns of units, by phase, in one run."""
+    """The turns of units in one run, by phase."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self._cancelled = cancelled
@@ -38,7 +37,7 @@ class Rollout:
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
-        """Wait until no other unit of the phase changes. Raise ProviderError when one has failed, or when cancelled."""
+        """Wait until no other unit of the phase changes. Raise ProviderError if one has failed, or if cancelled."""
         with self._condition:
             while (other := self._changing.get(phase)) and not self._is_over():
                 report(f"its turn comes after {other}")
@@ -54,7 +53,7 @@ class Rollout:
                 self._condition.notify_all()
 
     def fail(self, unit: str) -> None:
-        """Let no other unit begin."""
+        """Note a failure: no other unit begins."""
         with self._condition:
             self._failed = unit
             self._condition.notify_all()
@@ -67,7 +66,7 @@ class Rollout:
 
 
 def rolled_phase(old: Manifests, new: Manifests) -> str | None:
-    """Return the phase of a unit that changes in place; None for what does not restart, or cannot wait for its turn."""
+    """Return the phase of a unit that is updated in its turn; None if it does not restart, or must change at once."""
     if not old or not new:
         return None
     before, after = main_object(old)[1], main_object(new)[1]
@@ -89,7 +88,7 @@ def _template(unit: Manifest) -> Mapping[str, Any]:
 
 
 def _places(unit: Manifest) -> tuple[Any, Any]:
-    """Return what decides a unit's nodes: how many, and which."""
+    """Return the fields that decide a unit's nodes: how many, and which."""
     spec = unit.get("spec") or {}
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", spec.get("replicas"))
     return size, (_template(unit).get("spec") or {}).get("affinity")

@@ -1,7 +1,7 @@
 """The process that Pulumi's engine starts: `pulumi-resource-tidemill ENGINE_ADDRESS`.
 
-It binds a port on 127.0.0.1 only, writes the number to stdout, and serves until the engine ends it or is itself gone.
-Each request has a thread of its own, since most of them wait; threads are made as they are needed.
+It binds a port on 127.0.0.1 only, writes the number to stdout, and serves until the engine ends it or ends itself. Each
+request has a thread of its own, since most of them wait; threads are made as they are needed.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from stacks.provider.servicer import Servicer
 
 __all__ = ["main"]
 
-MAX_THREADS = 1024  # requests beyond that would queue behind waits, `Cancel` among them
+MAX_THREADS = 1024  # more requests would queue behind those that wait, even `Cancel`
 ENGINE_CHECK_S = 1.0
-MAX_BYTES = 400 * 1024 * 1024  # of one message; what the engine itself allows
+MAX_BYTES = 400 * 1024 * 1024  # of one message; the engine's own limit
 
 
 def main() -> None:
@@ -42,12 +42,12 @@ def main() -> None:
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     while not stop.wait(ENGINE_CHECK_S) and os.getppid() == parent:
-        pass  # an engine that was killed leaves us to another parent
-    os._exit(0)  # without joining the threads that wait for something: nobody is left to hear of it
+        pass  # if the engine is killed, our parent changes
+    os._exit(0)  # without joining the threads that still wait: the engine is gone
 
 
 def _stop_event() -> threading.Event:
-    """Set when the engine interrupts us, as it does at the end of each command."""
+    """Return an event that is set when the engine interrupts us, as it does at the end of each command."""
     stop = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: stop.set())

@@ -57,7 +57,7 @@ Rpc = Callable[[Any, Any], Answer]
 
 
 class InitFailed(Exception):
-    """The resource is there and belongs into the state, but does not do what it should."""
+    """The resource exists and belongs into the state, but is not ready."""
 
     def __init__(self, resource_id: str, inputs: Struct, outputs: Struct, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -99,42 +99,42 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._cancelled = threading.Event()
         self._rollout = Rollout(self._cancelled)
         self._session: Session | None = None
-        self._made_uids: set[str] = set()  # uids of what this run has made or taken up, which it never deletes
-        self._new_references: set[Reference] = set()  # what is listed for the first time, and not awaited one by one
-        self._arriving: dict[Reference, str] = {}  # of these, the uids of what was made and is not yet awaited
+        self._made_uids: set[str] = set()  # uids of objects that this run has created or adopted: it never deletes them
+        self._new_references: set[Reference] = set()  # objects new in the list: not awaited one by one
+        self._arriving: dict[Reference, str] = {}  # created ones of them that are to be awaited, with their uids
         self._set_members: set[Reference] = set()  # objects that this run declares as one of several
 
     @report_errors
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
-        """Nothing special is understood: the engine keeps the marks of secrets itself."""
+        """Declare no optional abilities: the engine keeps the marks of secrets itself."""
         return provider_pb2.ProviderHandshakeResponse()
 
     @report_errors
     def GetPluginInfo(self, request: empty_pb2.Empty) -> plugin_pb2.PluginInfo:
-        """The version."""
+        """Return the version."""
         return plugin_pb2.PluginInfo(version=version("tidemill"))
 
     @report_errors
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
-        """No kinds: they are the cluster's."""
+        """Return an empty schema: kinds are the cluster's."""
         return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "tidemill", "version": version("tidemill")}))
 
     @report_errors
     def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """Whether there is a cluster that can take the plan."""
+        """Check that the configuration names a cluster that can take the plan."""
         failures = config.check(decode_struct(request.news))
         return _check_response(request, [(each.key, each.reason) for each in failures])
 
     @report_errors
     def DiffConfig(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
-        """Never a replacement: a context that is renamed must not delete what runs in it."""
+        """Report no replacement: renaming a context must not delete what runs in its cluster."""
         return _diff_response(
             Changes(list(differences(decode_struct(request.old_inputs), decode_struct(request.news))))
         )
 
     @report_errors
     def Configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.ConfigureResponse:
-        """Takes the configuration; the cluster is reached when it is first needed."""
+        """Store the configuration; the cluster is contacted when it is first needed."""
         self._session = Session(config.ClusterConfig.parse(decode_struct(request.args)).context)
         return provider_pb2.ConfigureResponse(supportsPreview=True)
 
@@ -151,7 +151,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
-        """Path by path, and which of them need a new object."""
+        """Return the differences path by path, and which of them need a new object."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if old == new or request.type in occupants.LISTS:
             return _diff_response(Changes(list(differences(old, new))))
@@ -163,7 +163,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Waits until the objects are ready, unless a list has one that is awaited later."""
+        """Create the objects and wait until they are ready, except for those that a list awaits later."""
         if request.type in occupants.LISTS:
             self._list(request, {"objects": {}}, decode_struct(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
@@ -179,7 +179,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
-        """The manifests as they are found in the cluster; without an id when all objects are gone."""
+        """Return the manifests as found in the cluster; the answer has no id if all objects are gone."""
         if request.type in occupants.LISTS:
             # To the engine a resource without properties is gone.
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
@@ -208,7 +208,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
-        """Waits until the objects are ready, also when only that was missing."""
+        """Update the objects and wait until they are ready, even if nothing else was missing."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
             self._list(request, old, new)
@@ -223,9 +223,9 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
-        """Waits until the objects are gone. What a replacement has made under the same name stays.
+        """Delete the objects and wait until they are gone. Objects that replaced them under the same name stay.
 
-        So does what has become one of several: states of before had each of them as a resource.
+        So do objects that are now part of a set: older states had each as a resource of its own.
         """
         if request.type in occupants.LISTS:
             return empty_pb2.Empty()
@@ -245,7 +245,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return self._session.api()
 
     def _list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Does what a list is for: what has left it goes, or what is new and was made becomes ready."""
+        """Carry out a list: delete objects that have left it, or wait for new ones."""
         if request.preview:
             return
         if request.type == occupants.TOKEN:
@@ -259,7 +259,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
 
     def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store what changes; a unit that serves meanwhile in its turn, and as it was if it does not get ready."""
+        """Store the changes. A rolling update waits for its turn, and is undone if it does not become ready."""
         phase, unit = rolled_phase(old, new), object_set.main_object(new)[1]["metadata"]["name"]
         if phase is None:
             self._store(request, old, new)
@@ -274,7 +274,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 raise ProviderError(f"{error}; {unit} was made as it was before, and is ready") from error
 
     def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
-        """Make everything as `old` says, and delete what is new of the change; `others` are the run's other uids."""
+        """Restore `old`, and delete the objects that the change has added; `others` are the run's other uids."""
         patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
         try:
             object_set.store(self._api(), new, old, patience, lambda *_: None, kept_uids=others)
@@ -282,7 +282,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Does what a resource is for."""
+        """Store a resource and wait until it is ready."""
 
         def on_stored(reference: Reference, stored: StoredObject) -> None:
             self._made_uids.add(stored.uid)
@@ -311,7 +311,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
-    """Those of which nothing is decided only later in this run."""
+    """Return the manifests whose values are all known already."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
 
 
@@ -341,7 +341,7 @@ def _diff_response(found: Changes) -> provider_pb2.DiffResponse:
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str, *details: Message) -> NoReturn:
-    """End the call with a status; details travel in the trailer that gRPC reserves for them."""
+    """End the call with a status; gRPC sends the details in a trailer of their own."""
     status = status_pb2.Status(code=code.value[0], message=text)
     for each in details:
         status.details.add().Pack(each)

@@ -1,7 +1,7 @@
-"""The one cluster that a configured provider works on, reached at its first use.
+"""The connection to the provider's cluster, made at its first use.
 
-A cluster that cannot be reached is said once: twenty objects of a stack would otherwise wait and fail for the same
-reason, each with the same sentence.
+A cluster that cannot be reached is reported once: otherwise twenty objects of a stack would all wait and fail with the
+same sentence.
 """
 
 import threading
@@ -13,7 +13,7 @@ __all__ = ["Session"]
 
 
 class Session:
-    """Connects once, for all threads."""
+    """One connection for all threads."""
 
     def __init__(self, context: str) -> None:
         self._context = context
@@ -22,7 +22,7 @@ class Session:
         self._is_reported = False
 
     def api(self) -> Api:
-        """The cluster. Raises why it cannot be reached; after the first time, that it was not."""
+        """The cluster. The first failure to reach it raises the reason; later calls only raise that it failed."""
         with self._lock:
             reached = self._reach()
             if isinstance(reached, Api):
@@ -33,7 +33,7 @@ class Session:
             raise reached
 
     def api_if_reached(self) -> Api | None:
-        """The cluster, or None: for what can be done without."""
+        """The cluster, or None if it cannot be reached: for work that does not need it."""
         with self._lock:
             reached = self._reach()
             return reached if isinstance(reached, Api) else None

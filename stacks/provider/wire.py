@@ -5,7 +5,7 @@ preview, is a certain string; and a secret is a certain kind of map, sent even t
 own configuration. Whole numbers become `int` here, since a server refuses `replicas: 2.0`; secrets lose their mark,
 which the engine puts back, as this provider tells it that it knows none.
 
-A null is dropped: for Kubernetes it says nothing, and Pulumi's languages write it for what is not set.
+A null is dropped: it means nothing to Kubernetes, and Pulumi's languages write it for values that are not set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ SECRET_SIGNATURE = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  a tag of th
 
 
 def decode_struct(struct: Struct) -> dict[str, Any]:
-    """The map on the wire as plain values; unknown ones are the string `UNKNOWN`."""
+    """Return the map on the wire as plain values; unknown ones are the string `UNKNOWN`."""
     return {key: _plain(value) for key, value in sorted(struct.fields.items()) if not _is_null(value)}
 
 
 def encode_struct(values: Mapping[str, Any]) -> Struct:
-    """Plain values for the wire."""
+    """Return plain values in the wire's format."""
     struct = Struct()
     for key, value in values.items():
         struct.fields[key].CopyFrom(_value(value))
@@ -36,7 +36,7 @@ def encode_struct(values: Mapping[str, Any]) -> Struct:
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether something in `value` is decided only later in this run."""
+    """Return whether `value` has a part that is not known yet."""
     if isinstance(value, dict):
         return any(map(has_unknown, value.values()))
     if isinstance(value, list):

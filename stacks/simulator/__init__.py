@@ -1,1 +1,1 @@
-"""A day of a plan, played through before it is lived: minute by minute as flows, or request by request."""
+"""A plan's day, simulated before anything is deployed: minute by minute as flows, or request by request."""

@@ -1,4 +1,4 @@
-"""One call of `tidemill simulate`: a day as flows, or a trace one by one; checked before anything is planned."""
+"""One call of `tidemill simulate`, checked before anything is planned: of a day as flows, or of a trace."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,28 +31,28 @@ T = TypeVar("T")
 
 
 class Played(Protocol):
-    """What was played, in each form that it may be wanted in."""
+    """The result of a simulation: a text, a JSON document or a picture."""
 
     @property
     def warnings(self) -> Sequence[Finding]:
-        """What the plan warns of."""
+        """The plan's warnings."""
         ...
 
     @property
     def failed(self) -> Sequence[Finding]:
-        """Why columns are missing: they cannot be planned."""
+        """Why columns are missing: one error for each variant that cannot be planned."""
         ...
 
     def text(self) -> str:
-        """Return it for people."""
+        """Return the result as a table for people."""
         ...
 
     def document(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the result as a JSON document."""
         ...
 
     def draw(self, path: Path) -> None:
-        """Draw it into a file."""
+        """Draw the result into the file at `path`."""
         ...
 
 
@@ -96,7 +96,7 @@ class _Traces:
 
 @dataclass(frozen=True)
 class Call:
-    """What is asked."""
+    """The options of a call, read and checked."""
 
     variants: tuple[Variant, ...]
     failures: tuple[Failure, ...]
@@ -106,16 +106,16 @@ class Call:
     policies: tuple[Policy, ...]
 
     def play(self, spec: ResolvedSpec, on_progress: OnProgress) -> Played:
-        """Play what is asked; `on_progress` hears what is played and the share of all that is done."""
+        """Simulate as the options say; `on_progress` is called with the column's title and the share that is done."""
         if self.trace is None:
             return _Days(*play_days(spec, self.variants, self.failures, on_progress, self.date))
         return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, on_progress))
 
 
 def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
-    """Return what the command line asks of `spec`.
+    """Return the call that the command line describes.
 
-    Raises CallError for what is wrong with it, and then with columns too; and where nothing can draw.
+    Raises CallError with every mistake in the options and in the variants, and OutputError if nothing can draw.
     """
     _require_compatible(arguments)
     if arguments.plot:
@@ -133,12 +133,12 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
 
 
 def _warnings(plan: Plan) -> Sequence[Finding]:
-    """Return the plan's warnings. What they say of `tidemill simulate` is for who has not called it yet."""
+    """Return the plan's warnings, without the advice to call `tidemill simulate`: the user has just called it."""
     return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.warnings]
 
 
 def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:
-    """Return what `read` makes of an option; None where it is wrong, and then why is in `wrong`."""
+    """Return what `read` makes of an option. If the option is wrong, add the mistakes to `wrong` and return None."""
     try:
         return read(written)
     except CallError as error:
@@ -147,7 +147,7 @@ def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -
 
 
 def _require_compatible(arguments: Any) -> None:
-    """Raise CallError for options of traces without one, and for those of days with one."""
+    """Raise CallError for options of traces without a trace, and for options of days with one."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [
         Finding(f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix)

@@ -1,4 +1,4 @@
-"""The `tidemill simulate` command: this file prints, and the room decides."""
+"""The `tidemill simulate` command: this file prints, and the other files of the room simulate."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ PATIENCE_S = 1.0  # after which there is a bar
 
 
 def add_simulate(commands: Any) -> None:
-    """Add the command to what `add_subparsers` returned."""
+    """Add the command to `commands`, the result of `add_subparsers`."""
     simulate = add_command(
         commands,
         "simulate",
@@ -70,8 +70,8 @@ def add_simulate(commands: Any) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    """Return the exit status: columns that cannot be planned are an error, beside those that were played."""
-    from stacks.simulator.call import read_call  # NumPy and the planner's passes, which no other command would wait for
+    """Return the exit status. A column that cannot be planned is an error, even if others were simulated."""
+    from stacks.simulator.call import read_call  # imports NumPy, for which other commands should not wait
 
     spec = read_spec(arguments.spec)
     call = read_call(arguments, spec)

@@ -1,4 +1,4 @@
-"""How fast the phases of a plan are: the level of their prediction that is played.
+"""The level of the predicted speed at which a simulation runs.
 
 A predicted speed is a range. `low` is the slowest that the evidence allows, `high` the fastest.
 """
@@ -15,7 +15,7 @@ LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 
 
 def known_case(outlook: PhaseOutlook) -> Case:
-    """Return what was asked of a phase whose speed is known."""
+    """Return the case of a phase whose speed is known."""
     assert outlook.case is not None
     return outlook.case
 

@@ -1,8 +1,8 @@
-"""What stands side by side: the day as its spec writes it, and one column for each `--set`.
+"""Variants of a spec that are compared side by side: the spec as written, and one for each `--set`.
 
-A `--set` holds one change or several, `decode.ep_size=72,traffic.cache_hit_rate=0`, as the spec would have it written.
-The spec is checked and planned anew with it. One path is no field: `traffic.scale` multiplies the day that comes and
-leaves the plan as it is. That is the question after a wrong forecast.
+A `--set` holds one or more changes, `decode.ep_size=72,traffic.cache_hit_rate=0`, written as in the spec, which is then
+checked and planned anew. One path is no field of the spec: `traffic.scale` multiplies the day's traffic and leaves the
+plan as it is, to show what happens after a wrong forecast.
 """
 
 import re
@@ -33,14 +33,14 @@ __all__ = [
 
 AS_WRITTEN = "as written"
 SCALE = "traffic.scale"
-MAX_SCALE = 1000.0  # assumed: more is a slip of the pen
+MAX_SCALE = 1000.0  # assumed: more is a typing error
 NEXT = re.compile(r",(?=[\w.]+=)")
 CHANGE = re.compile(r"(?P<path>\w+(?:\.\w+)*)=(?P<value>.*)", re.S)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One column before it is played."""
+    """One variant of the spec, before it is simulated."""
 
     title: str
     changes: Mapping[str, Any]  # of the spec: dotted path -> value
@@ -48,7 +48,7 @@ class Variant:
 
 
 def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, ...]:
-    """Return the columns that the options ask for, the spec as written first; what cannot be read goes to `wrong`."""
+    """Return the variants that the options ask for, after the spec as written; add mistakes to `wrong`."""
     found = [Variant(AS_WRITTEN, {})]
     for word in words:
         changes: dict[str, Any] = {}
@@ -61,7 +61,7 @@ def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, 
 
 
 def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:
-    """Return what is wrong with variants of `spec`, to be said with what is wrong with the call."""
+    """Return the mistakes in variants of `spec`, to be reported together with those of the call."""
     try:
         check_variants(spec, variants, require_traffic)
     except (CallError, SpecError) as error:
@@ -70,7 +70,7 @@ def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Se
 
 
 def require_traffic(spec: ResolvedSpec) -> None:
-    """Raise SpecError where `spec` does not say what a day asks."""
+    """Raise SpecError if `spec` has no traffic."""
     if spec.written.traffic is None:
         rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
         fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
@@ -78,7 +78,7 @@ def require_traffic(spec: ResolvedSpec) -> None:
 
 
 def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
-    """Raise InfeasibleError where nobody can say how fast a phase of `plan` is."""
+    """Raise InfeasibleError if the speed of a phase of `plan` is not known."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
         spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix))
@@ -92,9 +92,9 @@ def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
 def plan_variant(
     spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
 ) -> Plan | None:
-    """Return the plan of a variant's `spec`; None where it cannot be planned, or where its speed is not known.
+    """Return the plan of a variant's `spec`; None if it cannot be planned or its speed is not known.
 
-    The reason is then added to `failed`, with the name of the column. For the spec as written, raise InfeasibleError.
+    The reason is then added to `failed`, with the variant's name. For the spec as written, raise InfeasibleError.
     """
     on_progress(0.0)
     try:
@@ -118,9 +118,9 @@ def part_progress(
 def check_variants(
     spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
 ) -> list[ResolvedSpec]:
-    """Return the spec of each variant, of which `require` may refuse some.
+    """Return the checked spec of each variant; `require` may raise further errors.
 
-    Raises CallError for changes of what no spec has, and SpecError with all that is wrong otherwise.
+    Raises CallError for changes of fields that no spec has, and SpecError with all other mistakes.
     """
     _require_places(spec, variants)
     found, wrong = [], list[Finding]()
@@ -137,19 +137,19 @@ def check_variants(
 
 
 def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence[Finding] = ()) -> list[Finding]:
-    """Return those of `problems` that are not told of the spec itself, with the column that they are of."""
+    """Return those of `problems` that are not told of the spec itself, with the name of their variant."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
     return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in known]
 
 
 def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
-    """Return `spec` as if its file had `changes`; where it says `auto`, they stand instead."""
+    """Return `spec` as if its file had `changes`, which also replace `auto`."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
     return with_values(replace(spec, document=document), changes)
 
 
 def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
-    """Raise CallError for every change at whose path nothing can stand in `spec`."""
+    """Raise CallError for every change whose path is no field of `spec`."""
     wrong = []
     for variant in variants:
         for path in variant.changes:

@@ -1,1 +1,1 @@
-"""A day of a plan as flows, minute by minute: who comes, what serves, what waits, and what it costs."""
+"""A plan's day as flows, minute by minute: requests that come and wait, units that serve, and the cost."""

@@ -1,14 +1,14 @@
-"""A fleet that follows its load, as Kubernetes' autoscalers do: the baseline that a planned day is held against.
+"""A fleet that follows its load as Kubernetes' autoscalers do: the baseline that a planned day is compared with.
 
     desired units = ceil(units that serve x used / target), unless used / target is within 10 % of 1
 
-Up at once, at most to twice as many units; down to the most that was desired within the last five minutes. A unit
+It scales up at once, at most to twice as many units, and down to the largest number desired in five minutes. A unit
 that starts warms up like a planned one before it serves, and one that stops drains. `used` is a phase's busiest
 resource: the share of time for prompts, of KV and places for tokens.
 
 KEDA leaves the choice to the horizontal pod autoscaler, whose defaults these are (tolerance 10 %, no stabilisation
-upwards, 300 s downwards). AIBrix's APA has the same tolerances, a rate of 2 each way, and cools down for 300 s.
-Here it is asked once a minute, where they ask every 15 or 30 s.
+upwards, 300 s downwards). AIBrix's APA has the same tolerances, a rate of 2 each way, and cools down for 300 s. Here
+the load is looked at once a minute; they look every 15 or 30 s.
 
 Sources: kubernetes.io, HorizontalPodAutoscaler (algorithm, `HPAScalingRules`); keda.sh, ScaledObject specification;
 vllm-project/aibrix @4148b7a pkg/controller/podautoscaler/algorithm/apa.go, and its context's defaults.
@@ -44,7 +44,7 @@ class _Scaled:
 class ReactiveFleet:
     """An autoscaler that wants as many units as the load of the last minute asks for.
 
-    It keeps what it knows from one day to the next.
+    Its state is kept from one simulated day to the next.
     """
 
     drain_s: float
@@ -59,7 +59,7 @@ class ReactiveFleet:
         self._phases = {phase: _Scaled(number) for phase, number in self.max_units.items()}
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
-        """Return the units of each phase, after the load of the last minute was looked at."""
+        """Return the units of each phase, scaled for the load of the last minute."""
         self._clock += 1
         return {phase: self._change(phase, each, load.used[phase]) for phase, each in self._phases.items()}
 

@@ -13,32 +13,32 @@ Curve = NDArray[np.float64]
 
 @dataclass
 class Minute:
-    """What happened in one minute. Counts are of the whole minute, levels of its end."""
+    """What happened in one minute. Counts cover the whole minute; levels are those at its end."""
 
     asked: float = 0.0  # requests that came
-    refused: float = 0.0  # that the gateway answered with 429
+    refused: float = 0.0  # requests that the gateway answered with 429
     prompts: float = 0.0  # prompts that were finished
     tokens: float = 0.0  # tokens of output
-    restarted: float = 0.0  # requests that failed units had
-    cut: float = 0.0  # requests that a drain's end caught
-    queued_prompts: float = 0.0  # that wait or are computed
-    prompt_busy: float = 0.0  # share of their time that the groups of prompts work, or mixed units
-    prompt_wait: float = 0.0  # seconds that prompts wait for their first step, for the backlog and by luck
-    prompt_load: float = 0.0  # prompts that come over those that could be computed: 1 is full load
-    prompt_seconds: float = 0.0  # from a step of prompts to the next, if there is more to do
-    queued_requests: float = 0.0  # that have their first token and no place
-    requests: float = 0.0  # that get tokens, of one group
-    kv_used: float = 0.0  # share of the room
-    tpot: float = 0.0  # seconds, with the wait for a place spread over an answer
+    restarted: float = 0.0  # requests that start again because their unit failed
+    cut: float = 0.0  # requests not yet answered when their unit's drain ended
+    queued_prompts: float = 0.0  # prompts that wait or are being computed
+    prompt_busy: float = 0.0  # share of time that the groups which compute prompts are busy
+    prompt_wait: float = 0.0  # seconds until a prompt's first step: for the backlog, and by chance
+    prompt_load: float = 0.0  # arriving prompts divided by those that could be computed: 1 is full load
+    prompt_seconds: float = 0.0  # seconds from one step of prompts to the next
+    queued_requests: float = 0.0  # requests that have their first token and no place yet
+    requests: float = 0.0  # requests of one group that get tokens
+    kv_used: float = 0.0  # share of the room for KV
+    tpot: float = 0.0  # seconds; the wait for a place is spread over the answer
     nodes_on: float = 0.0
     prompt_nodes_on: float = 0.0  # of them, those that compute prompts
-    nodes_taken: float = 0.0  # with those of units that warm up or drain
+    nodes_taken: float = 0.0  # nodes of units that serve, warm up or drain
     prompt_units: float = 0.0
     token_units: float = 0.0
 
 
 class Curves:
-    """A day: `curves.tpot` is the field of all its minutes, `[minutes]`."""
+    """A day as arrays: `curves.tpot` has the value of each minute."""
 
     def __init__(self, minutes: Sequence[Minute]) -> None:
         self._curves = {

@@ -1,4 +1,4 @@
-"""One simulated day of one plan: all three levels of its prediction, from the spec to outcomes."""
+"""One simulated day of a plan, at each level of its predicted speed: slowest, expected, fastest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ __all__ = ["DayColumn", "PlayedDay", "play_days", "simulate_day"]
 
 @dataclass(frozen=True)
 class PlayedDay:
-    """A day of `plan`, whose traffic is `scale` times what the plan knows."""
+    """A day of `plan`, whose traffic is `scale` times the planned one."""
 
     plan: Plan
-    date: str | None  # or a weekday; None: a day like most
+    date: str | None  # or a weekday; None: an ordinary day
     scale: float
     outages: tuple[Outage, ...]
-    idle_failures: tuple[Failure, ...]  # of nodes on which no unit stands
+    idle_failures: tuple[Failure, ...]  # failures of nodes that no unit runs on
     services: Mapping[Level, Service]
     curves: Mapping[Level, Curves]
     outcomes: Mapping[Level, Outcome]
@@ -47,9 +47,9 @@ def play_days(
     on_progress: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
 ) -> tuple[tuple[DayColumn, ...], tuple[Finding, ...]]:
-    """Return each of `variants` of `spec`, played, and why others cannot be planned or their speed is not known.
+    """Simulate each of `variants` of `spec`. Return the days, and why the other variants cannot be simulated.
 
-    `on_progress` hears a title and the share of all that is done. Without a `date` or a weekday it is a day like most.
+    `on_progress` is called with a title and the share that is done. Without a `date` the day is an ordinary one.
 
     Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
     be played.
@@ -70,11 +70,11 @@ def simulate_day(
     on_progress: Callable[[float], None] = lambda _: None,
     date: str | None = None,
 ) -> PlayedDay:
-    """Return a day of `plan` at each level of its prediction; `on_progress` hears the share that is done.
+    """Return a day of `plan` at each level of its prediction; `on_progress` is called with the share that is done.
 
-    Without a `date` or a weekday it is a day like most.
+    Without a `date` or a weekday the day is an ordinary one.
 
-    Raises CallError for a failing node that is none of the plan's.
+    Raises CallError if a failing node is not one of the plan's.
     """
     services = {level: build_service(plan, level) for level in LEVELS}
     outages, demand = find_outages(plan, failures), demand_by_minute(plan, scale, date)

@@ -1,8 +1,8 @@
-"""`--fail NODE@HH:MM`: the nodes that fail on a simulated day, and the units that this stops.
+"""`--fail NODE@HH:MM`: the nodes that fail on a simulated day, and the units that stop with them.
 
-A unit is out until a spare of `cluster.spares` has its place and serves: for `uptime.recovery`, as the plan's own
-uptime has it, or for a warm-up where the spec says no uptime. Spares are taken in their order, by the units that fail
-first. Where none is left, a unit is out until the day ends: nobody mends nodes here.
+A failed unit moves to a spare of `cluster.spares` and serves again after `uptime.recovery`, or after a warm-up where
+the spec has no `uptime`. Spares are taken in their order, by the units that fail first. Where none is left, a unit is
+out until the day ends: a simulation repairs no nodes.
 """
 
 import re
@@ -37,7 +37,7 @@ class Failure:
 
 
 def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
-    """Return what the options say, by time. Raises CallError with every mistake."""
+    """Return the failures that the options name, by time. Raises CallError with every mistake."""
     found, wrong = [], []
     for word in words:
         if matched := FORM.fullmatch(word):
@@ -57,7 +57,7 @@ def find_outages(plan: Plan, failures: Sequence[Failure]) -> tuple[Outage, ...]:
     _require_nodes(failures, [*hosts, *spares])
     minutes = ceil(recovery_s(plan.spec) / MINUTE_S)
     found: list[Outage] = []
-    for failure in sorted(failures, key=lambda each: (each.minute, each.node in hosts)):  # a spare before its unit
+    for failure in sorted(failures, key=lambda each: (each.minute, each.node in hosts)):  # spares first
         if failure.node in spares:
             spares.remove(failure.node)
         for unit in hosts.get(failure.node, ()):
@@ -90,7 +90,7 @@ def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
 
 
 def _suggest_node(failure: Failure, nodes: Sequence[str]) -> Fix:
-    """Return the fix with the node that is like what was written, or else with any."""
+    """Return a fix that suggests the node whose name is most like the given one, or else any node."""
     alike = close_to(failure.node, nodes)
     return (
         for_example(str(replace(failure, node=nodes[0])))

@@ -1,10 +1,10 @@
 """The units that serve at each minute of a played day: those of the plan's schedule, less those that have failed.
 
-A unit that stops takes no new requests and finishes those it has, for `drain` at most. One that fails loses them. It
-serves again once a spare has its place and has warmed up, or never on that day where no spare is left.
+A unit that stops takes no new requests and has at most `drain` to finish those it has. One that fails loses them. It
+serves again once it has warmed up on a spare; if no spare is left, not on that day.
 
-Nodes are `taken` from the beginning of a warm-up to the end of a drain. The day is a circle, as if days like it came
-before and after: a unit that stops at 23:58 drains after midnight.
+Nodes are `taken` from the beginning of a warm-up to the end of a drain. The same day is assumed before and after, so a
+unit that stops at 23:58 drains in the first minutes of the day.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ Units = frozenset[str]
 
 @dataclass(frozen=True)
 class Outage:
-    """A unit that a failed node stops, from a minute on; `until` a spare serves in its place, if there is one."""
+    """A unit's outage after a node failed: it lasts `until` the unit serves again on a spare, if there is one."""
 
     unit: str
     node: str
@@ -41,7 +41,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Load:
-    """What a fleet may look at before it changes: each phase's share of its room that is used."""
+    """What an autoscaler may look at: for each phase, the share of its room that is used."""
 
     used: Mapping[Phase, float]
 
@@ -51,14 +51,14 @@ class Change:
     """The units of one phase at a minute."""
 
     serving: int
-    stopped: int = 0  # just now, with time to finish
-    lost: int = 0  # just now, with all that they had
-    nodes_on: int = 0  # that serve, or should
+    stopped: int = 0  # units that stopped in this minute and may finish their requests
+    lost: int = 0  # units that failed in this minute and lost their requests
+    nodes_on: int = 0  # nodes of units that serve or should serve
     nodes_taken: int = 0  # with those of units that warm up or drain
 
 
 class Fleet(Protocol):
-    """Whoever says which units are on."""
+    """The units of each phase over a day: planned, or scaled by load."""
 
     drain_s: float
 
@@ -79,7 +79,7 @@ class PlannedFleet:
     _previous: dict[Phase, Units] = field(default_factory=dict, init=False)
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
-        """Return the units of each phase; what the load is changes nothing."""
+        """Return the units of each phase, whatever the load is."""
         return {phase: self._change(phase, minute) for phase in self.serving}
 
     def _change(self, phase: Phase, minute: int) -> Change:
@@ -113,7 +113,7 @@ def planned_fleet(plan: Plan, outages: Sequence[Outage] = (), date: str | None =
 
 
 def switching_schedule(plan: Plan) -> ScheduleSpec:
-    """Return what switching takes: the spec's, or the defaults where all units are always on."""
+    """Return the spec's warm-up and drain times, or the defaults where all units are always on."""
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 

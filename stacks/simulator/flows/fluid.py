@@ -1,15 +1,16 @@
-"""A whole day as flows: tokens in, tokens out, and what waits between, at full scale and in a fraction of a second.
+"""A whole day as flows of tokens through queues: a day of a full-size deployment is computed in a fraction of a second.
 
     demand -> [admission] -> prompts -> tokens -> answers
                                 ^          |
-                                '-- what failed units had, computed again
+                                '-- requests of failed units, computed again
 
-Requests are a continuous flow of mean ones, shared evenly by all groups that serve; mixed units stop as a whole
-(`turns.py`). A unit that drains keeps its share
-and gives it back only if time runs out. Work is computed in time steps of `STEP_S`, told by the minute. A first round
-of the day, in which nothing fails, finds in longer steps how full the service is at midnight.
+Requests are a continuous flow: all are equal to the mean one, and all groups that serve share them evenly. In mixed
+units all groups compute prompts at the same times (`turns.py`). A unit that drains keeps its share and gives back what
+is left when its time is over. The day is computed in time steps of `STEP_S` and recorded by the minute. It is played
+twice: first without failures and in longer steps, to find how full the queues are at midnight.
 
-It knows no single request: tails come from `latency.py`, and skew over ranks from the simulation of requests.
+There are no single requests here: `latency.py` adds the tails of latencies, and the simulation of requests shows how
+unevenly ranks are loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ def play_day(
 ) -> Curves:
     """Return the curves of a day whose share of requests in each minute is `demand`.
 
-    The first of `fleets` plays the day before, which only fills the queues. `on_progress` hears the share that is done.
+    The first of `fleets` plays the day before, which only fills the queues. `on_progress` gets the share that is done.
     """
     flow, minutes = _Flow(service), [Minute()]
     for round_, (fleet, step_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
@@ -54,11 +55,11 @@ def play_day(
 
 @dataclass
 class _Draining:
-    """What units that stopped still have."""
+    """Units that stopped at one time and still answer requests."""
 
     groups: int
-    requests: float  # of a group
-    seconds: float  # that are left
+    requests: float  # of one group
+    seconds: float  # until the drain ends
 
 
 @dataclass(frozen=True)
@@ -67,22 +68,22 @@ class _Groups:
 
     prompts: int
     tokens: int
-    units: int  # that compute prompts
+    units: int  # units that compute prompts
 
 
 @dataclass
 class _Flow:
-    """How full everything is, and how that goes on."""
+    """The state of all queues, and its change from minute to minute."""
 
     service: Service
-    prompts: float = 0.0  # requests whose prompt waits or is computed, in all groups together
-    steps: float = 0.0  # that these take; in mixed units pieces
-    requests: float = 0.0  # after their prompt, in all groups of the units that serve
-    computing: float = 0.0  # share of their time that mixed units compute prompts
+    prompts: float = 0.0  # requests of all groups whose prompt waits or is being computed
+    steps: float = 0.0  # steps that these prompts still take; in mixed units, pieces
+    requests: float = 0.0  # requests of all serving groups whose prompt is computed
+    computing: float = 0.0  # share of time that mixed units spend on prompts
     draining: list[_Draining] = field(default_factory=list)
 
     def play(self, minute: Minute, changes: Mapping[Phase, Change], drain_s: float, step_s: float) -> Load:
-        """Play one minute, write what happens into `minute`, and return how full both phases are at its end."""
+        """Play one minute, write what happens into `minute`, and return how full both phases are afterwards."""
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
         minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
@@ -103,7 +104,7 @@ class _Flow:
         return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
 
     def _switch(self, minute: Minute, change: Change, drain_s: float) -> None:
-        """Take units out: those that stop keep their requests, those that are lost send theirs back."""
+        """Take units out of service: those that stop keep their requests; those of failed units start again."""
         before = change.serving + change.stopped + change.lost
         if not before:
             return
@@ -111,7 +112,7 @@ class _Flow:
         if change.stopped:
             groups = change.stopped * self.service.tokens.groups_per_unit
             self.draining.append(_Draining(groups, kept / groups, drain_s))
-        again = self.service.request.kv * (1 - self.service.cache_hit_rate)  # prompts and what was said, less hits
+        again = self.service.request.kv * (1 - self.service.cache_hit_rate)  # tokens to compute again, less cache hits
         minute.restarted += lost
         self.prompts += lost
         self.steps += lost * again / self.service.request.computed * self._steps_per_prompt
@@ -138,7 +139,7 @@ class _Flow:
 
     @property
     def _steps_per_prompt(self) -> float:
-        """The steps that a prompt is, or its pieces in mixed units."""
+        """The steps that a prompt takes; in mixed units, its pieces."""
         turns, side = self.service.turns, self.service.prompts
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
 
@@ -162,7 +163,7 @@ class _Flow:
         return turn.pieces * units
 
     def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
-        """Give tokens to everybody who has a place, for `step_s`; in mixed units, while no prompts are computed."""
+        """Make tokens for `step_s` for all requests that have a place; mixed units make none during prompts."""
         side, output, share = self.service.tokens, self.service.request.output, max(1 - self.computing, LEAST_SHARE)
         before, self.requests = self.requests, self.requests + arrivals
         if not groups:
@@ -178,12 +179,12 @@ class _Flow:
         minute.tpot = side.seconds(batch) / share * (each / batch if batch else 1.0)
 
     def _drain(self, minute: Minute, step_s: float) -> None:
-        """Give tokens to what units that stopped still have."""
+        """Make tokens for the requests of units that drain."""
         for each in self.draining:
             left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, step_s)
             minute.tokens += (each.requests - left) * each.groups * self.service.request.output
             each.requests, each.seconds = left, each.seconds - step_s
-            if not minute.token_units:  # of units that serve, `tpot` is theirs
+            if not minute.token_units:  # where units serve, `tpot` is already theirs
                 minute.tpot = self.service.tokens.seconds(left)
             if each.seconds <= 0:
                 minute.cut += each.requests * each.groups

@@ -1,19 +1,19 @@
 """Latencies of a played day: how many requests waited how long, from the curves of the queues.
 
-A prompt waits for the backlog D that it finds, which all prompts of the minute find, and for luck E, which is each
-one's own:
+A prompt's wait has two parts: the backlog D, which is the same for all prompts of a minute, and a random wait E, which
+each prompt draws for itself:
 
     TTFT = D + E + computing,   P(E > t) = rho exp(-(t - shortest) / longer)   from `shortest` on
 
 where E is the wait of the plan's steady queue (`planner/estimate/throughput/queue.py`). rho is the least of the share
-of time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a queue that is longer has grown, and is D.
-In a mixed unit all that wait are computed at once, so that luck is what is left of a turn under way, evenly:
+of time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a longer queue is part of D. A mixed unit
+computes all waiting prompts at once, so E is the rest of the turn under way, uniformly distributed:
 
     P(E > t) = busy (1 - t / turn)         as `SteadyTurns.wait_of` in `planner/estimate/throughput/turns.py` has it
 
-An answer's time per token is that of its minute: over hundreds of steps, luck evens out.
+An answer's time per token is that of its minute: over hundreds of steps, random differences even out.
 
-Where nobody is answered there is no latency: a minute has NaN, and a day without any answer has None.
+A minute in which no request is answered has NaN as latency, and a day without any answer has None.
 """
 
 from dataclasses import dataclass, replace
@@ -28,23 +28,23 @@ from stacks.simulator.flows.service import Service
 __all__ = ["QUANTILES", "Latencies", "Waits", "compute_latencies", "mean_tpot", "mean_ttft", "prompt_waits"]
 
 QUANTILES = (0.5, 0.9, 0.99)
-MAX_LUCK = 0.95  # assumed: a steady queue at more takes longer to form than a minute's load lasts
+MAX_LUCK = 0.95  # assumed: at more, a steady queue takes longer to form than one minute
 HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class Waits:
-    """TTFT of each minute's prompts: at least `least` seconds, and luck on top."""
+    """TTFT of each minute's prompts: `least` seconds and a random wait."""
 
     least: Curve
-    waiting: Curve  # the share that luck makes wait
-    shortest: Curve  # seconds that these wait at least
-    longer: Curve  # seconds beyond that, on average
-    is_even: bool = False  # whether these are as likely to be any up to twice `longer`, as in mixed units
+    waiting: Curve  # share of the prompts that have a random wait
+    shortest: Curve  # seconds: the shortest random wait
+    longer: Curve  # seconds beyond the shortest, on average
+    is_even: bool = False  # whether the wait is uniformly distributed up to twice `longer`, as in mixed units
 
     @property
     def luck(self) -> Curve:
-        """Return the mean of luck of each minute, in seconds."""
+        """Return the mean random wait of each minute, in seconds."""
         return np.asarray(self.waiting * (self.shortest + self.longer))
 
     @property
@@ -64,13 +64,13 @@ class Waits:
 
 @dataclass(frozen=True)
 class Latencies:
-    """A day's, over all its requests; seconds. None where nobody is answered; shares also where nothing is promised."""
+    """Latencies over all requests of a day, in seconds; None where no request is answered or nothing is promised."""
 
-    ttft_mean: float | None  # what `slo` promises
+    ttft_mean: float | None  # the mean, which `slo` promises
     ttft: tuple[float | None, ...]  # at `QUANTILES`
     tpot: tuple[float | None, ...]
-    ttft_kept: float | None  # share of the requests that came; one that is refused is not kept
-    tpot_kept: float | None  # share of the tokens
+    ttft_kept: float | None  # share of all requests whose TTFT keeps the promise; a refused one does not
+    tpot_kept: float | None  # share of the tokens that keep the promise
 
 
 def prompt_waits(service: Service, curves: Curves) -> Waits:
@@ -99,10 +99,10 @@ def mean_tpot(curves: Curves) -> Curve:
 
 
 def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
-    """Return a day's latencies, and how many keep the promises of `slo`."""
+    """Return a day's latencies, and the shares that keep the promises of `slo`."""
     waits = prompt_waits(service, curves)
     came, admitted = curves.asked.sum(), curves.asked - curves.refused
-    answered, is_met = admitted.sum(), admitted > 0  # a minute without units has an endless wait, and admits nobody
+    answered, is_met = admitted.sum(), admitted > 0  # a minute without units admits no request
     ttft_kept = tpot_kept = None
     if slo.ttft_ms is not None:
         ttft_kept = float((waits.share_within(slo.ttft_ms / 1e3) * admitted).sum() / came) if came else None
@@ -119,7 +119,7 @@ def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latenci
 
 
 def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
-    """Return the TTFT that a share of all requests stays below, by halving; None without any."""
+    """Return the TTFT below which a share of all requests stays, by bisection; None without requests."""
     total = weights.sum()
     if not total:
         return None
@@ -137,7 +137,7 @@ def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
 
 
 def _weighted_quantile(values: Curve, weights: Curve, quantile: float) -> float | None:
-    """Return the least value that a share of the weight does not exceed; None without any weight."""
+    """Return the weighted quantile at a share; None without any weight."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
     if not reached[-1]:

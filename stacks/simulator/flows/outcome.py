@@ -1,8 +1,8 @@
-"""What a played day comes to: tokens, latencies, node-hours, cost and income.
+"""The totals of a played day: tokens, latencies, node-hours, cost and income.
 
-Nodes cost while they are on, as the plan counts (`planner/cost`), so that a day without failures costs what the plan
-says. `node_hours_taken` has those of units that warm up or drain besides. Income is that of prompts that were admitted
-and of tokens that were made: requests that are refused bring none.
+Nodes cost while they are on, as in the plan (`planner/cost`), so a day without failures costs what the plan says.
+`node_hours_taken` also has the hours of units that warm up or drain. Admitted prompts and tokens made bring income;
+refused requests bring none.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ class Outcome:
 
     requests: float
     refused: float  # answered with 429
-    restarted: float  # computed again after a failure
-    cut: float  # whose unit ended its drain before their answer
+    restarted: float  # requests computed again after a failure
+    cut: float  # requests not yet answered when their unit's drain ended
     output_tokens: float
     latencies: Latencies
-    peak_queue: float  # requests that wait for their first token, at most
-    peak_kv: float  # share of the KV room, at most
+    peak_queue: float  # the most requests that waited for their first token
+    peak_kv: float  # the largest used share of the room for KV
     node_hours: float
     node_hours_taken: float
     peak_nodes: float
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def demand_by_minute(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[float]:
-    """Return each minute's share of the requests of a day like most, times `scale`; `date` may be a weekday."""
+    """Return each minute's share of an ordinary day's requests, times `scale`; `date` may be a weekday."""
     traffic = plan.spec.traffic
     assert traffic is not None
     scale *= traffic.day_scale(date)
@@ -109,7 +109,7 @@ def _gpus(plan: Plan) -> tuple[str, ...]:
 
 
 def _nodes_by_gpu(plan: Plan, service: Service, curves: Curves) -> Sequence[dict[str, int]]:
-    """Count the nodes of each GPU type that are paid for at each minute; spares are held all day."""
+    """Count the nodes of each GPU type that are paid for at each minute; spares are paid for all day."""
     common, spares = plan.spec.cluster.gpu_name, len(plan.spec.cluster.spares)
     gpus: dict[Phase, str] = {phase: plan.spec.gpu_name(phase) for phase in plan.spec.phases}
     found = []

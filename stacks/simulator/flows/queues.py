@@ -1,13 +1,13 @@
 """The two queues of a day, each over one short time step: prompts that wait for steps, requests that wait for tokens.
 
-**Prompts.** Steps come to an attention group at random and take equally long. x is how many are there, mu how many it
-could take in a second, rho the share of its time that it works. A steady queue of that kind (M/D/1) has
+**Prompts.** Steps come to an attention group at random times and take equally long. x is how many are present, mu how
+many it can compute in a second, rho the share of time that it works. In a steady queue of this kind (M/D/1)
 
     x = rho + rho^2 / (2 (1 - rho)),   so   rho(x) = x + 1 - sqrt(x^2 + 1)
 
-and one that is not steady is followed by taking each moment for a steady one of its x (the pointwise stationary fluid
-flow approximation): dx/dt = arrivals - mu rho(x). So luck of the draw and a backlog are one equation, and a minute of
-full load costs what it costs, where a steady queue would never end.
+and a queue that changes is treated at each moment as the steady one with the same x (the pointwise stationary fluid
+flow approximation): dx/dt = arrivals - mu rho(x). So random waits and a backlog are one equation, and a minute of full
+load has a finite queue, where a steady one would be infinite.
 
 **Tokens.** n requests of a group get a token every s(n) seconds, and end after L tokens on average, any of which may be
 the last: dn/dt = arrivals - min(n, most) / (L s(min(n, most))). Those beyond `most` wait.
@@ -29,12 +29,12 @@ __all__ = ["busy_share", "next_requests", "next_steps", "steady_steps"]
 
 
 def busy_share(steps: float) -> float:
-    """Return the share of its time that a group works with `steps` there."""
+    """Return the share of time that a group works while `steps` are present."""
     return steps + 1 - sqrt(steps * steps + 1)
 
 
 def steady_steps(busy: float) -> float:
-    """Return the steps that are there on average at a steady share of work below 1."""
+    """Return the mean number of steps present in a steady queue that works this share of time, which is below 1."""
     return busy + busy * busy / (2 * (1 - busy))
 
 
@@ -51,17 +51,17 @@ def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> fl
 def next_requests(side: TokenSide, requests: float, arrivals: float, output: float, seconds: float) -> float:
     """Return the requests of a group after `seconds`; each ends after `output` tokens on average.
 
-    `seconds` may be shorter than the clock's where the group makes tokens for a share of it only.
+    `seconds` are those in which the group makes tokens, which may be a part of the time step.
     """
     target, per_end = requests + seconds * arrivals, seconds / output
     numbers, steps = side.requests, side.token_seconds
 
     def target_at(place: int) -> float:
-        """Return the requests there must be now, or come, for that entry of the table to be left at the end."""
+        """Return the requests that must be present now, or arrive, to end at this entry of the table."""
         return numbers[place] * (1 + per_end / steps[place])
 
     above = bisect_left(range(len(numbers)), target, key=target_at)
-    if above == len(numbers):  # all that fit get tokens, and the others wait
+    if above == len(numbers):  # all places are taken, and the other requests wait
         return target - per_end * numbers[-1] / steps[-1]
     if above == 0:  # below one request, tokens come as slowly as to one
         return target * numbers[0] / target_at(0)

@@ -1,10 +1,10 @@
-"""What the units of a plan can do, as the simulations see it: seconds of steps, room for requests, mean lengths.
+"""What a plan's units can do, for the simulation by flows: seconds of steps, room for requests, mean lengths.
 
 Every figure comes from the plan's own prediction, at one `Level` of its range.
 
     prompts     one attention group computes `step_tokens` of prompts in `step_seconds`
-    tokens      one attention group gives each of its n requests a token in `seconds(n)`; a step, with drafts, gives
-                each `tokens_per_step`
+    tokens      one attention group makes a token for each of its n requests in `seconds(n)`; with drafts, one step
+                makes `tokens_per_step` for each
 
 Mixed units do both in turn (`turns.py`). Counts are of one attention group, of which a unit has `dp_size`.
 """
@@ -24,9 +24,9 @@ from stacks.simulator.speed import Level, known_case, slowdown
 __all__ = ["PromptSide", "RequestMeans", "Service", "TokenSide", "build_service"]
 
 SIDES: tuple[Phase, Phase] = ("prefill", "decode")
-MIN_REQUESTS = 1.000001  # requests that a table ends at, where KV has not even room for one
-LEAST_LOAD = 1e-4  # of the most pieces that a turn takes: below it the table of turns is a line to 0
-GRID = 25  # points of a table of step times, of which each is 0.3 ms to compute
+MIN_REQUESTS = 1.000001  # the end of a table of requests, if KV has not even room for one
+LEAST_LOAD = 1e-4  # share of the most pieces of a turn: below it the table of turns is a line to 0
+GRID = 25  # points of a table of step times; each takes 0.3 ms to compute
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class RequestMeans:
     """The mean request of the traffic, in tokens."""
 
     prompt: float
-    computed: float  # of the prompt, that no cache has
+    computed: float  # tokens of the prompt that no cache has
     output: float
-    kv: float  # that it holds on average while tokens are made
+    kv: float  # tokens that it holds on average while it gets tokens
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class TokenSide:
     phase: Phase
     groups_per_unit: int
     requests: tuple[float, ...]  # ascending, from 1 to `max_requests`
-    token_seconds: tuple[float, ...]  # for a token of each of so many; ascending too
-    max_requests: float  # that limits and KV have room for at the mean length
-    max_admitted: float  # with those that wait: the gateway answers more with 429
+    token_seconds: tuple[float, ...]  # seconds per token with that many requests; ascending too
+    max_requests: float  # requests of mean length that get tokens at once
+    max_admitted: float  # requests that get tokens or wait: the gateway answers more with 429
     kv_room: float  # tokens
     tokens_per_step: float = 1.0  # of a request: more with drafts
 
     def seconds(self, requests: float) -> float:
-        """Return the seconds in which each of that many requests gets a token."""
+        """Return the seconds of a token, with that many requests."""
         above = min(max(bisect_left(self.requests, requests), 1), len(self.requests) - 1)
         low, high = self.requests[above - 1], self.requests[above]
         part = min(max((requests - low) / (high - low), 0.0), 1.0)
@@ -73,14 +73,14 @@ class TokenSide:
     def step_seconds(self, requests: float) -> float:
         """Return the seconds of a whole step with that many requests.
 
-        Below one request it is the mean of steps of which most have none.
+        A number below one is a mean over steps, of which most have no request.
         """
         return min(requests, 1.0) * self.tokens_per_step * self.seconds(requests)
 
 
 @dataclass(frozen=True)
 class Service:
-    """Both sides of a deployment, and what it is asked."""
+    """Both sides of a deployment, and the traffic that it gets."""
 
     prompts: PromptSide
     tokens: TokenSide
@@ -96,7 +96,7 @@ class Service:
 
 
 def build_service(plan: Plan, level: Level = "mid") -> Service:
-    """Return what `plan` can do; it has traffic, and its speeds are known."""
+    """Return what the units of `plan` can do. The plan must have traffic and known speeds."""
     traffic = plan.spec.traffic
     assert traffic is not None
     outlooks = {each.phase: each for each in plan.outlooks}
@@ -113,7 +113,7 @@ def build_service(plan: Plan, level: Level = "mid") -> Service:
 
 
 def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
-    """Return the mean request: its prompt and KV are the operating point's, its hits and output the traffic's."""
+    """Return the mean request: prompt and KV as at the operating point, cache hits and output as in the traffic."""
     prompt = prompts.point.prompt_tokens
     output = traffic.output_tokens / (traffic.input_tokens / prompt)
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)

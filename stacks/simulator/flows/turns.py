@@ -1,11 +1,11 @@
 """Mixed units as flows: one server that takes all prompts that wait at once (a bulk queue).
 
-Turns and pieces are those of `planner/estimate/throughput/turns.py`, where as many requests end as come. Here loads
-change. A prefill unit's groups are flows of their own. At a load p
+Turns and pieces are those of `planner/estimate/throughput/turns.py`, where the load is steady; here it changes. At a
+load of p pieces per turn, the unit has
 
-    there = p (1 + busy / 2)     pieces: in their own turn, or waiting for half of another one
+    p (1 + busy / 2)     pieces: in their own turn, or waiting for half of the one before
 
-A backlog is a load beyond what a full turn takes. Between the points of a table all of it is linear.
+A load beyond a full turn is a backlog. Tables are interpolated linearly.
 """
 
 from bisect import bisect_left
@@ -21,16 +21,16 @@ class Turns:
     """What a mixed unit computes of prompts in a turn."""
 
     pieces_per_prompt: float
-    loads: tuple[float, ...]  # ascending: pieces that come in a turn
-    prompt_seconds: tuple[float, ...]  # of such a turn, without its step of tokens
+    loads: tuple[float, ...]  # pieces that arrive during a turn, ascending
+    prompt_seconds: tuple[float, ...]  # seconds of that turn, without its step of tokens
 
     def pieces_present(self, place: int) -> float:
-        """Return the pieces that wait or are computed at a load of the table."""
+        """Return the pieces that wait or are being computed at a load of the table."""
         load = self.loads[place]
         return load * (1 + busy_share(load) / 2)
 
     def rate(self, place: int, token_step_seconds: float) -> float:
-        """Return the pieces that end in a second at a load of the table."""
+        """Return the pieces computed in a second at a load of the table."""
         return self.loads[place] / (self.prompt_seconds[place] + token_step_seconds)
 
 
@@ -38,11 +38,11 @@ class Turns:
 class Turn:
     """A unit at one moment."""
 
-    pieces: float  # that wait or are computed
-    load: float  # pieces that come in a turn; at most what a turn takes
-    busy: float  # share of the time that is in turns with prompts
-    prompt_seconds: float  # of such a turn
-    seconds: float  # with its step of tokens
+    pieces: float  # pieces that wait or are being computed
+    load: float  # pieces that arrive during a turn; at most a full turn's
+    busy: float  # share of time in turns with prompts
+    prompt_seconds: float  # seconds that the turn spends on prompts
+    seconds: float  # of the whole turn, with its step of tokens
 
     @property
     def computing(self) -> float:
@@ -56,14 +56,14 @@ class Turn:
 
 
 def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds: float, seconds: float) -> Turn:
-    """Return a unit after `seconds`, in which so many pieces came a second; a step of its tokens takes so long.
+    """Return a unit after `seconds`, given its arrivals in pieces a second and the seconds of its step of tokens.
 
-    Solved for the end of the time, so that no time is too long: what came is there, or has ended.
+    It solves for the state at the end, so that any time step is stable and no piece gets lost.
     """
     target, last = pieces + seconds * arrivals, len(turns.loads) - 1
 
     def target_at(place: int) -> float:
-        """Return the pieces there must be now, or come, for that load to be left at the end."""
+        """Return the pieces that must be present now, or arrive, so that this load is left at the end."""
         return turns.pieces_present(place) + seconds * turns.rate(place, token_step_seconds)
 
     above = bisect_left(range(last + 1), target, key=target_at)
@@ -79,7 +79,7 @@ def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds
 
 
 def _turn(turns: Turns, place: int, part: float, token_step_seconds: float, pieces: float) -> Turn:
-    """Return the turn that lies `part` of the way from one load of the table to the next; below the first, less."""
+    """Return the turn at the fraction `part` of the way from one load of the table to the next."""
     if part < 0:
         load, prompts = (1 + part) * turns.loads[place], turns.prompt_seconds[place]
     else:

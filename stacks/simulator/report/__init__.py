@@ -1,1 +1,1 @@
-"""What was played, as text, as JSON and as a picture."""
+"""The results of simulations as text, JSON and pictures."""

@@ -44,7 +44,7 @@ def _column(column: DayColumn) -> dict[str, Any]:
 
 
 def _curves(column: DayColumn) -> dict[str, list[float | None]]:
-    """Return what happened minute by minute, as it is expected; latencies are means."""
+    """Return the minutes of a day at the expected speed; latencies are means."""
     service, curves = column.day.services["mid"], column.day.curves["mid"]
     found = {name: _curve(getattr(curves, name)) for name in CURVES}
     found["ttft_ms"] = _curve(mean_ttft(service, curves) * MILLI)
@@ -57,5 +57,5 @@ def _curve(curve: Curve) -> list[float | None]:
 
 
 def round_figure(value: float | None) -> float | None:
-    """Return a figure with the digits that it has; None for what has no value, and for what never ends."""
+    """Return a figure rounded to its significant digits; None for NaN and for infinity."""
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

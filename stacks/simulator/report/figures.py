@@ -24,12 +24,12 @@ class Figure(Generic[Subject]):
     name: str
     title: str
     value: Callable[[Subject], float | None]
-    form: str  # of `format`
-    factor: float = 1.0  # from JSON's unit to the table's
-    has_zeros: bool = False  # whether 0 throughout is told, as of a promise that is never kept
+    form: str  # a format specification, as `.1f`
+    factor: float = 1.0  # turns the JSON's unit into the table's
+    has_zeros: bool = False  # whether a row of zeros is shown, as for a promise that is never kept
 
     def is_shown(self, values: Sequence[float | None]) -> bool:
-        """Return whether a row of `values` says anything: something is above 0, or known in one column only."""
+        """Return whether a row says anything: a value is above 0, or only some columns have one."""
         return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 
 
@@ -74,7 +74,7 @@ FIGURES: tuple[Figure[Outcome], ...] = (
 def table_rows(
     figures: Sequence[Figure[Subject]], titles: Sequence[str], outcomes: Sequence[Subject]
 ) -> Iterator[tuple[str, ...]]:
-    """Return a table's rows: a title for each outcome, then each figure that one of them has."""
+    """Return a table's rows: a title for each outcome, then each figure that any of them has."""
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
@@ -83,7 +83,7 @@ def table_rows(
 
 
 def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return titles that fit over columns, and sentences that say what the long ones were short for."""
+    """Return titles that fit over columns, and for each shortened one a sentence with the full title."""
     if len(titles) == 1 or max(map(len, titles)) <= MAX_TITLE:
         return list(titles), []
     numbers = [f"[{number}]" for number in range(1, len(titles) + 1)]
@@ -91,7 +91,7 @@ def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def format_figure(figure: Figure[Subject], value: float | None) -> str:
-    """Return a value of `figure` as people read it; `-` where there is none."""
+    """Return a value of `figure` for the table; `-` where there is none."""
     if value is None:
         return NO_VALUE
     return format(value * figure.factor, figure.form) if isfinite(value) else NEVER

@@ -1,9 +1,9 @@
 """Played days as one picture: six panels over the hours of the day, with a line for each variant.
 
-A minute in which nobody is answered has no latency, and lines have a gap there.
+A minute in which no request is answered has no latency: the line has a gap there.
 
 Colours are Okabe and Ito's, which people with any kind of colour vision tell apart (jfly.uni-koeln.de/color), and line
-styles differ besides. A single variant has a band from the slowest to the fastest that its prediction allows.
+styles differ too. A single variant has a band from the slowest to the fastest that its prediction allows.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ CurveFunction = Callable[[Service, Curves], Curve]
 
 
 def require_plot(path: Path) -> None:
-    """Raise CallError for a file that is no picture, and OutputError where nothing can draw."""
+    """Raise CallError if the file's name is no picture's, and OutputError if Matplotlib is not installed."""
     if path.suffix not in SUFFIXES:
         rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
         raise CallError([Finding("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
@@ -89,7 +89,7 @@ def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
 
 
 def _figure() -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # a second, which only pictures cost
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import, so only pictures do it
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
@@ -105,7 +105,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def unwritable_error(path: Path, error: OSError) -> OutputError:
-    """Return what is said of a picture that cannot be written."""
+    """Return the error for a picture that cannot be written."""
     reason = error.strerror or str(error)
     return OutputError([Finding("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
 
@@ -169,7 +169,7 @@ def _draw_refused(panel: "Axes", columns: Sequence[DayColumn]) -> None:
 
 
 def _refused_share(_: Service, curves: Curves) -> Curve:
-    """Return the per cent of each minute's requests that are refused; NaN where none comes."""
+    """Return the percentage of each minute's requests that are refused; NaN where none comes."""
     return np.where(curves.asked > 0, 100 * curves.refused / np.maximum(curves.asked, 1e-12), np.nan)
 
 
@@ -192,7 +192,7 @@ def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: Curv
 
 
 def _promise(panel: "Axes", columns: Sequence[DayColumn], promised_value: Callable[[SloSpec], float | None]) -> None:
-    """Draw each latency that a variant promises."""
+    """Draw a line for each latency that a variant promises."""
     values = {promised_value(column.day.plan.spec.slo) for column in columns} - {None}
     for number, value in enumerate(sorted(each for each in values if each)):
         panel.axhline(value, color=RED, linewidth=1, linestyle=(0, (6, 3)), label=None if number else "promised")
@@ -206,7 +206,7 @@ def _label_hours(panel: "Axes", columns: Sequence[DayColumn]) -> None:
 
 
 def _finish(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str) -> None:
-    """Name the columns under all panels, and in each panel what it alone shows."""
+    """Add the legends: one under all panels, and one in each panel for lines that only it has."""
     figure.legend(
         lines[: len(titles)], titles, loc="outside lower center", ncols=min(len(titles), MAX_COLUMNS), frameon=False
     )

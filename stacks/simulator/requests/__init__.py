@@ -1,1 +1,1 @@
-"""A trace of requests, played one by one over a plan's ranks."""
+"""A trace of requests, simulated one by one on a plan's ranks."""

@@ -24,7 +24,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReplayColumn:
-    """One column."""
+    """The result of one variant with one balancer."""
 
     title: str
     variant: Variant
@@ -48,7 +48,7 @@ class ReplayColumn:
         return sum(job.prompt for job in self.replay.jobs)
 
     def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests that keep a promise; one that was refused does not. None where none came."""
+        """Return the share of requests that keep a promise; refused ones do not. None where no request came."""
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:
             return None
@@ -56,7 +56,7 @@ class ReplayColumn:
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
     def rate_per_s(self, tokens: Callable[[Replay], float]) -> float:
-        """Return a rate over the time until the last request was done."""
+        """Return `amount` per second of the time until the last request was done."""
         return tokens(self.replay) / self.replay.seconds if self.replay.seconds else 0.0
 
 
@@ -68,9 +68,9 @@ def play_traces(
     window: tuple[float, float],
     on_progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> tuple[tuple[ReplayColumn, ...], tuple[Finding, ...]]:
-    """Return what becomes of the part of `trace` in `window` with each variant of `spec` and each balancer.
+    """Play the part of `trace` in `window` with each variant of `spec` and each balancer.
 
-    With it comes why other variants cannot be planned.
+    Return the results, and why the other variants cannot be planned.
 
     Raises CallError where no request is in the window, and what `play_days` raises.
     """

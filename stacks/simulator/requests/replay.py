@@ -4,12 +4,12 @@
                          |
                          '-- no rank takes it: refused with 429
 
-Discrete events: a request comes, a step of prompts ends, KV arrives, a request has its last token. All units of the
-plan serve all the time: days are what the fluid simulation plays. The gateway knows what each rank has, at every
-moment, where the real one hears it a little later; it does not know how long an answer will be, and expects the mean
-of those that have ended, as the real one does.
+The events are: a request comes, a step of prompts ends, KV arrives, a request gets its last token. All units of the
+plan serve all the time: the simulation by flows plays days. The gateway knows each rank's load at every moment; the
+real one hears of it a little later. It does not know how long an answer will be and, as the real one does, expects the
+mean of those that have ended.
 
-Prompts hit the blocks that any earlier prompt of the trace had: the cache on disk is common and never full.
+A prompt hits every block that an earlier prompt of the trace had: all units share a cache that is never full.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,35 +39,35 @@ class Sample:
     at: float
     queued_prompts: int
     running: int
-    waiting: int  # for a place of decode
-    kv_used: float  # share of the room of all ranks
-    kv_most: float  # share of the room of the fullest
+    waiting: int  # requests that wait for a place at a decode rank
+    kv_used: float  # used share of the room for KV of all ranks
+    kv_most: float  # used share of the fullest rank's room
 
 
 @dataclass
 class Replay:
-    """What became of a trace."""
+    """The result of playing a trace."""
 
     policy: Policy
     jobs: list[Job] = field(default_factory=list)  # in the order in which they were done
     refused: int = 0  # with 429
     too_long: int = 0  # with 400: longer than max_request_tokens
     samples: list[Sample] = field(default_factory=list)
-    prompt_busy_s: float = 0.0  # of all units that compute prompts, together
+    prompt_busy_s: float = 0.0  # summed over all units that compute prompts
     num_prompt_units: int = 0
     seconds: float = 0.0  # until the last request was done
 
 
 class PrefixCache:
-    """The blocks of all prompts so far. It forgets none, and has a prompt's as soon as the prompt comes."""
+    """The blocks of all prompts so far. It keeps all, and has a prompt's blocks as soon as the prompt comes."""
 
     def __init__(self) -> None:
         self._blocks: set[int] = set()
 
     def hits(self, blocks: Sequence[int], prompt_tokens: int) -> int:
-        """Return how many tokens at the beginning of a prompt are known, and keep its blocks.
+        """Return how many tokens at the beginning of a prompt are cached, and keep its blocks.
 
-        The last token is always computed, since its logits are wanted.
+        The last token is always computed, since its logits are needed.
         """
         known = next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
         self._blocks.update(blocks)
@@ -76,7 +76,7 @@ class PrefixCache:
 
 @dataclass
 class _Units:
-    """All units, and the way from one kind to the other."""
+    """All units, and the transfer of KV from prompt units to token units."""
 
     prompts: dict[str, PromptUnit] = field(default_factory=dict)
     tokens: dict[str, TokenUnit] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Units:
 
     @property
     def ranks(self) -> Iterable[Rank]:
-        """All ranks of all units."""
+        """The ranks of all units."""
         return self.ranks_by_key.values()
 
 
@@ -98,9 +98,9 @@ def replay(
     on_progress: Callable[[float], None] = lambda _: None,
     speeds: Mapping[Phase, PhaseSpeed] | None = None,
 ) -> Replay:
-    """Return what becomes of the requests of `trace`, which are in the order of their times, at least one of them.
+    """Play the requests of `trace`, which is ordered by time and not empty, and return the result.
 
-    `speeds` are those of the plan's phases, measured: without them they are predicted, at `level`.
+    `speeds` are measured ones of the plan's phases; without them, the speeds predicted at `level` are used.
     """
     loop = _Loop(plan, trace, policy, predicted_speeds(plan, level) if speeds is None else speeds)
     loop.run(on_progress)
@@ -108,7 +108,7 @@ def replay(
 
 
 class _Loop:
-    """The events, and what they do."""
+    """The queue of events and their effects."""
 
     def __init__(
         self, plan: Plan, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
@@ -121,7 +121,7 @@ class _Loop:
         self._max_request_tokens = min(plan.spec.phase(phase).max_request_tokens for phase in plan.spec.phases)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
-        self._versions = dict.fromkeys(self._units.tokens, 0)  # how often a token unit was asked when it changes
+        self._versions = dict.fromkeys(self._units.tokens, 0)  # token unit -> how often its next change was scheduled
         self._turn = 0
 
     def run(self, on_progress: Callable[[float], None]) -> None:
@@ -197,7 +197,7 @@ class _Loop:
         self._schedule_change(now, name)
 
     def _schedule_change(self, now: float, name: str) -> None:
-        """Let a token unit say when it changes next; what it said before is void."""
+        """Schedule a token unit's next change, in place of the one scheduled before."""
         self._versions[name] += 1
         when = self._units.tokens[name].next_change(now)
         if when is not None:
@@ -231,7 +231,7 @@ class _Loop:
 
 
 def _build_units(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
-    """Return the units of `plan`, empty."""
+    """Return the units of `plan`, without requests."""
     found = _Units()
     for phase, speed in speeds.items():
         found.is_mixed |= phase == "mixed"
@@ -247,7 +247,7 @@ def _build_units(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
 
 
 def _build_ranks(plan: Plan, phase: Phase, unit: str) -> list[Rank]:
-    """Return the attention groups of a unit, which have nothing to do yet."""
+    """Return the attention groups of a unit, without requests."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens
     room = next((each.kv_tokens for each in plan.memory if each.phase == phase), unlimited)

@@ -1,8 +1,8 @@
-"""Seconds of steps at any load, out of small tables of the planner's prediction.
+"""Seconds of a step at any load, interpolated in small tables of the planner's prediction.
 
-A unit's ranks step together and wait for the fullest of them: for its attention. Experts of all ranks share all tokens,
-so they see the mean. A table has three axes: how much the fullest attention group has, how much KV each of its tokens
-reads, and what the mean of all groups has of the fullest. Between its points it is linear.
+A unit's ranks step together, so attention takes as long as on the fullest rank. Experts take as long as for the mean,
+since all ranks' tokens are spread over them. A table has three axes: the load of the fullest attention group, the KV
+that each of its tokens reads, and the mean load as a share of the fullest. It is interpolated linearly.
 """
 
 from bisect import bisect_right
@@ -19,15 +19,15 @@ from stacks.simulator.speed import Level, known_case, slowdown
 __all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
 
 FULLNESS = (0.0, 0.25, 0.5, 1.0)
-POINTS = 9  # of each other axis
-LEAST_SHARE = 1e-3  # of a mean: some token is computed
-MOST_CONTEXT = 131_072.0  # tokens; beyond it the table goes on as at its end
+POINTS = 9  # on each of the other axes
+LEAST_SHARE = 1e-3  # the least mean, as a share of the fullest: it is never 0
+MOST_CONTEXT = 131_072.0  # tokens; a longer context takes as long as this one
 LEAST_CONTEXT = 64.0
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """Seconds at each point of three axes, each ascending; nearest at the ends beyond them."""
+    """Seconds at each point of three ascending axes; beyond an axis, its end counts."""
 
     loads: tuple[float, ...]
     contexts: tuple[float, ...]
@@ -52,12 +52,12 @@ CORNERS = tuple(product((0, 1), repeat=3))
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """How fast the units of a phase are: what each kind of step takes, where they have such steps."""
+    """How fast the units of a phase are: the seconds of each kind of step that they have."""
 
     prompts: StepTable | None
     tokens: StepTable | None
-    step_tokens: int  # of prompts that a rank computes in one step
-    transfer_s_per_token: float = 0.0  # of KV to the next phase
+    step_tokens: int  # prompt tokens that a rank computes in one step
+    transfer_s_per_token: float = 0.0  # to send KV to the next phase
     tokens_per_step: float = 1.0  # of a request: more with drafts
 
 
@@ -78,7 +78,7 @@ def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
 
 
 def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
-    """Return the seconds of a token: its load is a group's requests, at most `most`; its context the KV of each."""
+    """Return the seconds of a token by a group's requests, at most `most`, and the KV of each."""
     case = known_case(outlook)
     return _table(
         _geometric(1.0, max(most, 2.0)),
@@ -87,7 +87,7 @@ def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
 
 
 def _prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
-    """Return the step of prompts: its load is the tokens that a group computes, its context what each of them reads."""
+    """Return the seconds of a step of prompts by the tokens that a group computes and the KV that each reads."""
     case = known_case(outlook)
     prompt = max(case.point.computed_tokens, 1.0)
     return _table(
@@ -107,6 +107,6 @@ def _geometric(first: float, last: float) -> tuple[float, ...]:
 
 
 def _locate(axis: Sequence[float], value: float) -> tuple[int, float]:
-    """Return the point below `value`, and how far from it to the next one `value` is."""
+    """Return the index of the point below `value`, and the fraction of the way to the next point."""
     low = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
     return low, min(max((value - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)

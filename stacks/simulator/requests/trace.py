@@ -1,6 +1,6 @@
-"""Traces of requests: when each came, how long its prompt and its answer were, and what its prompt begins with.
+"""Traces of requests: the time of each, the lengths of its prompt and answer, and what its prompt begins with.
 
-Read are two public formats, told apart by their first line:
+Two public formats are read; the first line tells which it is:
 
     Azure      CSV: `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure/AzurePublicDataset; Patel et al., ISCA 2024)
     Mooncake   JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: an id for each 512 tokens of
@@ -44,8 +44,8 @@ class TraceRequest:
 
 
 def read_trace(path: Path) -> tuple[TraceRequest, ...]:
-    """Return the requests in the file at `path`, by time. Raises CallError where it is no such trace."""
-    if path.exists() and not path.is_file():  # a pipe is waited for, and some devices never end
+    """Return the requests in the file at `path`, by time. Raises CallError for any other file."""
+    if path.exists() and not path.is_file():  # reading a pipe may block, and some devices never end
         raise _trace_error(path, "R411 must be a readable file", "it is no regular file", "choose another")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -63,7 +63,7 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
 
 
 def read_window(text: str) -> tuple[float, float]:
-    """Return the seconds of `600-1200`. Raises CallError where it is none."""
+    """Return both seconds of a window such as `600-1200`. Raises CallError for anything else."""
     matched = WINDOW.fullmatch(text)
     if matched is None or float(matched["start"]) >= float(matched["end"]):
         rule, reason = "R413 must be START-END, in seconds", "it is counted from the trace's first request"
@@ -72,7 +72,7 @@ def read_window(text: str) -> tuple[float, float]:
 
 
 def select_window(requests: Sequence[TraceRequest], start: float, end: float, scale: float = 1.0) -> list[TraceRequest]:
-    """Return the requests from `start` to `end`, as if `scale` times as many came in a second."""
+    """Return the requests from `start` to `end`, with times that make them come `scale` times as fast."""
     return [replace(each, at=(each.at - start) / scale) for each in requests if start <= each.at < end]
 
 

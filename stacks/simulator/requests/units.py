@@ -1,12 +1,12 @@
-"""The units of a simulated service, rank by rank: who waits, who is computed, who gets tokens.
+"""The units of a simulated service, rank by rank: which requests wait, are computed, or get tokens.
 
 Ranks of a unit step together. Here a rank is an attention group, which owns its requests.
 
     PromptUnit   each rank computes its prompts in their order, up to `step_tokens` a step
     TokenUnit    each rank's requests get tokens, step by step, while their KV has room; others wait in their order
 
-A token unit does nothing at each step: between two changes of who is there, all steps take equally long, so it goes
-from one change to the next. Its clock counts the tokens of each request: one a step, and more with drafts.
+A token unit is not simulated step by step: while the same requests run, all steps take equally long, so it jumps from
+one change to the next. Its clock counts the tokens that each request has got: one a step, or more with drafts.
 """
 
 from collections import deque
@@ -21,57 +21,57 @@ from stacks.simulator.requests.step_times import StepTable
 
 __all__ = ["Job", "PromptUnit", "Rank", "TokenUnit"]
 
-MAX_TOKENS = 200.0  # after which the time of a step is looked up again: KV has grown by as many
-SLACK = 1e-6  # tokens, for sums that are rounded
+MAX_TOKENS = 200.0  # tokens by which KV grows before the time of a step is looked up again
+SLACK = 1e-6  # tokens: tolerance for rounded sums
 
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way."""
+    """A request in progress."""
 
     at: float
     prompt: int
     output: int
-    hits: int  # tokens of the prompt that a cache has
+    hits: int  # tokens of the prompt found in a cache
     prompt_rank: "Rank"
     token_rank: "Rank"
-    kv_counted: int  # tokens of KV that the gateway expects it to need
-    waits: bool  # it found no room at its decode rank
-    computed: int = 0  # of its prompt, with hits
-    reported: int = 0  # of that, what the gateway knows
+    kv_counted: int  # tokens of KV that the gateway counted for it
+    waits: bool  # whether it found no room at its decode rank
+    computed: int = 0  # tokens of its prompt computed so far, with hits
+    reported: int = 0  # of those, the tokens that the gateway knows of
     first_token: float = 0.0
     done: float = 0.0
 
     @property
     def kv(self) -> int:
-        """The tokens of KV that it needs to its end."""
+        """The tokens of KV that the request needs at its end."""
         return self.prompt + self.output
 
 
 @dataclass(eq=False)
 class Rank:
-    """One attention group, and what the gateway knows of it."""
+    """One attention group, and the gateway's count of its work."""
 
     load: RankLoad
-    prompts: deque[Job] = field(default_factory=deque)  # that are not finished
-    queue: deque[Job] = field(default_factory=deque)  # that have no room to get tokens
+    prompts: deque[Job] = field(default_factory=deque)  # requests whose prompt is not finished
+    queue: deque[Job] = field(default_factory=deque)  # requests that wait for room to get tokens
     running: int = 0
-    reserved: int = 0  # tokens of KV, to the ends of those that run
+    reserved: int = 0  # tokens of KV that the running requests need at their ends
     kv: float = 0.0  # tokens of KV in use when the unit's clock was `as_of`
 
     def change(self, work: Work, num_waiting: int = 0) -> None:
-        """Let the gateway know of so much more work, or less."""
+        """Add to the work that the gateway counts, or subtract from it."""
         old = self.load
         self.load = RankLoad(old.unit, old.rank, old.phase, old.work + work, old.limits, old.num_waiting + num_waiting)
 
     @property
     def limits(self) -> RankLimits:
-        """What its cache takes."""
+        """The rank's limits, as the gateway knows them."""
         return self.load.limits
 
 
 class PromptUnit:
-    """Computes prompts, a step at a time."""
+    """A unit that computes prompts, a step at a time."""
 
     def __init__(self, ranks: list[Rank], table: StepTable, step_tokens: int) -> None:
         self.ranks = ranks
@@ -90,7 +90,7 @@ class PromptUnit:
         return sum(len(rank.prompts) for rank in self._busy)
 
     def add(self, job: Job) -> None:
-        """Let a prompt wait at its rank."""
+        """Queue a request's prompt at its rank."""
         job.computed = job.hits
         job.prompt_rank.prompts.append(job)
         self._busy.add(job.prompt_rank)
@@ -121,7 +121,7 @@ class PromptUnit:
         return finished
 
     def _take(self, rank: Rank) -> tuple[int, int]:
-        """Take what one rank computes in this step, and return its tokens and the pairs that these form."""
+        """Take the prompts that one rank computes in this step, and return their tokens and their query-key pairs."""
         left, pairs = self._step_tokens, 0
         for job in rank.prompts:
             tokens = min(left, job.prompt - job.computed)
@@ -134,17 +134,17 @@ class PromptUnit:
 
 
 class TokenUnit:
-    """Makes tokens."""
+    """A unit that makes tokens."""
 
     def __init__(self, ranks: list[Rank], table: StepTable, tokens_per_step: float) -> None:
         self.ranks = ranks
         self._table, self._tokens_per_step = table, tokens_per_step
-        self._tokens, self._clock_time = 0.0, 0.0  # the clock: tokens, and the time at which it showed them
+        self._tokens, self._clock_time = 0.0, 0.0  # the clock: tokens, and the time at which it was read
         self._token_s = 0.0
-        self._pause_s = 0.0  # that each token waits for its part of a step of prompts, in mixed units
+        self._pause_s = 0.0  # in mixed units: seconds of a step of prompts before each step of tokens
         self._ends: list[tuple[float, int, Job]] = []
         self._order = count()
-        self._active: dict[Rank, int] = {}  # ranks that make tokens, with their requests
+        self._active: dict[Rank, int] = {}  # rank -> its number of requests that get tokens
 
     @property
     def running(self) -> int:
@@ -158,16 +158,16 @@ class TokenUnit:
 
     @property
     def token_seconds(self) -> float:
-        """The time between two tokens of a request now."""
+        """The present time between two tokens of a request."""
         return self._token_s + self._pause_s
 
     @property
     def turn_seconds(self) -> float:
-        """The time between two steps of tokens now, with the prompts that these wait for."""
+        """The present time between two steps of tokens, with the step of prompts between them."""
         return self._tokens_per_step * self.token_seconds
 
     def advance(self, now: float) -> None:
-        """Let the clock go on until `now`."""
+        """Advance the clock to `now`."""
         if self.token_seconds:
             tokens = (now - self._clock_time) / self.token_seconds
             self._tokens += tokens
@@ -176,18 +176,18 @@ class TokenUnit:
         self._clock_time = now
 
     def pause(self, now: float, seconds: float) -> None:
-        """Let each step of tokens wait for `seconds` from now on."""
+        """Make each step of tokens wait `seconds` from now on."""
         self.advance(now)
         self._pause_s = seconds / self._tokens_per_step
 
     def add(self, now: float, job: Job) -> None:
-        """Give a request tokens from the next step on, or let it wait."""
+        """Start a request at the next step, or queue it."""
         self.advance(now)
         job.token_rank.queue.append(job)
         self._seat(job.token_rank)
 
     def end(self, now: float) -> list[Job]:
-        """Return the requests that have their last token by `now`."""
+        """Remove and return the requests that have their last token by `now`."""
         self.advance(now)
         done = []
         while self._ends and self._ends[0][0] <= self._tokens + SLACK:
@@ -200,7 +200,7 @@ class TokenUnit:
         return done
 
     def next_change(self, now: float) -> float | None:
-        """Return when to ask again: at the next end, or when the time of a step is to be looked up again."""
+        """Return the time of the next change: a request ends, or the time of a step must be looked up again."""
         if not self._ends:
             self._token_s = 0.0
             return None
@@ -208,7 +208,7 @@ class TokenUnit:
         return now + max(min(self._ends[0][0] - self._tokens, MAX_TOKENS), 0.0) * self.token_seconds
 
     def _seat(self, rank: Rank) -> None:
-        """Give those that wait longest the room that there is."""
+        """Start queued requests, oldest first, while there is room."""
         while rank.queue:
             job = rank.queue[0]
             if rank.running >= rank.limits.max_requests or rank.reserved + job.kv > rank.limits.kv_tokens:
@@ -234,6 +234,6 @@ class TokenUnit:
             del self._active[rank]
 
     def _seconds(self) -> float:
-        """Return the time of a token with who is there now."""
+        """Return the seconds of a token with the present requests."""
         most, kv = max(self._active.values()), max(rank.kv for rank in self._active)
         return self._table.seconds_at(most, kv / most, self.running / len(self.ranks) / most)
