@@ -30,7 +30,7 @@ from runtime.worker.cpus import usable_cpus
 __all__ = ["main"]
 
 DRAIN = "time for answers to be finished after SIGTERM (default: none)"
-DRAIN_S = 5.0  # assumed: a short answer's time, for who starts a gateway by hand
+DRAIN_S = 5.0  # assumed: time for a short answer, if a gateway is started by hand
 DRAIN_OF_GATEWAY = f"time for answers to be finished after SIGTERM (default: {DRAIN_S:g})"
 MAX_DRAIN_S = 86_400.0
 GATEWAYS = "gateways side by side, among which a key's limits and the places to wait are divided (default: 1)"
@@ -38,9 +38,7 @@ TLS = "tls.crt, tls.key and ca.crt, which ranks and gateway show each other (def
 WEIGHTS = "where the gateways of a deployment remember with which weights it serves (default: nowhere)"
 TOKENIZER = "where they remember with which files of the tokenizer it serves (default: nowhere)"
 BALANCERS = [policy.value for policy in Policy]
-TRACE_FOLDER = (
-    "TIDEMILL_TRACE"  # in the environment, since whoever wants it is seldom who starts the ranks; empty: none
-)
+TRACE_FOLDER = "TIDEMILL_TRACE"  # an environment variable, since users seldom start ranks themselves; empty: no trace
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Log(io.TextIOWrapper):
-    """Stderr, which is a log: what a full disk does not take is lost, and whoever said it goes on."""
+    """Stderr as a log: lines that a full disk does not take are lost, and the process goes on."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -265,9 +263,9 @@ def _seconds(text: str) -> float:
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Collect no garbage while torch is imported, nor look through its modules later: what they make is none.
+    """Pause garbage collection while torch is imported, and exempt its modules later: they produce no garbage.
 
-    Otherwise an eighth of the CPU time of importing is spent looking.
+    Otherwise an eighth of the CPU time of importing is spent on it.
     """
     gc.disable()
     try:
@@ -287,7 +285,7 @@ def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a bug's traceback and end. What asyncio says of its tasks at Python's exit would hide it from the node."""
+    """Show a bug's traceback and end. At a normal exit, asyncio's warnings about its tasks would hide it."""
     sys.__excepthook__(kind, error, trace)
     sys.stderr.flush()
     os._exit(1)
@@ -298,8 +296,8 @@ if __name__ == "__main__":
     sys.stderr = _Log(sys.stderr.buffer, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
     try:
         exit_status = main()
-    except SystemExit as ended:  # a node's, by SIGTERM
+    except SystemExit as ended:  # raised in a node, by SIGTERM
         exit_status = ended.code if isinstance(ended.code, int) else 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_status)  # gloo and the network thread have nothing to say any more, and may wait for peers
+    os._exit(exit_status)  # gloo and the network thread may still wait for peers

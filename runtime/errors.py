@@ -1,4 +1,4 @@
-"""The errors of the runtime that are not our bugs: each is one sentence that a user can act on.
+"""The errors of the runtime that are not bugs: each is one sentence that a user can act on.
 
 RuntimeFailure             exit 1: something failed while running
 |-- CheckpointError        the checkpoint cannot be read, or is not what it says

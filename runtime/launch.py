@@ -1,7 +1,7 @@
-"""The launch file: all that a unit or the gateway is told before it starts, and the only seam to the planner.
+"""The launch file: everything that a unit or the gateway is told before it starts, and the only link to the planner.
 
-Read once, checked before anything is loaded: an unknown version, an unknown key or a digest that does not match its
-content stops the process with both values printed. Peers are discovered, never listed here.
+It is read once and checked before anything is loaded: an unknown version, an unknown key or a digest that does not
+match its content stops the process with both values printed. Peers are discovered, never listed here.
 
 The three digests, each over canonical JSON (sorted keys, no spaces, ASCII):
     launch_digest    this very file
@@ -58,7 +58,7 @@ class Checkpoint(_Part):
 
 
 class Limits(_Part):
-    """The limits of one rank at a time; `kv_tokens` is for all its requests together, at least one of full length."""
+    """The limits of one rank; `kv_tokens` is for all its requests together, at least one of full length."""
 
     max_requests: AtLeastOne
     max_request_tokens: AtLeastOne
@@ -178,8 +178,10 @@ class GatewayLaunch(_Part, kw_only=True):
     checkpoint: Checkpoint
     limits: Limits
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
-    stall_timeout_s: AtLeastOne  # for which a ready rank's steps may stand still
-    resume_timeout_s: Annotated[int, msgspec.Meta(ge=0)]  # for which a request that lost a rank waits for others
+    stall_timeout_s: AtLeastOne  # seconds for which a ready rank's steps may stand still
+    resume_timeout_s: Annotated[
+        int, msgspec.Meta(ge=0)
+    ]  # seconds for which a request that lost a rank waits for another
     tls: GatewayTls
     ports: GatewayPorts
 

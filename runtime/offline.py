@@ -237,7 +237,7 @@ def _run_rank(job: Job) -> None:
         logits = [engine.prompt_logits(share[turn : turn + 1]) for turn in _turns(group, len(share))]
         named: dict[str, Any] = {str(turn): part[0].numpy() for turn, part in enumerate(logits) if part}
         np.savez(job.scratch / f"{job.rank}.npz", **named)
-    group.any(False)  # nobody leaves while a peer still computes
+    group.any(False)  # no rank ends while a peer still computes
 
 
 def _engine_config(job: Job, folder: Path) -> EngineConfig:
@@ -253,7 +253,7 @@ def _engine_config(job: Job, folder: Path) -> EngineConfig:
 
 
 def _join(job: Job, scratch: Path) -> list[list[int]]:
-    """Put the ranks' parts back into the order of the prompts."""
+    """Join the ranks' outputs, in the order of the prompts."""
     shares = [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(job.ep)]
     total = sum(map(len, shares))
     if job.logits is not None:
@@ -261,7 +261,7 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
         with (
             _report_write_errors(job.logits),
             job.logits.open("wb") as file,
-        ):  # under the name as given: numpy would add an ending to it
+        ):  # an open file: numpy would add an ending to a name
             np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
     return [shares[n % job.ep][n // job.ep] for n in range(total)]
 

@@ -8,8 +8,8 @@ is in use. Nothing is recorded, at the price of one comparison a span, unless `r
 so what it records is the process's, and calls need not hand it around.
 
 Events are written as they end, in the format's array form, whose last bracket may be missing: a rank is killed, not
-stopped. Where no more can be written the record ends, and what is recorded goes on. The clock is the machine's
-(CLOCK_MONOTONIC), so the files of ranks on one machine can be joined.
+stopped. If no more can be written the trace ends, and the rank goes on. The clock is the machine's (CLOCK_MONOTONIC),
+so the files of ranks on one machine can be joined.
 
 Source: "Trace Event Format" (Google, 2016), complete events and metadata events.
 """
@@ -35,7 +35,7 @@ MAX_EVENTS = 1_000_000  # about 150 MB; what happens later is not in the file
 
 
 class _Recorder:
-    """Writes one rank's events. `where` is what a span is about besides its own arguments."""
+    """Writes one rank's events. `where` is added to the arguments of every span."""
 
     def __init__(self, file: TextIO, rank: int) -> None:
         self._file, self._rank = file, rank
@@ -63,7 +63,7 @@ class _Recorder:
     def end(self) -> None:
         """Complete the file, unless it was full before."""
         self._add(json.dumps({"name": "end", "ph": "M", "pid": self._rank, "args": {}}) + "\n]\n")
-        with suppress(OSError):  # said already
+        with suppress(OSError):  # already reported
             self._file.close()
 
     def _write(self, name: str, kind: str, **fields: Any) -> None:
@@ -123,7 +123,7 @@ def link(exchange: Callable[[], T]) -> Callable[[], T]:
 
 
 def link_recorder() -> Callable[[int, int], None]:
-    """Return a function that records an exchange which nobody waits for all the time, given when it began and ended.
+    """Return a function that records an exchange from the times when it began and ended.
 
     Both are in ns of the machine's clock.
     """
@@ -150,6 +150,6 @@ def join(parts: list[Path], whole: Path) -> None:
 
 def _open_trace(path: Path) -> TextIO:
     try:
-        return path.open("w", buffering=1)  # by lines
+        return path.open("w", buffering=1)  # buffered by lines
     except OSError as error:
         raise UsageError(f"cannot write the trace {path}: {error.strerror}") from None

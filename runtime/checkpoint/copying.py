@@ -1,7 +1,7 @@
 """Copying a checkpoint's files, several at a time, and comparing them with the manifest as their bytes go by.
 
-A file is `.NAME.partial` until it is whole and on the disk. What the destination had under that name is never written
-to: it may be a link. Which files are copied, and when, is decided in `stage.py`.
+A file is `.NAME.partial` until it is whole and on the disk. An existing file of that name is never written to: it may
+be a link. Which files are copied, and when, is decided in `stage.py`.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def copy_files(
         ]
         for copy in copies:
             copy.result()
-    finally:  # what has not begun is not waited for
+    finally:  # do not wait for files that have not begun
         threads.shutdown(cancel_futures=True)
     checked = "compared with its manifest" if manifest else f"not compared: it has no {MANIFEST}"
     say(f"copied {total / 1e9:,.1f} GB from {folder} to {destination}, {checked}")
@@ -80,16 +80,16 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once it is whole and on the disk. Raise OSError."""
     partial = path.with_name(partial_name(path.name))
     partial.unlink(missing_ok=True)
-    with partial.open("xb") as file:  # never what a link there points to
+    with partial.open("xb") as file:  # never follows a link
         yield file
         file.flush()
         os.fsync(file.fileno())
-        os.fchmod(file.fileno(), 0o644)  # ranks are another user
+        os.fchmod(file.fileno(), 0o644)  # ranks run as another user
     partial.replace(path)
 
 
 def say(sentence: str) -> None:
-    """Write a line to the pod's log."""
+    """Print a line to stderr, the pod's log."""
     print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -123,7 +123,7 @@ def _parts(path: Path, size: int) -> Iterator[bytes]:
     left, unchanged = size, UnchangedFiles([path])
     try:
         with open_file(path) as file:
-            while part := file.read(min(PART_BYTES, left + 1)):  # one more, to see that it ends there
+            while part := file.read(min(PART_BYTES, left + 1)):  # one byte more, to check that the file ends there
                 left -= len(part)
                 if left < 0:
                     raise CheckpointError(f"{path} grew while it was copied: it had {size:,} bytes")

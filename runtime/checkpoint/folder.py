@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 BUNDLED = "bundled:"
-MAX_READ_BYTES = 100 * 2**20  # of a file that is read at once; DeepSeek-V3's largest is its index, 9 MB
+MAX_READ_BYTES = 100 * 2**20  # the most of a file read at once; DeepSeek-V3's largest is its index, 9 MB
 
 
 class OpenFile:
-    """A file that stays open while it is read in parts: another file that takes its name is not mixed in."""
+    """A file that stays open while it is read in parts, so that a file that replaces it is not mixed in."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
@@ -55,7 +55,7 @@ class OpenFile:
             raise CheckpointError(f"{self.path} became shorter while it was read")
 
     def first_hole(self) -> int:
-        """Return where the file system first stores nothing; the file's end if it stores all, or if nobody knows."""
+        """Return the offset of the first hole in the file; its end if there is none, or if that is not known."""
         with suppress(OSError):
             return os.lseek(self._file.fileno(), 0, os.SEEK_HOLE)
         return self.num_bytes
@@ -73,7 +73,7 @@ class UnchangedFiles:
     """Small files that are read more than once while a rank loads: each time they must be the same."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Note the files as they are now; one may be missing, and then has to stay so."""
+        """Note the files as they are now; a missing one has to stay missing."""
         self._began = {path: _read_stamp(path) for path in paths}
 
     def require(self) -> None:
@@ -138,8 +138,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file that has an end. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a FIFO would be waited for here
+    """Open a regular file. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a FIFO would block
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(f"{path} is not a regular file, nor a link to one")

@@ -1,6 +1,6 @@
 """The manifest: what every file of a checkpoint must hold, written once and compared wherever a rank loads.
 
-`tidemill checkpoint digest` writes it beside `config.json`. It has a digest for each tensor, because that is what one
+`tidemill checkpoint digest` writes it beside `config.json`. It has a digest for each tensor, because that is what a
 rank can check: it reads the tensors of its own experts, and never a whole file. The digests are of the stored bytes, so
 they hold at any precision.
 
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the folder's manifest, or None. Raise CheckpointError if it cannot be read, or is of another config."""
+    """Return the folder's manifest, or None. Raise CheckpointError if it cannot be read or has another config."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         return None
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def check_weights_digest(folder: Path, digest: str | None) -> None:
-    """Refuse other weights than the plan's, if the plan names some. Raise CheckpointError."""
+    """Refuse weights other than the plan's, if the plan names them. Raise CheckpointError."""
     if digest is None:
         return
     path = folder / MANIFEST
@@ -102,7 +102,7 @@ def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progr
     threads = ThreadPoolExecutor(num_threads)
     try:
         digests = list(threads.map(partial(_digest, progress=progress), (tensor for _, _, tensor in stored)))
-    finally:  # after Ctrl-C too: what has not begun is not waited for
+    finally:  # after Ctrl-C too: do not wait for tensors that have not begun
         threads.shutdown(cancel_futures=True)
     files: dict[str, dict[str, str]] = {shard.path.name: {} for shard in shards}
     for (file, name, _), digest in zip(stored, digests, strict=True):
@@ -115,7 +115,7 @@ def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progr
 
 
 def write_manifest(manifest: Manifest, path: Path) -> str:
-    """Write it whole or not at all, and return the sha256 of its bytes. Raise RuntimeFailure."""
+    """Write the manifest atomically, and return the sha256 of its bytes. Raise RuntimeFailure."""
     content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
     try:
         _write(content, path)

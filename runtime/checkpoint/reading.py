@@ -1,13 +1,12 @@
 """Digests of the tensors that a rank reads, made while it reads them.
 
-Without a manifest they only tell ranks apart that read different bytes by accident. A GMAC (NIST SP 800-38D) with a
-key that everybody knows does that: it has 128 bits, and processors have instructions for it, so a part is hashed on
-the spot while it is in the cache. Nobody is kept from forging one: whoever can write a checkpoint can write its
-manifest as well.
+Without a manifest, digests only have to show that ranks read different bytes by accident. A GMAC (NIST SP 800-38D) with
+a published key does that: it has 128 bits, and processors have instructions for it, so a part is hashed at once, while
+it is in the cache. It prevents no forgery: whoever can write a checkpoint can write its manifest as well.
 
-With a manifest they are the manifest's SHA-256. That takes longer and lets go of the interpreter, so parts are hashed
-on threads of their own while the next ones are read. A tensor's parts are hashed on one thread, in order. Few bytes
-wait: a loading rank's memory stays that of its weights and little more.
+With a manifest they are the manifest's SHA-256. That takes longer and releases the interpreter's lock, so parts are
+hashed on threads of their own while the next ones are read. A tensor's parts are hashed on one thread, in order. Few
+bytes wait to be hashed, so a loading rank needs little more memory than its weights.
 """
 
 import hashlib
@@ -27,11 +26,11 @@ __all__ = ["ReadDigests"]
 
 AT_ONCE_BYTES = 2**18  # a smaller part is hashed sooner than it is handed to a thread
 KNOWN_KEY, NONCE = AESGCM(b"tidemill weights"), bytes(12)  # nothing is encrypted
-WAITING_BYTES = 2**25  # so that a thread that wakes up late delays nobody
+WAITING_BYTES = 2**25  # so that a thread that wakes up late delays no other
 
 
 class _Gmac:
-    """A checksum with the methods of hashlib: the GMAC of its parts' GMACs. Other parts have another one."""
+    """A checksum with the methods of hashlib: the GMAC of its parts' GMACs. It depends on where parts begin."""
 
     def __init__(self) -> None:
         self._tags = b""
@@ -70,7 +69,7 @@ class ReadDigests:
                 thread.shutdown()
 
     def add(self, name: str, stored: StoredTensor, part: memoryview) -> None:
-        """Take the next part of a tensor, whose bytes nobody changes any more."""
+        """Take the next part of a tensor, whose bytes must not change any more."""
         if self._expected is None or part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
             self._take(name, stored, part)
             return

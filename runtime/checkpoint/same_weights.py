@@ -1,4 +1,4 @@
-"""Tell whether ranks read the same weights, although none of them can see the other's files.
+"""Checks that ranks read the same weights, although none can see another's files.
 
 Each rank digests the stored bytes of whatever it reads, and sums them up by part:
 
@@ -8,7 +8,7 @@ Each rank digests the stored bytes of whatever it reads, and sums them up by par
 
 The digest over the parts of a whole unit names its weights. It depends on no rank's share, no expert map and no file:
 units that read the same tensors have the same one, also where shards are cut or ordered differently. With a manifest,
-every rank has held what it read against it, so the manifest's own digest stands for all parts.
+every rank has compared what it read with it, so the manifest's own digest stands for all parts.
 """
 
 import re
@@ -30,7 +30,7 @@ EXPERT, LAYER = re.compile(r".+\.experts\.\d+(?=\.)"), re.compile(r".+\.layers\.
 KEPT = 19  # characters of a part's digest, `sha256:` and twelve: each rank of a unit gets those of all
 MORE = "tidemill checkpoint digest makes a manifest that says which copy is right"
 
-Parts = dict[str, str]  # part -> digest of what was read of it
+Parts = dict[str, str]  # part -> digest of the bytes read
 
 
 class ReadWeights(msgspec.Struct, frozen=True):

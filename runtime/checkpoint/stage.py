@@ -1,10 +1,10 @@
 """`python -m runtime stage`: copy a checkpoint to a node's own disk before its ranks load it.
 
-A pod's first container runs it, each time that the pod starts. So a copy that is there is found within a moment, one
-that was interrupted goes on, and of two pods on one node the second waits for the first.
+A pod's first container runs it, each time that the pod starts. A complete copy is recognised within a moment, an
+interrupted one is continued, and of two pods on one node the second waits for the first.
 
-    .NAME.partial       a file on its way; it gets its name once it is whole and on the disk
-    .tidemill-staged    which source the files are of: its files, their sizes and times, and its manifest
+    .NAME.partial       an incomplete file; it gets its name once it is whole and on the disk
+    .tidemill-staged    the source of the files: their names, sizes and times, and its manifest
 
 It removes only files that `.tidemill-staged` lists, and refuses a folder that has others. Where the checkpoint has a
 manifest, its files' bytes are compared with it while they are copied. Ranks compare the copy again as they load it: the
@@ -28,7 +28,7 @@ from runtime.errors import CheckpointError, RuntimeFailure
 
 __all__ = ["stage"]
 
-OWN = ".tidemill-stage"  # what staging keeps for itself begins with it
+OWN = ".tidemill-stage"  # the beginning of the names of staging's own files
 STAGED = f"{OWN}d"
 LOCK = f"{OWN}.lock"
 
@@ -109,7 +109,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Keep out other pods of this node, which may stage the same. The kernel drops the lock when the process ends."""
+    """Lock the folder against other pods of this node. The kernel drops the lock when the process ends."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # else a FIFO would be waited for here
     with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -143,14 +143,14 @@ def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> Non
     if others := [path.name for path in there if path.name not in ours]:
         has = f"has files that staging did not copy, such as {others[0]}"
         raise RuntimeFailure(f"{destination} {has}: empty it, or name another folder for the copy")
-    _write_record(destination, {"files": known["files"]})  # what is removed halfway is of no source
+    _write_record(destination, {"files": known["files"]})  # a half-removed copy belongs to no source
     for path in there:
         path.unlink()
     _write_record(destination, identity)
 
 
 def _read_record(destination: Path) -> dict[str, Any]:
-    """Return what was staged; no files if nothing was. Raise RuntimeFailure for what staging does not write."""
+    """Return the record of what was staged, without files if there is none. Raise RuntimeFailure for a foreign file."""
     path = destination / STAGED
     if not os.path.lexists(path):
         return {"files": {}}

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint and where they lie, read from the headers of its files and held against their sizes.
+"""The tensors of a checkpoint and where they lie, read from the headers of its files and checked against their sizes.
 
 Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
 """
@@ -16,7 +16,7 @@ from runtime.errors import CheckpointError
 
 __all__ = ["Shard", "StoredTensor", "index_tensors", "open_shards", "read_shards", "refuse_holes"]
 
-LENGTH_BYTES = 8  # of a safetensors header, before it
+LENGTH_BYTES = 8  # the length of a safetensors header is stored before it
 MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 
 
@@ -67,7 +67,7 @@ class _TensorEntry(msgspec.Struct):
 def open_shards(folder: Path) -> Iterator[list[Shard]]:
     """Yield every file by its header, which is held against its size, in name order. Raise CheckpointError.
 
-    The files are open meanwhile, so tensors are read from the same files as headers. At the end, none may have changed.
+    The files stay open, so tensors are read from the same files as headers. At the end, none may have changed.
     """
     with ExitStack() as files:
         shards = []

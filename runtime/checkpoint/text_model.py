@@ -3,7 +3,7 @@
     {"model_type": "kimi_k25", "text_config": {...}, "vision_config": {...}}
     language_model.model.embed_tokens.weight    vision_tower.encoder...    mm_projector...
 
-Only the text model is read. What computes it asks here, and never learns that there was more.
+Only the text model is read. The code that computes it asks here, and does not know of the rest.
 
 Source of the keys: transformers 5.23.0 `Kimi_K25Config`. Source of the prefix: its conversion_mapping.py, `kimi_k25`.
 """
@@ -17,14 +17,14 @@ from runtime.errors import CheckpointError
 
 __all__ = ["TextModel", "read_text_model"]
 
-PREFIXES = {"kimi_k25": "language_model."}  # model_type of the whole -> what its text model's tensors begin with
-USUAL_TYPE = "deepseek_v3"  # of a text_config that does not say it
+PREFIXES = {"kimi_k25": "language_model."}  # model_type of the whole -> prefix of its text model's tensors
+USUAL_TYPE = "deepseek_v3"  # the default of a text_config without a type
 OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")  # keys of the whole that win over the text's
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """The keys of the text model's config, and what its tensors' names begin with: "" where there is nothing else."""
+    """The keys of the text model's config, and the prefix of its tensors' names: "" if there is only a text model."""
 
     config: dict[str, Any]
     prefix: str

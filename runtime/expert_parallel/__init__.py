@@ -1,1 +1,1 @@
-"""Rows to experts and back: the group of ranks, dispatch and combine, overlap."""
+"""Expert parallelism: the group of ranks, dispatch and combine of rows, overlap."""

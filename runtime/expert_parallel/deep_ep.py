@@ -1,25 +1,25 @@
-"""Dispatch and combine by DeepEP's kernels, in both forms, behind the seam of `dispatcher.py`.
+"""Dispatch and combine by DeepEP's kernels, in both forms, behind the interface of `dispatcher.py`.
 
     normal         for steps with prompts. A token's row goes to each node once and on to its ranks; the host waits once
                    a dispatch, until it knows how many rows come. The rank puts them in order of its slots, each slot's
                    filled up to the tiles of the matmuls. In combine it adds what its own slots made of a token, with
                    the gate's weights, and DeepEP adds up the ranks.
-    low latency    for steps of decode. Rows go straight into the slots' room at their ranks, quantised on the way, and
-                   nobody waits for counts. DeepEP's combine weighs and adds.
+    low latency    for steps of decode. Rows are written straight into the slots' room at their ranks, quantised on the
+                   way, and the host waits for no counts. DeepEP's combine weighs and adds.
 
-Neither promises an order of addition, so deterministic mode admits neither.
+Neither guarantees an order of addition, so deterministic mode allows neither.
 
 A rank's buffers are made in its first step, together with its peers. DeepEP hands addresses around for that, by the
 unit's own store (`_Handles`) instead of torch's default process group, which would pickle and listen elsewhere. The
 buffers end with the process: DeepEP's destructor waits for the peers, and a rank that has lost one could not end.
 
-DeepEP has two low-latency buffers, and the third exchange would overwrite the first: no more than two may be under way.
+DeepEP has two low-latency buffers, and the third exchange would overwrite the first: no more than two may run at once.
 
 Worked example of the order in the normal form, 2 slots, tiles of 4: three tokens come, with slots (0), (0, 1) and (1).
 Their rows lie at 0, 1 | 4, 5; rows 2, 3, 6 and 7 fill the tiles. Combine adds rows 1 and 4 for the second token.
 
-Of the normal form we have run exchanges between two ranks on one H100 (docs/performance.md), and none between GPUs. The
-low-latency form, which needs an InfiniBand NIC, we have not run.
+We have run the normal form between two ranks on one H100 (docs/performance.md), and not between GPUs. We have not run
+the low-latency form, which needs an InfiniBand NIC.
 
 Source: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py, docs/legacy.md ("Interfaces and Examples") and
 tests/legacy.
@@ -72,7 +72,7 @@ RANKS_PER_NODE = contracts.NVLINK_PEERS  # of a unit on several nodes, in the no
 
 @dataclass(frozen=True)
 class SummedRows:
-    """A token's results, added where they came together."""
+    """A token's results, already added up by DeepEP."""
 
     result_TD: Tensor
 
@@ -90,7 +90,7 @@ def deep_ep_form(
     ops: Ops,
     capacity: int | None,
 ) -> TokenDispatcher | None:
-    """Return DeepEP's form for this unit, or None if there is none; the log says once why not.
+    """Return the form of DeepEP that fits this unit, or None; the log then says once why not.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     """
@@ -132,7 +132,7 @@ def find_low_latency_obstacle(group: Group, hidden_size: int, top_k: int) -> str
 
 
 class _DeepEp:
-    """The common part of both forms: the unit, its rows, and DeepEP's buffer once its ranks are here."""
+    """The common part of both forms: the unit, its rows, and DeepEP's buffer once all ranks have joined."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = False
@@ -162,7 +162,7 @@ class NormalDispatcher(_DeepEp):
     """DeepEP's normal kernels."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Send rows. The rows that this rank is sent are put in order when they have arrived."""
+        """Send rows. Rows that arrive at this rank are put in the order of its slots."""
         x, weights_TK = self.row_format.quantise(x_TD), weights_TK.contiguous()
         x = Quantised(x.codes, x.scales.contiguous()) if isinstance(x, Quantised) else x
         contracts.check_dispatch(x, slots_TK, weights_TK, self.group.size, self.num_slots)
@@ -185,7 +185,7 @@ class NormalDispatcher(_DeepEp):
                 async_finish=True,
                 allocate_on_comm_stream=True,
             )
-        arrived = [came, slots, weights]  # emptied when they are in order: rows are held once
+        arrived = [came, slots, weights]  # emptied when they are in order, so that memory holds them only once
 
         def place_arrived(_: object) -> DispatchedRows:
             return self._place_arrived(arrived, counts, handle, self._count_sent(slots_TK))
@@ -193,7 +193,7 @@ class NormalDispatcher(_DeepEp):
         return Pending(event.current_stream_wait, place_arrived)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Add what this rank's slots made of each token, then send the sums back."""
+        """Add the results of this rank's slots for each token, then send the sums back."""
         handle, place_TK, weights_TK = dispatched.way_back
         rows_RD = self.ops.add_rows(results, place_TK, weights_TK)
         contracts.check_combine(rows_RD)
@@ -207,7 +207,7 @@ class NormalDispatcher(_DeepEp):
         return Pending(event.current_stream_wait, lambda _: SummedRows(combined_TD))
 
     def _place_arrived(self, arrived: list[Any], counts: list[int], handle: Any, sent_W: Tensor) -> DispatchedRows:
-        """Put the tokens that came, each once, into the rows of their slots here."""
+        """Copy each arrived token into the rows of its slots here."""
         came, slots_TK, weights_TK = arrived
         arrived.clear()
         place_TK, counts_M = self.ops.place_rows(slots_TK, self.slots_per_rank)
@@ -241,12 +241,12 @@ class LowLatencyDispatcher(_DeepEp):
         self._num_under_way = 0
 
     def begin_step(self, num_tokens: int) -> None:
-        """Assert that there is room for this many: otherwise the launch file's limits are broken."""
+        """Assert that there is room for this many tokens: more would break the launch file's limits."""
         assert num_tokens <= self.capacity
         super().begin_step(num_tokens)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Begin to send; after the wait the rows are in their slots' room."""
+        """Begin to send; after `wait` the rows are in their slots' room."""
         x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
         sizes = self.group.size, self.num_slots, self.capacity
         contracts.check_low_latency_dispatch(x_TD, slots_TK, weights_TK, *sizes)
@@ -266,7 +266,7 @@ class LowLatencyDispatcher(_DeepEp):
         return Pending(self._count_exchange(hook), lambda _: dispatched)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Begin to send back; DeepEP weighs and adds as the results come."""
+        """Begin to send back; DeepEP weighs and adds the results as they arrive."""
         slots_TK, weights_TK, handle = dispatched.way_back
         contracts.check_low_latency_combine(results, self.group.size, self.num_slots, self.capacity)
         combined_TD, _, hook = self._buffer.low_latency_combine(
@@ -275,7 +275,7 @@ class LowLatencyDispatcher(_DeepEp):
         return Pending(self._count_exchange(hook), lambda _: SummedRows(combined_TD))
 
     def _count_exchange(self, hook: Callable[[], None]) -> Callable[[], None]:
-        """Count an exchange until its rows are waited for."""
+        """Count an exchange as running until its rows are waited for."""
         self._num_under_way += 1
         assert self._num_under_way <= MAX_UNDER_WAY, "a third exchange would overwrite the first"
 
@@ -300,9 +300,9 @@ class LowLatencyDispatcher(_DeepEp):
 
 
 class _Handles:
-    """The communicator that DeepEP asks for while it makes its buffer: who is who, and everybody's handle.
+    """The communicator that DeepEP needs while it makes its buffer: ranks, and the exchange of their handles.
 
-    A handle is a device's number, an address as bytes, or None where a rank has none.
+    A handle is a device's number, an address as bytes, or None if a rank has none.
     """
 
     def __init__(self, group: Group) -> None:

@@ -1,13 +1,13 @@
-"""Dispatch and combine: every (token, choice) pair goes to the rank that holds its slot, is computed there, comes back.
+"""Dispatch and combine: each (token, choice) pair is sent to its slot's rank, computed there, and sent back.
 
     slots are numbered rank by rank: slot s lives on rank s // slots_per_rank
     dispatch   x [T, D], slots and weights [T, K]  ->  rows at this rank, by local slot, and how many each slot got
     combine    what the experts made of the rows   ->  each token's weighted sum over its choices
 
-Both begin an exchange and return at once; what comes of it is had by `wait()`. Between the two the caller may compute,
-which is all that overlap is (`overlap.py`). Sizes and rows are one exchange, sizes first.
+Both begin an exchange and return at once; `wait()` returns its result. The caller may compute in between: that is what
+overlap uses (`overlap.py`). Sizes and rows are one exchange, sizes first.
 
-A dispatcher declares what its caller must know, and the caller asks for nothing else:
+A dispatcher declares what its caller must know, and the caller depends on nothing else:
 
     rows               contiguous: slot after slot, as many as came; or masked: room for Z rows in each slot. How many
                        came is a tensor either way; of contiguous rows the host knows it too, because it made room.
@@ -17,10 +17,10 @@ A dispatcher declares what its caller must know, and the caller asks for nothing
 
 A token goes to a rank once, however many of its slots are there. Worked example: slots 0-2 on rank 0, 3-5 on rank 1. A
 token of rank 0 wants slots 4, 1 and 5: rank 1 gets one row, "4 1 5" and the activations, and makes two of it; rank 0
-keeps one. Back come two rows, the outputs of slots 4 and 5. The weights stay at home, where the sum is made.
+keeps one. Two rows come back, the outputs of slots 4 and 5. The weights stay at rank 0, which makes the sum.
 
-`LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it.
-A rank without tokens still takes part: the collectives are a group's, not a token's.
+`LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it. A rank without tokens still
+takes part, since every collective needs all ranks of the group.
 
 Models: torchtitan (`TokenDispatcher`: one interface, Local and AllToAll); DeepEP (the words). DeepEP's low-latency form
 has masked rows and a combine that weighs, its normal form contiguous rows and a combine that does not.
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pending(Generic[T]):
-    """An exchange that has begun. `arrive` waits for what comes, `finish` makes the result of it."""
+    """An exchange that has begun. `arrive` waits for the rows, `finish` makes the result from them."""
 
     arrive: Callable[[], Any]
     finish: Callable[[Any], T]
@@ -78,10 +78,10 @@ class Pending(Generic[T]):
 
 
 class WeightsApplied(Enum):
-    """The place where the gate's weights meet the experts' results."""
+    """The step in which the experts' results are multiplied by the gate's weights."""
 
     BY_COMBINE = auto()
-    BY_EXPERTS = auto()  # rows come with their weights, and combine adds what it is given
+    BY_EXPERTS = auto()  # rows come with their weights, and combine only adds
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ContiguousRows:
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """The same number of rows in each local slot, of which the first `counts_M` mean something."""
+    """The same number of rows in each local slot, of which only the first `counts_M` are valid."""
 
     rows_MZD: Tensor | Quantised
     counts_M: Tensor
@@ -123,8 +123,8 @@ ExpertRows = ContiguousRows | MaskedRows
 def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
     """Return the rows that a slot gets on average while every rank dispatches `capacity` tokens, rounded up.
 
-    A rank cannot know what its peers hold, and a recorded step keeps the number for good: a rank that was idle when it
-    recorded gets as many rows as any other. So the number is the planned load, whatever this rank dispatches. By
+    A rank does not know its peers' tokens, and a recorded step keeps the number: a rank that was idle when it recorded
+    gets as many rows later as any other. So the number is the planned load, whatever this rank dispatches. By
     DeepGEMM's own estimate for 2 slots of DeepSeek-V3, tiles for 1 row take twice as long for 256 rows, and the other
     way round; the unit is planned for its full steps, and those with few rows are short anyway.
 
@@ -138,19 +138,19 @@ class DispatchHandle:
     """The rest of a dispatch after the experts have read its rows."""
 
     sent_W: Tensor  # this rank's pairs for each rank
-    way_back: Any  # what the dispatcher itself needs in combine
+    way_back: Any  # the dispatcher's own data for combine
 
 
 @dataclass(frozen=True)
 class DispatchedRows:
-    """Rows at this rank, and the way back."""
+    """Rows at this rank, and the data to send the results back."""
 
     rows: ExpertRows
     sent_W: Tensor  # this rank's pairs for each rank
-    way_back: Any  # what the dispatcher itself needs in combine
+    way_back: Any  # the dispatcher's own data for combine
 
     def drop_rows(self) -> DispatchHandle:
-        """Let go of the rows, which are the most of a step's memory."""
+        """Release the rows, which take most of a step's memory."""
         return DispatchHandle(self.sent_W, self.way_back)
 
 
@@ -209,24 +209,24 @@ class PlainRows:
 
 
 class TokenDispatcher(Protocol):
-    """The seam: Local, AllToAll, Node (`hierarchical.py`), Masked, Shared (`shared_memory/`), later DeepEP."""
+    """The interface of all dispatchers: local, all-to-all, by node, masked, in shared memory, DeepEP's."""
 
     traffic: Traffic
     weights_applied: WeightsApplied
     sums_in_order: bool
 
     def begin_step(self, num_tokens: int) -> None:
-        """Learn that this rank has at most `num_tokens` tokens in a dispatch of this step. A collective."""
+        """Prepare for a step in which this rank dispatches at most `num_tokens` tokens at once. A collective."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Bring each pair's row to its slot."""
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Bring results, which lie as the rows did, back to their tokens."""
+        """Send results, which lie in the places of their rows, back to their tokens."""
 
 
 class LocalDispatcher:
-    """All slots are here: sorting is all there is to do."""
+    """All slots are on this rank, so rows only need sorting."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = True
@@ -236,7 +236,7 @@ class LocalDispatcher:
         self.traffic = Traffic()
 
     def begin_step(self, num_tokens: int) -> None:
-        """Do nothing: there is nobody to agree with."""
+        """Do nothing: there are no other ranks to agree with."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Sort the pairs by slot."""
@@ -248,21 +248,21 @@ class LocalDispatcher:
         return _here(DispatchedRows(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Return the results, which are here, sorted."""
+        """Return the results, which are here already."""
         row_of_pair_TK, weights_TK = dispatched.way_back
         return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that a rank told each rank before any row moved, and those that each told it, one line a rank.
+    """The numbers that a rank sent to each rank before any rows, and those that it received, one line a rank.
 
-    The host waits for these numbers once, and for nothing else in a dispatch.
+    In a dispatch, the host waits only once, for these numbers.
     """
 
     sent: list[list[int]]
     received: list[list[int]]
-    received_WX: Tensor  # the same, where the rows are
+    received_WX: Tensor  # the same, on the device of the rows
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class _WayBack:
 class AllToAllDispatcher:
     """Slots over the ranks of a group. A token's row goes to each rank that it wants once, with all its slots in front.
 
-    Results come back pair by pair: they are different rows, and summed in the order of the choices.
+    Results come back pair by pair, since each is a row of its own, and are summed in the order of the choices.
     """
 
     weights_applied = WeightsApplied.BY_COMBINE
@@ -288,7 +288,7 @@ class AllToAllDispatcher:
         self.traffic = Traffic()
 
     def begin_step(self, num_tokens: int) -> None:
-        """Do nothing: any number of tokens is dispatched alike."""
+        """Do nothing: any number of tokens is dispatched in the same way."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
         """Put the slots in front of each row, exchange, and make a row for each slot here from the rows that came."""
@@ -345,7 +345,7 @@ class AllToAllDispatcher:
         return sizes_then_rows
 
     def send_sizes(self, sizes_WX: Tensor) -> Sizes:
-        """Tell each rank its line of `sizes_WX`, which begins with the pairs for each of its slots."""
+        """Send each rank its line of `sizes_WX`, which begins with the number of pairs for each of its slots."""
         one_each = [1] * self.group.size
         received_WX = self.group.all_to_all(sizes_WX, one_each, one_each)
         sent, received = self.ops.read(torch.stack((sizes_WX, received_WX)))
@@ -382,5 +382,5 @@ class AllToAllDispatcher:
 
 
 def _here(value: T) -> Pending[T]:
-    """Return a pending value for which nothing is under way."""
+    """Return a pending value that is already here."""
     return Pending(lambda: value, lambda arrived: arrived)

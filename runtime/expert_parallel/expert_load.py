@@ -1,11 +1,11 @@
 """The rows that the experts of one rank received, and where this rank's tokens went.
 
-They are counted where the rows are, while a step only adds.
+They are counted on the device of the rows, and a step only adds to them.
 
     rows    computed here by each local slot; summed over ranks and slots by expert, the load of a logical expert
     sent    by this rank's tokens to each rank of the unit; how uneven that is, is the imbalance that they met
 
-It does not balance anything; it is what a balancer reads.
+Balancers read these counts; this file does not balance.
 """
 
 import torch
@@ -28,16 +28,16 @@ class ExpertLoad:
         self._rows_of_layer, self._sent_of_layer = list(self.rows), list(self.sent)
 
     def add(self, moe_layer: int, counts_M: Tensor, sent_W: Tensor) -> None:
-        """Count one dispatch of one layer, on the device where the counts are: nobody waits for them."""
+        """Count one dispatch of one layer on the device, without a wait of the host."""
         self._rows_of_layer[moe_layer].add_(counts_M)
         self._sent_of_layer[moe_layer].add_(sent_W)
 
     def clear(self) -> None:
-        """Start at 0 again: what was counted was nobody's request."""
+        """Start at 0 again, after counting steps that had no requests."""
         self.rows.zero_()
         self.sent.zero_()
 
     def imbalance(self) -> Tensor:
-        """Return for each layer the most that a rank got of this rank's tokens over the mean; 1 before any."""
+        """Return for each layer the most of this rank's pairs that a rank got, divided by the mean; 1 without any."""
         mean = self.sent.float().mean(1)
         return (self.sent.amax(1) / mean).where(mean > 0, 1.0)

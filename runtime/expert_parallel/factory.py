@@ -34,7 +34,7 @@ def new_dispatcher(
     backend: Backend,
     capacity: int | None = None,
 ) -> TokenDispatcher:
-    """Choose the form for this unit. `x_1D` is a sample of a token's row, and of what an expert makes of it.
+    """Choose the dispatcher for this unit. `x_1D` is a sample of a token's row and of an expert's result.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     Raise RuntimeFailure when the model is to be deterministic and the form is not.
@@ -74,7 +74,7 @@ def _device_form(
 def _form_for(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
-    """Choose no exchange at EP1, common memory on one CPU node, else all-to-all: by node where that saves rows."""
+    """Choose no exchange at EP1, shared memory on one CPU node, else all-to-all: by node where that saves rows."""
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format, backend.ops)
     num_nodes = len(set(group.nodes))

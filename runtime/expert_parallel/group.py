@@ -1,17 +1,17 @@
-"""The ranks of one unit as a group: who joined, the two collectives that expert parallelism needs, and their thread.
+"""The ranks of one unit as a group: how they join, the two collectives of expert parallelism, and their thread.
 
 Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socket is bound to the address that this
 node was given, the store's too (torch would take every interface). A peer that leaves is noticed inside the next
 collective, and is the end of this rank: a unit lives or dies as a whole.
 
-Here are ranks on CPUs. `nccl.py` has those on GPUs.
+This file has the ranks on CPUs, `nccl.py` those on GPUs.
 
 Exchanges that are to be overlapped run on one thread of their own, in the order in which they were begun, as on the
 communication stream of a GPU: so several collectives that need each other's results (sizes, then rows) are one piece
 of work in flight, and every rank has them in the same order. gloo waits without holding the interpreter.
 
-`Group` has two forms: `SoloGroup` is the slow reference for `GlooGroup` as well as the whole truth at EP1.
-It carries no tensors by name and sends no objects: shapes are agreed by the callers.
+`Group` has two forms: `SoloGroup` is the slow reference for `GlooGroup` as well as the whole truth at EP1. It sends
+neither names nor objects with tensors: the callers agree on shapes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,15 +33,15 @@ __all__ = ["Exchange", "GlooGroup", "Group", "SoloGroup"]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-LOST_IN = "gloo/transport/"  # of the source file that gloo names: closed, reset or silent connections
-STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long: a rank that hangs is as lost as one that died
+LOST_IN = "gloo/transport/"  # the source path in gloo's errors about closed, reset or silent connections
+STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long, so a rank that hangs counts as lost
 
 
 class Exchange(Protocol[T_co]):
     """An exchange that has begun."""
 
     def result(self) -> T_co:
-        """Return its result, for what is computed from now on. Raise PeerLost."""
+        """Return its result, for computation that is issued from now on. Raise PeerLost."""
 
 
 class Group(Protocol):
@@ -61,7 +61,7 @@ class Group(Protocol):
         """Return True on every rank if `flag` is true on one."""
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Do so for each of several flags at once: the lockstep of a step."""
+        """Do the same for several flags at once: ranks agree on a step so."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
@@ -78,18 +78,18 @@ class SoloGroup:
     nodes: tuple[int, ...] = (0,)
 
     def join(self, meeting: MeetingPoint) -> None:
-        """Return at once: there is nobody to wait for."""
+        """Return at once: there are no other ranks."""
 
     def gather(self, part: bytes) -> list[bytes]:
         """Return the one part: this rank is the only one."""
         return [part]
 
     def any(self, flag: bool) -> bool:
-        """Return the flag: nobody else can say yes."""
+        """Return the flag: there are no other ranks."""
         return flag
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Return the flags, likewise."""
+        """Return the flags: there are no other ranks."""
         return list(flags)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
@@ -127,7 +127,7 @@ class GlooGroup:
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {first_line(error)}") from None
 
     def _connect(self, address: str) -> None:
-        """Make what talks to the peers, whom the store knows."""
+        """Connect to the peers, whose addresses the store has."""
         self._backend = _gloo(self._store, self.rank, self.size, address)
 
     def gather(self, part: bytes) -> list[bytes]:
@@ -187,6 +187,6 @@ def _raise_peer_lost() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return a backend's own words without the source line before them and the advice after them."""
+    """Return the first line of a backend's message, without the source position before it."""
     words = str(error).splitlines()[0].split(". This is typically", 1)[0]
     return words.partition("] ")[2] if words.startswith("[") else words

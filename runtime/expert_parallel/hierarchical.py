@@ -1,10 +1,10 @@
-"""All-to-all dispatch that takes no token to a node twice.
+"""All-to-all dispatch that sends each token to a node once only.
 
-A token that several ranks of one node want crosses to that node once, to the rank that stands there where the
-sender stands in its own node (its relay), and is spread from there.
+A token for several ranks of another node is sent to that node once: to its relay there, which is the rank at the same
+position in that node as the sender's in its own. The relay passes it on.
 
-Rows come in the order of `AllToAllDispatcher`, which this is but for the exchange. Combine is the same: each choice's
-output comes back, since the weighted sum is made at the token's rank in the order of the choices.
+Rows arrive in the order of `AllToAllDispatcher`; only the exchange differs. Combine is the same: each choice's output
+comes back, since the weighted sum is made at the token's rank in the order of the choices.
 
 Worked example: ranks 0, 1 on node A and 2, 3 on node B. A token of rank 1 wants slots on ranks 2, 2 and 3. Its row goes
 to rank 3 with the three slots; rank 3 gives it to rank 2 and to itself, once each. One row crossed, not three.
@@ -100,5 +100,5 @@ def _relay(group: Group, source: int, node: int) -> int:
 
 
 def _to_device(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """Put a table of the ranks where the rows are."""
+    """Put a table of ranks on the device of the rows."""
     return torch.tensor(values, device=ops.device)

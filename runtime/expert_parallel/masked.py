@@ -1,18 +1,18 @@
-"""All-to-all dispatch in which nobody waits for sizes: every slot has room for all that can come.
+"""All-to-all dispatch without a wait for sizes: every slot has room for all rows that can come.
 
     capacity   tokens that a rank dispatches at once, at most; a token wants a slot at most once
     sent       [W, M, capacity]: to each rank, for each of its slots, this rank's rows, and rows of zeros after them
-    rows       [M, Z], Z = W x capacity: what came for each slot, without gaps, and after it rows that mean nothing
+    rows       [M, Z], Z = W x capacity: the rows that came for each slot, without gaps, and after them invalid rows
 
 All shapes are known before the step begins, so on a device the host runs ahead of it, and a step can be captured as a
 graph. The price is memory and links: room for the whole unit's tokens in every slot. So it is for decode, where a rank
-has few tokens, and for devices: on a CPU the host has nothing to run ahead of.
+has few tokens, and for devices: on a CPU the host itself computes.
 
 Worked example: 144 ranks with 2 slots each and a capacity of 64. A slot has room for 9,216 rows, and gets 256 of them
 on average, when each token of the unit chooses 8 of 288 slots.
 
-It moves all the room there is. DeepEP's low-latency kernels, whose form of rows this is, write only rows that exist,
-straight into the peers' memory.
+It sends all the room, empty or not. DeepEP's low-latency kernels, whose form of rows this is, write only the rows that
+exist, straight into the peers' memory.
 
 Source of the form: DeepEP (github.com/deepseek-ai/DeepEP), "Inference decoding": `packed_recv_x`, `packed_recv_count`.
 """
@@ -65,7 +65,7 @@ class MaskedDispatcher:
         assert num_tokens <= self.capacity
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Put each pair's row into the room of its slot; exchange all rooms."""
+        """Copy each pair's row into the room of its slot, and exchange all rooms."""
         pairs_S, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.group.size * self.slots_per_rank)
         pairs_WM = pairs_S.view(self.group.size, self.slots_per_rank)
         slots = slots_TK.flatten()

@@ -1,4 +1,4 @@
-"""The ranks of a unit on GPUs: rows travel over NCCL, and what the hosts agree on over gloo.
+"""The ranks of a unit on GPUs: rows travel over NCCL, and the hosts agree over gloo.
 
     votes, texts      the host's: gloo and the store, as on CPUs (`group.py`)
     rows              the device's: NCCL, on a queue beside the one that computes
@@ -11,8 +11,8 @@ The process group is made directly, as gloo's is: `init_process_group` would lis
 finds its own interfaces, from `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA`, which the pod's environment sets.
 
 A peer that ends while rows travel shows up as NCCL's error or, where its transport says nothing, when torch's watchdog
-ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps. The watchdog sees nothing of what is
-replayed: there `worker/step_deadline.py` ends the rank.
+ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps. The watchdog does not see replayed
+steps: `worker/step_deadline.py` ends the rank there.
 
 We have run exchanges of 2 and 4 ranks on one H100 (docs/performance.md), and none between GPUs yet. ROCm's torch has
 RCCL under the same names, which we have not run.

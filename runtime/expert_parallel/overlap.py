@@ -1,9 +1,9 @@
-"""Two micro-batches take turns on a rank, so that the one's communication is under way while the other computes.
+"""Two micro-batches take turns on a rank, so that one communicates while the other computes.
 
     micro-batch    a half of a step's tokens; either may be empty
     flow           one micro-batch's way through the model: a generator that stops at every `Pause`
-    pause          a place where the other may go on; which of them count is the overlap's choice
-    stage          what a flow does between two pauses that count
+    pause          a point where the other may go on; each overlap uses some of them
+    stage          the part of a flow between two pauses that the overlap uses
 
     dual_batch (prefill), one stage a turn:
         compute    A attention, gate | B attention, gate | A experts  | B experts  | A next layer's attention, gate
@@ -16,7 +16,7 @@
     none: one micro-batch, never interrupted.
 
 The ranks of a unit run the same overlap and have the same layers, so all begin their exchanges in the same order. The
-flows compute the same whoever is between them, so the results are those of `none`, to the last bit where rows are
+flows compute the same in any order of turns, so the results are those of `none`, to the last bit where rows are
 computed alike (`kernels/batch_invariant.py`).
 
 A chunk of a prompt may lie in both halves. Its second part attends to the latents of its first, which every overlap
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Pause(Enum):
-    """The places where a flow can be left alone, in the order of a layer."""
+    """The points where a flow can be interrupted, in the order of a layer."""
 
     HALF_ATTENDED = auto()  # queries and latents are computed, attention is not
     GATED = auto()  # slots are chosen, nothing is sent
@@ -53,7 +53,7 @@ Flow = Generator[Pause, None, T]
 
 @dataclass(frozen=True)
 class Overlap:
-    """The number of micro-batches, where they take turns, and by how many stages the first is ahead."""
+    """The number of micro-batches, the pauses at which they take turns, and the first one's lead in stages."""
 
     num_micro_batches: int
     pauses: frozenset[Pause]
@@ -71,7 +71,7 @@ class Overlap:
         stages = [self._stages(number, flow, results) for number, flow in enumerate(flows)]
         for _ in islice(stages[0], self.lead):
             pass
-        for _ in zip_longest(*stages):  # asks each of them for a stage, in turn
+        for _ in zip_longest(*stages):  # runs a stage of each, in turn
             pass
         return [results[number] for number in range(len(flows))]
 

@@ -1,11 +1,11 @@
-"""The way that ranks of a unit find each other: at a store that the first of them serves, on a host known by name.
+"""How the ranks of a unit find each other: at a store that the first rank serves, on a host known by name.
 
 In a cluster that name has no address before the leader's pod runs, or still the address of the pod before it; and one
 node may pull its image or load its weights minutes longer than another. So the name is looked up again until the leader
 answers, and nobody connects to a peer before all are here: gloo would wait for them no longer than for a step.
 
-The store takes anything from anybody, and keeps it. So its door is shut when all ranks have joined: what they still say
-there goes over the connections that they have. torch opens another only to split a group, which nobody does here.
+The store accepts any data from any client. So its listening socket is closed when all ranks have joined; they go on
+using their open connections. torch opens another only to split a group, which does not happen here.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ from runtime.protocol.sockets import listen, look_up
 __all__ = ["Meeting", "MeetingPoint", "meet"]
 
 JOIN_TIMEOUT = timedelta(hours=1)  # assumed: the slowest node has its image and its weights by then
-CALL_TIMEOUT = timedelta(seconds=10)  # assumed: whoever is silent for so long is not the leader any more
+CALL_TIMEOUT = timedelta(seconds=10)  # assumed: an address that is silent for so long is not the leader's any more
 RETRY_S = 0.5
 
 
@@ -32,8 +32,8 @@ RETRY_S = 0.5
 class MeetingPoint:
     """The place where the ranks of a unit find each other.
 
-    `leader`: host of the unit's first node. `address`: where this rank binds. `first`: it is the first rank of its
-    node, and so serves the store if this node is the leader's.
+    `leader`: host of the unit's first node. `address`: where this rank binds. `first`: whether it is the first rank of
+    its node, which serves the store if the node is the leader's.
     """
 
     leader: str
@@ -44,7 +44,7 @@ class MeetingPoint:
 
 @dataclass
 class Meeting:
-    """The store, for a rank of `size`. `door` is the descriptor of its listening socket, where it is served."""
+    """The store, as one of `size` ranks sees it. `door` is its listening socket, if this rank serves it."""
 
     store: dist.Store
     rank: int
@@ -52,12 +52,12 @@ class Meeting:
     door: int | None = None
 
     def await_all(self, word: str, timeout: timedelta) -> None:
-        """Say `word` of this rank, and wait until all ranks have said it. Raise RuntimeError (torch's)."""
+        """Announce `word` for this rank, and wait until all ranks have. Raise RuntimeError (torch's)."""
         self.store.set(f"{word}/{self.rank}", "")
         self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
     def shut_door(self) -> None:
-        """Let nobody else in. The descriptor stays torch's to close, but leads nowhere."""
+        """Stop accepting connections. torch still closes the descriptor, which then leads nowhere."""
         if self.door is not None:
             nowhere = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nowhere, self.door, inheritable=False)

@@ -1,4 +1,4 @@
-"""What a dispatcher has moved, and how long its exchanges took: for metrics and benchmarks."""
+"""The rows and bytes that a dispatcher has sent, and the time of its exchanges: for metrics and benchmarks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class ExchangeTime:
     seconds: float = 0.0
 
     def time_exchange(self, exchange: Callable[[], T]) -> Callable[[], T]:
-        """Return `exchange`, timed from now until it returns."""
+        """Return a function that calls `exchange` and counts the time from now until it returns."""
         began = time.monotonic()
 
         def run() -> T:
@@ -31,14 +31,14 @@ class ExchangeTime:
         return run
 
     def add(self, seconds: float) -> None:
-        """Count one more exchange, which took `seconds`."""
+        """Count an exchange that took `seconds`."""
         self.count += 1
         self.seconds += seconds
 
 
 @dataclass(frozen=True)
 class TrafficTotals:
-    """What exchanges moved, without their times."""
+    """The totals of exchanges, without their times."""
 
     bytes_sent: int
     bytes_to_other_nodes: int
@@ -46,7 +46,7 @@ class TrafficTotals:
     combines: int
 
     def __sub__(self, other: "TrafficTotals") -> "TrafficTotals":
-        """Return what was moved since `other`."""
+        """Return the difference to the earlier totals `other`."""
         return TrafficTotals(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -55,13 +55,15 @@ class Traffic:
     """The traffic so far. Bytes are those of dispatch, without combine."""
 
     bytes_sent: int = 0  # to other ranks
-    bytes_to_other_nodes: int = 0  # part of them
+    bytes_to_other_nodes: int = 0  # those of them that went to other nodes
     dispatch: ExchangeTime = field(default_factory=ExchangeTime)
     combine: ExchangeTime = field(default_factory=ExchangeTime)
-    waits: ExchangeTime = field(default_factory=ExchangeTime)  # of the step's thread, for rows that were not here yet
+    waits: ExchangeTime = field(
+        default_factory=ExchangeTime
+    )  # waits of the step's thread for rows that had not arrived
 
     def time_wait(self, arrive: Callable[[], T]) -> Callable[[], T]:
-        """Return `arrive`, whose time counts as waiting."""
+        """Return a function that calls `arrive` and counts its time as waiting."""
 
         def wait() -> T:
             return self.waits.time_exchange(arrive)()
@@ -69,7 +71,7 @@ class Traffic:
         return wait
 
     def totals(self) -> TrafficTotals:
-        """Return what was moved so far."""
+        """Return the totals so far."""
         return TrafficTotals(self.bytes_sent, self.bytes_to_other_nodes, self.dispatch.count, self.combine.count)
 
     def add(self, moved: TrafficTotals) -> None:

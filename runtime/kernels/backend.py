@@ -1,7 +1,7 @@
-"""The basis of one model: a table of operations on a device, a precision, and a way of batching.
+"""The backend of one model: a table of operations on a device, a precision, and a way of batching.
 
 It is chosen once, when the model is built, and handed down to every part of it. The choice reads torch's number of
-threads, so set that number before. What only one kind of device needs is imported for that kind alone: numba takes a
+threads, so set that number before. Libraries that only one kind of device needs are imported only for it: numba takes a
 second, and a machine with GPUs may not have it.
 """
 
@@ -40,7 +40,7 @@ class Backend:
 
     @property
     def kernels(self) -> list[str]:
-        """What decides the last bits of a CPU's sums: torch, the operations, and the kind of CPU."""
+        """The names of everything that decides the last bits of a CPU's sums: torch, operations, kind of CPU."""
         capability = torch.backends.cpu.get_cpu_capability()
         return [str(torch.__version__), type(self.ops).__name__, platform.machine(), capability, _cpu_model()]
 
@@ -48,7 +48,7 @@ class Backend:
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
     """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant.
 
-    Raise RuntimeFailure when nobody has measured that a device's operations can be.
+    Raise RuntimeFailure if no operations of the device are known to be.
     """
     if device.type != "cpu":
         if deterministic:
@@ -63,7 +63,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool
 
 
 def _cpu_model() -> str:
-    """Return the CPU's name as Linux tells it, or nothing."""
+    """Return the CPU's name as Linux reports it, or an empty text."""
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text(errors="replace").splitlines() if cpus.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,4 +1,4 @@
-"""Two ways to compute the tokens of a step: all together, or so that none of them notices the others.
+"""Two ways to compute the tokens of a step: all together, or each independent of the others, bit for bit.
 
 A matmul kernel is chosen by its shape, and another kernel adds in another order. Computed together, a token's bits thus
 depend on how many tokens are beside it, and at a near tie its text does. In deterministic mode every kernel sees one
@@ -9,11 +9,11 @@ shape, whatever the step holds:
     requests    attention in decode: each request alone, over its own length
 
 A query's tile starts at a multiple of TILE_POSITIONS of its request, wherever a chunk starts or ends, so that its shape
-tells the position and not the chunking. What of a tile belongs to another chunk is zeros; its keys are masked.
+tells the position and not the chunking. The part of a tile of another chunk is zeros; its keys are masked.
 
 Each tile and each request is a fresh copy, so that its address does not choose the kernel either, and a rank computes
-on one thread, since kernels share sums out by threads. What is left is that a row's position in its tile must not
-matter. No library promises that, so `check_machine` asks the very kernels before a rank serves.
+on one thread, since kernels share sums out by threads. One condition is left: a row's position in its tile must not
+matter. No library promises that, so `check_machine` tests the kernels themselves before a rank serves.
 
 Worked example: 5 tokens in prefill are one tile, 40 are three (16, 16, 8 and 8 rows of zeros), and an expert that got
 2 rows of them computes one tile; each row comes out, bit for bit, as it does alone.
@@ -91,7 +91,7 @@ class Batched:
         return function(*rows)
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Attend with all queries at once."""
+        """Compute attention for all queries at once."""
         return attend(q_THQ, kv_SHX, k_rope_SP)
 
     def attend_pages(
@@ -215,7 +215,7 @@ class BatchInvariant:
 
 @torch.inference_mode()
 def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
-    """Ask each row-wise function, given with its row's size and type, whether a row's position in a tile matters.
+    """Check that a row's position in its tile does not matter to each function, given with its rows' size and type.
 
     A tile of equal rows must become equal rows. Raise RuntimeFailure otherwise.
     """

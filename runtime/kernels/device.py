@@ -1,14 +1,14 @@
-"""One rank's device: which it is, how bytes cross between it and the host, and a queue for work beside the compute.
+"""One rank's device: its choice, copies between it and the host, and a queue for work beside the compute.
 
     link     copies between the device and the host. A GPU copies in the background only from and to pinned memory.
-    queue    work that runs beside what computes, as the exchanges of one micro-batch beside the other's attention, and
-             the latents of requests that arrive beside the steps of those that are here
+    queue    work beside the computation: the exchanges of one micro-batch beside the other's attention, and the latents
+             of arriving requests beside the steps of running ones
     record   a step's kernels as one thing to launch
 
 A CPU needs neither: `HostLink` copies at once. Tests put other links and queues in their place, so that a rank runs on
 fake tensors without a GPU.
 
-It does not choose the device: the launch file does. It says nothing about which kernels run there.
+The launch file chooses the kind of device; `backend.py` chooses the kernels.
 
 Sources: CUDA C++ Programming Guide, "Page-Locked Host Memory" and "Streams"; torch, notes/cuda.rst, "Use pinned memory
 buffers" and "CUDA streams".
@@ -69,10 +69,10 @@ def _built_for() -> str:
 class HostLink:
     """Copies that are done when the call returns."""
 
-    pins = False  # memory, for which the system looks up every page: too long for a thread that others wait for
+    pins = False  # whether it pins host memory, which takes long
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return host memory that a device may be copied to and from."""
+        """Return host memory for copies from and to a device."""
         return torch.empty(tuple(shape), dtype=dtype)
 
     def to_host(self, x: Tensor) -> Tensor:
@@ -85,20 +85,20 @@ class HostLink:
         return host
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Begin to copy `x` to host memory. Return the copy, and what waits until it is there; None if it is."""
+        """Begin to copy `x` to host memory. Return the copy, and a function that waits for it; None if it is done."""
         return self.to_host(x), None
 
     def begin_to_device(self, copy: Callable[[], None]) -> "Arrival | None":
-        """Begin `copy`, which brings host memory to the device. Return its arrival; None if it is there."""
+        """Begin `copy` of host memory to the device. Return its arrival; None if it is done."""
         copy()
         return None
 
     def copies_so_far(self) -> Callable[[], bool]:
-        """Return what tells whether the copies to the device that were begun until now have ended."""
+        """Return a function that tells whether all copies to the device begun so far have ended."""
         return lambda: True
 
     def behind(self, device: torch.device) -> Callable[[], None]:
-        """Return what waits until `device` has done all that it was told until now."""
+        """Return a function that waits until `device` has done all work issued so far."""
         return lambda: None
 
     def finish(self, device: torch.device) -> None:
@@ -131,13 +131,13 @@ class PinnedLink(HostLink):
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Copy on the stream that computes. It goes on: any thread may wait for the event behind the copy."""
+        """Copy on the stream that computes. The host goes on: any thread may wait for the event after the copy."""
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
         return host, self.behind(x.device)
 
     def begin_to_device(self, copy: Callable[[], None]) -> "Arrival":
-        """Copy beside what computes, after all that it was told until now."""
+        """Copy beside the computation, after all work issued so far."""
         self._queue = CudaQueue(self._device) if self._queue is None else self._queue
         with self._queue.beside():
             copy()
@@ -161,10 +161,10 @@ class PinnedLink(HostLink):
 
 
 class Recording(Protocol):
-    """Work of a device that was recorded."""
+    """A recording of work on a device."""
 
     def replay(self) -> None:
-        """Do it again, with what its inputs hold now. The host does not wait."""
+        """Repeat the work with the present values of its inputs. The host does not wait."""
 
 
 class Recorder(Protocol):
@@ -181,7 +181,7 @@ class CudaRecorder:
         self._pool, self._device = torch.cuda.graph_pool_handle(), device
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture what this thread launches; others may go on. Raise RuntimeError when something cannot be captured."""
+        """Capture what this thread launches; others may go on. Raise RuntimeError if something cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -193,21 +193,21 @@ class SideQueue(Protocol):
     """A second queue of a device's work."""
 
     def beside(self) -> AbstractContextManager[None]:
-        """Issue what follows to this queue, to run after all that the compute queue holds by now."""
+        """Issue work to this queue within the `with` block, to run after all that the compute queue holds by now."""
 
     def mark(self) -> Any:
-        """Return the end of what this queue holds by now."""
+        """Return a mark after all that this queue holds by now."""
 
     def has_passed(self, mark: Any) -> bool:
-        """Return whether the queue has done all that is before `mark`."""
+        """Return whether the queue has done all work before `mark`."""
 
     def join(self, mark: Any) -> None:
-        """Let what the compute queue gets from now on run after `mark`."""
+        """Make work that is issued to the compute queue from now on run after `mark`."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A copy to the device, begun on `queue`. It is held with all that it reads until somebody has joined it."""
+    """A copy to the device, begun on `queue`. It is kept, with its inputs, until the computation has joined it."""
 
     queue: SideQueue
     mark: Any
@@ -218,7 +218,7 @@ class Arrival:
         return self.queue.has_passed(self.mark)
 
     def join(self) -> None:
-        """Let what is computed from now on come after the copy."""
+        """Order later computation after the copy."""
         self.queue.join(self.mark)
 
 

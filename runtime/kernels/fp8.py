@@ -1,7 +1,7 @@
 """FP8 as DeepSeek computes with it: matrices and what they multiply in e4m3, with a scale for each block.
 
     code            an e4m3 number (`torch.float8_e4m3fn`): sign, 4 exponent bits, 3 mantissa bits, largest 448
-    scale           what a code is multiplied by, FP32: max(largest magnitude of the block, 1e-4) / 448
+    scale           the FP32 factor of a code: max(largest magnitude of the block, 1e-4) / 448
     weight block    128 x 128 values of a matrix; the checkpoint calls its scale `weight_scale_inv`
     group           128 neighbouring values of one row that enters a matmul, scaled when they are computed
 

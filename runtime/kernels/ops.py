@@ -31,7 +31,7 @@ QUERY_BLOCK = 128
 class GateRule(NamedTuple):
     """How a gate turns logits into experts and weights: `num_best` of a group's scores are its worth."""
 
-    is_softmax: bool  # else each score is a sigmoid
+    is_softmax: bool  # otherwise each score is a sigmoid
     num_groups: int
     num_best: int
     topk_group: int
@@ -44,8 +44,8 @@ class Ops:
     """The reference on `device`, where every tensor of a model is made."""
 
     link = HostLink()  # between the device's memory and the host's
-    row_alignment = 1  # of the first row of each slot, for which `fp8_experts` moves no rows apart
-    compiles_in_steps = False  # kernels for a step's shapes, which `prepare` does not know
+    row_alignment = 1  # each slot's first row is a multiple of it, as `fp8_experts` needs
+    compiles_in_steps = False  # whether kernels are compiled for a step's shapes, which `prepare` does not know
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -116,7 +116,7 @@ class Ops:
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
     ) -> Tensor:
-        """Let the last T of a request's S tokens attend to what came before them: [T, H, U].
+        """Compute attention of the last T of a request's S tokens to all before them: [T, H, U].
 
         `kv_SHX` holds each head's key without its rotary part, then its value of `value_size` channels. Keys and values
         are copied, because where others' rows lie must not matter.
@@ -140,14 +140,14 @@ class Ops:
         return scores_HTS.softmax(-1)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Bring queries [B, H, N + P] into the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`."""
+        """Map queries [B, H, N + P] into the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`."""
         q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
         w_k_HNL = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size]
         absorbed_HBL = self.matmul(q_nope_BHN.transpose(0, 1), w_k_HNL)
         return torch.cat((absorbed_HBL.transpose(0, 1), q_rope_BHP), -1)
 
     def attend(self, q_BHC: Tensor, latent_BSC: Tensor, lengths_B: Tensor, lora_rank: int, scale: float) -> Tensor:
-        """Let each request's query attend to its first `lengths_B` latents: [B, H, L]; L is `lora_rank`."""
+        """Compute attention of each request's query to its first `lengths_B` latents: [B, H, L]; L is `lora_rank`."""
         beyond_BS = torch.arange(latent_BSC.shape[1], device=lengths_B.device) >= lengths_B[:, None]
         scores_BHS = self.scores(q_BHC, latent_BSC, scale).masked_fill_(beyond_BS[:, None], -torch.inf)
         return self.matmul(scores_BHS.softmax(-1), latent_BSC[..., :lora_rank])
@@ -155,7 +155,7 @@ class Ops:
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Do the same where the latents lie in the pages of the cache: [B, H, L]."""
+        """Compute the same attention, with the latents in the pages of the cache: [B, H, L]."""
         return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, lora_rank, scale)
 
     def read_pages(self, pages_JSC: Tensor, tables_BJ: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class Ops:
         slot has [M]. A slot of -1 is not here, and the row is -1 too.
         """
         slots = slots_TK.flatten()
-        slots = torch.where(slots < 0, num_slots, slots)  # one slot more, for what is not here
+        slots = torch.where(slots < 0, num_slots, slots)  # one slot more, for pairs that are not here
         counts, _, order = self.sort_by_slot(slots[:, None], num_slots + 1)
         aligned = -(-counts // self.row_alignment) * self.row_alignment
         moved = (aligned.cumsum(0) - aligned) - (counts.cumsum(0) - counts)
@@ -306,7 +306,7 @@ class Ops:
 
 
 def private_copy(x: Tensor) -> Tensor:
-    """Return a copy whose address and strides tell nothing of what lay around `x`."""
+    """Return a copy whose address and strides do not depend on the memory around `x`."""
     return x.clone(memory_format=torch.contiguous_format)
 
 

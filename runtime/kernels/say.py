@@ -1,4 +1,4 @@
-"""What a rank's log says once about how it computes, however often it comes up."""
+"""Log lines that are written once in a process, however often they come up."""
 
 import sys
 

@@ -6,14 +6,14 @@
 A step of DeepSeek-V3's decode unit has about 20,000 kernels. On an H100 it took 347 ms when they were launched one by
 one, in 65 of which the GPU computed, and 61 ms replayed (docs/performance.md).
 
-A copy computes and writes what its request does, at the same places, so no page has to be kept free for it. Its logits
-are dropped; it counts in the load of the experts, all requests alike.
+A copy computes and writes the same values as its request, at the same places, so it needs no page of its own. Its
+logits are dropped. Copies count in the load of the experts, those of all requests equally.
 
 All ranks of a unit record together, since a step is a collective. Later each replays the size that it needs: the
-exchanges of all sizes are the same. What is recorded stays as it is: in every step a rank's tokens take an expert's
-replicas in the same turns.
+exchanges of all sizes are the same. A recording never changes: in every step a rank's tokens take an expert's replicas
+in the same turns.
 
-It knows nothing of prompts, whose shapes never repeat.
+Steps with prompts are not recorded, since their shapes never repeat.
 
 Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch, notes/cuda.rst, "CUDA Graphs".
 """
@@ -57,7 +57,7 @@ class CapturedSteps:
         return step.logits[: len(decoding)]
 
     def _record(self, size: int, recorder: Recorder) -> "_Step":
-        """Compute once outside, where kernels are compiled, then record with tensors that nothing was derived from."""
+        """Compute once without recording, to compile the kernels, then record with fresh tensors."""
         self._compute(size)
         traffic = self._model.dispatcher.traffic
         before = traffic.totals()
@@ -74,7 +74,7 @@ class CapturedSteps:
 
 
 def captured_sizes(max_requests: int) -> list[int]:
-    """Return the sizes that are recorded: at most every second request of a small step is a copy, later few are."""
+    """Return the sizes to record: in a small step at most every second request is a copy, in a large one few are."""
     small = [0, *(size for size in (1, 2, 4, SMALL) if size < max_requests)]
     close = range(SMALL + STEP, min(WIDE_FROM + 1, max_requests), STEP)
     wide = range(WIDE_FROM + WIDE_STEP, max_requests, WIDE_STEP)
@@ -85,7 +85,7 @@ def captured_sizes(max_requests: int) -> list[int]:
 class _Step:
     recording: Recording
     logits: Tensor  # [size, vocab], written anew by each replay
-    totals: TrafficTotals  # by its exchanges, which the host only sees while they are recorded
+    totals: TrafficTotals  # of its exchanges, which the host sees only while they are recorded
 
 
 class _Inputs:
@@ -95,21 +95,21 @@ class _Inputs:
         self._host = link.empty((4, max_requests), torch.long), link.empty((max_requests, max_pages), torch.long)
         for numbers in self._host:
             numbers.zero_()
-        self._host[0][3] = 1  # a request of one token, which lies in page 0: what is recorded before any is there
+        self._host[0][3] = 1  # one token, in page 0: recorded before there are requests
         self._device = tuple(numbers.to(device) for numbers in self._host)
         self._link, self._await_copies = link, link.behind(device)
-        self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as they were last written
+        self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # the tables as last written
 
     def write(self, decoding: Sequence[Chunk]) -> None:
-        """Put these requests in. What stands behind a request's table was another's: nobody looks at it.
+        """Write these requests. Entries after the end of a request's table are old, and are never read.
 
-        The last step's numbers may still be on their way, if nothing was drawn from its logits.
+        The last step's numbers may still be being copied, if no token was drawn from its logits.
         """
         self._await_copies()
         numbers, tables = self._host
         numbers[:, : len(decoding)] = FixedRequests.request_numbers(decoding)
         for number, chunk in enumerate(decoding):
-            if chunk.table != self._tables[number]:  # rarely: a request gets a page with every 64th token
+            if chunk.table != self._tables[number]:  # rare: a request gets a page with every 64th token
                 self._tables[number] = list(chunk.table)
                 tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         for host, device in zip(self._host, self._device, strict=True):
@@ -117,6 +117,6 @@ class _Inputs:
         self._await_copies = self._link.behind(self._device[0].device)
 
     def batch(self, first: int, last: int) -> FixedRequests:
-        """Return these of the requests, as tensors that a step begins with."""
+        """Return the requests as the tensors that a step begins with."""
         numbers, tables = self._device
         return FixedRequests(numbers[:, first:last], tables[first:last])

@@ -21,7 +21,7 @@ __all__ = ["ModelConfig", "read_model_config"]
 
 TopkMethod = Literal["noaux_tc", "greedy", "group_limited_greedy"]
 
-# Key -> the values that are computed; the first is what a file means that leaves the key out.
+# Key -> the supported values; the first is the default of a file without the key.
 COMMON_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
@@ -29,7 +29,7 @@ COMMON_VALUES: dict[str, tuple[Any, ...]] = {
     "moe_layer_freq": (1,),
     "tie_word_embeddings": (False, True),
 }
-# Of a file's FP8 only. Which tensors are in FP8 is seen from themselves, so `modules_to_not_convert` is not asked.
+# For FP8 only. The tensors themselves show which are in FP8, so `modules_to_not_convert` is not read.
 QUANTISATION: dict[str, tuple[Any, ...]] = {
     "quant_method": ("fp8",),
     "fmt": ("e4m3",),
@@ -57,7 +57,7 @@ MODEL_TYPE_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 CHOSEN = ("scoring_func", "topk_method", "norm_topk_prob", "rope_interleave", "tie_word_embeddings")
 LAYERS = ("num_hidden_layers", "first_k_dense_replace")
-MAX_LAYERS = 10_000  # assumed, as the next: nobody's model, and small enough to list
+MAX_LAYERS = 10_000  # assumed, like the next: more than any model has, and few enough to list
 MAX_COUNT = 2**31 - 1
 COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),

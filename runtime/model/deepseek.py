@@ -88,20 +88,20 @@ class DeepseekV3(nn.Module):
         return self._run(steps, lambda step: self._hidden_states(step, cache, step))
 
     def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Do the same, and return the logits after the last token of each chunk: [chunks, vocab]."""
+        """Do a step as `forward` does, and return the logits after the last token of each chunk: [chunks, vocab]."""
         return self.logits_of_step(self._micro_batches(prefilling, decoding), cache)
 
     def logits_of_step(self, micro_batches: list[ForwardBatch], cache: LatentCache) -> Tensor:
-        """Do the same for a step whose tensors are there."""
+        """Do a step whose tensors exist already, and return the same logits."""
         return self._run(micro_batches, lambda step: self._next_logits(step, cache))
 
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Do the same, and return the hidden states of the last token of each chunk: [chunks, D]."""
+        """Do a step as `forward` does, and return the hidden states of the last token of each chunk: [chunks, D]."""
         steps = self._micro_batches(prefilling, decoding)
         return self._run(steps, lambda step: self._hidden_states(step, cache, step.answering()))
 
     def apply_final_norm(self, x_TD: Tensor) -> Tensor:
-        """Return what the head reads of hidden states, [T, D] in FP32."""
+        """Return hidden states after the final norm, as the head reads them: [T, D] in FP32."""
         return self.batching.rows(self.model.norm, x_TD).float()
 
     def logits(self, x_TD: Tensor) -> Tensor:
@@ -109,11 +109,11 @@ class DeepseekV3(nn.Module):
         return self.batching.rows(self._head, x_TD)
 
     def begin_step(self, micro_batches: list[ForwardBatch]) -> None:
-        """Let the ranks agree on how to dispatch what follows. Every rank calls this before anything is dispatched."""
+        """Let the ranks agree on how to dispatch in this step. Every rank calls this before its first dispatch."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """Return one function of each shape that `batching` computes in rows: (function, size of a row, its type)."""
+        """Return one function for each shape that `batching` computes in rows: (function, size of a row, its type)."""
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():
             if function := _row_function(module):
@@ -142,9 +142,9 @@ class DeepseekV3(nn.Module):
             return self.logits(x_TD)
 
     def _hidden_states(self, step: ForwardBatch, cache: LatentCache, answering: ForwardBatch) -> Flow[Tensor]:
-        """Return the flow to the hidden states of `answering`.
+        """Return the flow that computes the hidden states of the tokens `answering`.
 
-        In the last layer nobody reads anything of the other tokens except their latents.
+        In the last layer only the latents of the other tokens are needed.
         """
         cos, sin = self.rotary.lookup(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)

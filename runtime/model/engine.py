@@ -1,4 +1,4 @@
-"""One rank's engine: a loaded model and the step that it takes, of prompts' chunks and of requests that decode.
+"""One rank's engine: a loaded model, and its step, which computes chunks of prompts and requests that decode.
 
 Everything above this (requests, queues, sockets) speaks of requests; everything below of tensors. A step is a
 collective of the unit: all its ranks take it at the same time, with their own requests or none.
@@ -41,8 +41,8 @@ class EngineConfig:
     dtype: torch.dtype  # of the matrices
     deterministic: bool = False
     overlap: str = "none"
-    nodes: Sequence[str] | None = None  # of each rank, for tokens that prefer replicas near them; None for none
-    max_step_tokens: int | None = None  # of any rank, where no step has prompts; None for any number
+    nodes: Sequence[str] | None = None  # each rank's node, for tokens that prefer near replicas; else None
+    max_step_tokens: int | None = None  # the most of any rank, if no step has prompts; None: no limit
     device: torch.device = CPU  # where every tensor of the model is made
 
 
@@ -95,7 +95,7 @@ class Engine:
         try:
             recorder = CudaRecorder(device)
             self._captured = CapturedSteps(self.model, cache, recorder, max_requests, max_request_tokens)
-        except RuntimeError as error:  # torch's, for whatever it cannot capture
+        except RuntimeError as error:  # raised by torch for operations that it cannot capture
             say_once(f"steps cannot be captured ({str(error).splitlines()[0]}): kernels are launched one by one")
         self.model.load.clear()
 
@@ -134,9 +134,9 @@ class Engine:
     def step_to_embed(
         self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache
     ) -> tuple[Tensor, Tensor]:
-        """Take a step, and return with the logits what they are made of: [chunks + requests, hidden_size] in FP32.
+        """Take a step; return the logits and the hidden states behind them, [chunks + requests, hidden_size] in FP32.
 
-        To other ranks it is a step like any other.
+        For other ranks this is a step like any other.
         """
         x_TD = self.model.last_hidden_states(prefilling, decoding, cache)
         return self.model.logits(x_TD), self.model.apply_final_norm(x_TD)
@@ -168,8 +168,8 @@ def _warm_up_steps(
     """Yield (prefilling, decoding): the largest step, then prompts of the most tokens, and half as many down to one.
 
     The largest is the end of a longest request, beside a request that decodes; the allocator cuts what it needed into
-    pieces for the others. All share their pages, for nobody reads what is there. `ids` are a longest request's tokens:
-    random ones, others on each rank, so that no expert gets many times the mean, for which there would be no memory.
+    pieces for the others. All share their pages, since the contents are never read. `ids` are the tokens of a longest
+    request: random and different on each rank, so that no expert gets many times the mean, which would not fit.
     """
     max_request_tokens = len(ids)
     start = max(max_request_tokens - max_batch_tokens, 1) if max_request_tokens > 1 else 0

@@ -27,8 +27,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
 
     In decode it is one token, and a step makes one chunk for each request: a struct of msgspec takes a tenth of the
-    time of a dataclass. Nobody asks for logits of a chunk that goes on in the next micro-batch. `sink` gets each
-    layer's latents of these tokens as soon as they are computed.
+    time of a dataclass. A chunk that goes on in the next micro-batch needs no logits. `sink` gets each layer's latents
+    of these tokens as soon as they are computed.
     """
 
     token_ids: list[int]
@@ -85,7 +85,7 @@ class ForwardBatch:
         self.lengths_B = self._integers(chunk.end for chunk in decoding)
 
     def give_latents(self, layer: int, latent_TC: Tensor) -> None:
-        """Give the latents that a layer has computed to whoever wants them: views, which nobody writes to."""
+        """Give the latents that a layer has computed to the chunks' sinks, as views that must not be written to."""
         first = 0
         for chunk, length in zip(self._prefilling, self.lengths, strict=True):
             if chunk.sink is not None:
@@ -93,7 +93,7 @@ class ForwardBatch:
             first += length
 
     def answering(self) -> "ForwardBatch":
-        """Return the same requests with only the tokens whose logits are asked for, those at `answering_A`."""
+        """Return the same requests with only the tokens whose logits are needed, those at `answering_A`."""
         if not self._prefilling:
             return self
         last = [chunk.last for chunk in self._prefilling if not chunk.goes_on]
@@ -103,7 +103,7 @@ class ForwardBatch:
         return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
     def _pad_tables(self, tables: list[PageTable]) -> Tensor:
-        """Return tables [B, J]; a shorter table ends with page 0, whose content nobody looks at."""
+        """Return tables [B, J]; shorter tables are filled up with page 0, which is not read."""
         max_pages = max(map(len, tables), default=0)
         pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
         return self._integers(pages).view(len(tables), max_pages)
@@ -130,6 +130,6 @@ class FixedRequests(ForwardBatch):
 
 
 def _last_tokens(chunks: Sequence[Chunk]) -> Iterator[int]:
-    """Return the index of each chunk's last token among all, without chunks whose logits nobody asks for."""
+    """Return the index of each chunk's last token among all, without chunks whose logits are not needed."""
     ends = accumulate(len(chunk.token_ids) for chunk in chunks)
     return (end - 1 for chunk, end in zip(chunks, ends, strict=True) if not chunk.goes_on)

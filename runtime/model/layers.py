@@ -1,4 +1,4 @@
-"""The parts that hold no idea of their own: embedding, projection, norm, gated MLP.
+"""The standard parts of a model: embedding, projection, norm, gated MLP.
 
 Parameters carry the published tensor names, so that `weights.py` needs no table of names.
 """

@@ -26,7 +26,7 @@ __all__ = ["LatentAttention", "Queries"]
 # of a step's chunks [T, H, N + P], and of its decoding requests [B, H, C] in the space of the latents; None for none
 Queries = tuple[Tensor | None, Tensor | None]
 
-LATENT_NORM_EPS = 1e-6  # in all published code, whatever rms_norm_eps says
+LATENT_NORM_EPS = 1e-6  # as in all published code, whatever `rms_norm_eps` is
 
 
 class LatentAttention(nn.Module):
@@ -54,11 +54,11 @@ class LatentAttention(nn.Module):
         """Compute the first half: the tokens' queries. Their latents are in the cache before the second."""
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
         expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
-        is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens is a decode step without requests
+        is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens counts as a decode step without requests
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
     def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Compute the second half, [T, D]: attend to all cached latents of the tokens' requests, their own included."""
+        """Compute the second half, [T, D]: attend to all cached latents of the tokens' requests and their own."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
         if expanded_THQ is not None:

@@ -145,7 +145,7 @@ class LocalExperts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """One MoE layer on one rank. It asks its dispatcher what it declares, not which dispatcher it is."""
+    """One MoE layer on one rank. It depends on the declared properties of its dispatcher, not on its class."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class MixtureOfExperts(nn.Module):
         yield Pause.DISPATCHING
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
-            del dispatching  # and the rows that it sent: what is held in a flow is held while the other computes
+            del dispatching  # with the rows sent: a flow's memory is held while the other computes
         rows, sent = dispatched.rows, dispatched.drop_rows()
         del dispatched
         with self.span("experts"):
@@ -198,6 +198,6 @@ class MixtureOfExperts(nn.Module):
             return combined.sum().add_(shared_TD)
 
     def _run_experts(self, rows: ExpertRows) -> Tensor:
-        """Return the experts' results, weighed here if combine will not."""
+        """Return the experts' results, multiplied by the gate's weights unless combine does that."""
         results = self.experts(rows)
         return results if self.dispatcher.weights_applied is WeightsApplied.BY_COMBINE else rows.weigh(results)

@@ -118,7 +118,7 @@ def _yarn(parameters: dict[str, Any], name: str, path: Path) -> Yarn | None:
         raise CheckpointError(f"{path}: {name} has {sorted(unknown)}, which this runtime does not compute")
     if kind == "default":
         return None
-    given = [*YARN_REQUIRED, *(key for key in YARN_OPTIONAL if parameters.get(key))]  # 0 is as good as absent
+    given = [*YARN_REQUIRED, *(key for key in YARN_OPTIONAL if parameters.get(key))]  # 0 counts as absent
     if ("mscale" in given) != ("mscale_all_dim" in given):
         raise CheckpointError(f"{path}: {name} needs both mscale and mscale_all_dim, or neither")
     return Yarn(**{key: _positive(parameters.get(key), f"{name}.{key}", path) for key in given})

@@ -2,7 +2,7 @@
 
 Every parameter is named as its tensor, without the prefix that a text model's tensors have beside encoders. The stacked
 local experts are built from the experts that the expert map puts into this rank's slots, so a redundant expert is read
-by each of its holders. Whatever can be wrong with a checkpoint is found in its headers, before any value is read.
+by each of its holders. Mistakes in a checkpoint are found in its headers, before any value is read.
 
     stored      kept        becomes
     BF16, FP32  BF16, FP32  the same value, rounded
@@ -53,7 +53,7 @@ Index = dict[str, StoredTensor]
 
 @dataclass(frozen=True)
 class _Destination:
-    """The memory that a tensor is read into; `scales` if it is kept in FP8, `power_of_two` if these are to be."""
+    """The memory that a tensor is read into; `scales` if it is kept in FP8, `power_of_two` if the scales must be."""
 
     values: Tensor
     scales: Tensor | None
@@ -62,7 +62,7 @@ class _Destination:
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What was read: the digest of each tensor's stored bytes, by name. With a manifest they are those that it has."""
+    """The tensors read: the digest of each one's stored bytes, by name. With a manifest, its kind of digest is used."""
 
     folder: Path
     index: Index
@@ -75,7 +75,7 @@ class LoadedWeights:
         return list(self.digests)
 
     def summarise_for(self, rank: str) -> ReadWeights:
-        """Return what ranks compare; `rank` is what others call this one. Raise CheckpointError."""
+        """Return the summary that ranks compare; `rank` is this rank's name in it. Raise CheckpointError."""
         return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
 
@@ -83,7 +83,7 @@ class LoadedWeights:
 def load(
     model: nn.Module, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> LoadedWeights:
-    """Read every tensor of this rank, and hold it against the manifest if there is one.
+    """Read every tensor of this rank, and compare it with the manifest if there is one.
 
     `progress(done, total)` counts tensors without scales. Raise CheckpointError.
     """
@@ -149,7 +149,7 @@ def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
 
 
 def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None:
-    """Refuse two matrices where the config says one: whichever we took, somebody meant the other."""
+    """Refuse two different matrices where the config says that they are one."""
     for name, other in tied:
         if name in index and other in index and not _equal(name, other, index):
             raise CheckpointError(

@@ -1,1 +1,1 @@
-"""What processes say to each other: messages, the frames they travel in, sockets, the metrics port."""
+"""The protocol between processes: messages, frames, sockets, TLS, the metrics port."""

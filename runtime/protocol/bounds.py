@@ -5,8 +5,7 @@
     Handover       a decode rank answers Refused
 
 Why a rank checks what the gateway checked already: an id outside the vocabulary, or a penalty that overflows, would end
-the rank that computes with it, and its unit too. A range is what the arithmetic of `serving/sampling.py` works in, not
-what is sensible.
+the rank that computes with it, and its unit too. A range is what `serving/sampling.py` can compute.
 """
 
 import ipaddress
@@ -78,20 +77,20 @@ def explain_uncomputable(
     if len(generated) >= sampling.max_tokens:
         return f"it has {len(generated):,} tokens already of the {sampling.max_tokens:,} that it asks for"
     num_tokens = len(prompt_ids) + sampling.max_tokens
-    if num_tokens > max_request_tokens:  # it would wait for pages for ever, and everybody behind it
+    if num_tokens > max_request_tokens:  # it would wait for pages for ever, and all requests behind it too
         return f"it could grow to {num_tokens:,} tokens, this unit takes {max_request_tokens:,}"
     return None
 
 
 def explain_bad_address(host: str | None, port: int | None) -> str | None:
-    """Return why nobody can be called there, or None. A rank is reached at an IP address, never at a name."""
+    """Return why the address cannot be called, or None. A rank is reached at an IP address, never at a name."""
     if host is None or port is None:
         return "no address"
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return f"{host!r} is not an IP address"
-    if address.is_unspecified or "%" in host:  # behind it is the name of an interface, of one machine only
+    if address.is_unspecified or "%" in host:  # after % comes the name of one machine's interface
         return f"{host!r} is not one machine's address"
     if not 1 <= port <= 65535:
         return f"{port} is not a port"

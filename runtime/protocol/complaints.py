@@ -1,4 +1,4 @@
-"""Lines about connections that were closed, and no flood of them.
+"""Log lines about closed connections, limited in number.
 
 Whoever can reach a port can open it a thousand times a second: a scanner, a probe of another protocol, a pod of another
 plan. Each connection ends with one line; beyond `MAX_LINES` in a minute they are only counted. What the other side sent
@@ -16,17 +16,17 @@ PERIOD_S = 60.0
 
 
 class Complaints:
-    """Complaints about the connections of one port. Used from one thread."""
+    """Logs complaints about the connections of one port. Used from one thread."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._began = clock()
-        self._num_lines = 0  # since then
+        self._num_lines = 0  # logged since `_began`
 
     def __call__(self, sentence: str) -> None:
-        """Say the sentence, or count it if there were many in this minute.
+        """Log the sentence, or only count it if there were many in this minute.
 
-        The next one then says how many were not said.
+        The next logged one says how many were left out.
         """
         now = self._clock()
         if now - self._began >= PERIOD_S:

@@ -1,4 +1,4 @@
-"""What the gateway and its ranks count alike: KV in pages, and attention in pairs of a query and a key.
+"""Counts that the gateway and its ranks make in the same way: KV in pages, attention in query-key pairs.
 
 Source of the size of a page: FlashMLA (github.com/deepseek-ai/FlashMLA), "Paged kvcache with block size of 64".
 """

@@ -2,10 +2,10 @@
 
     magic "TDML" | version u16 | reserved u16 | header bytes u32 | payload bytes u64 | header (JSON) | payload
 
-The header is one message of `messages.py`, the payload the raw bytes of a tensor (or nothing). Sizes are checked
-before anything is allocated; the JSON is decoded into a closed set of types. A stranger's header is short: one of more
-than STRANGER_HEADER_BYTES is for whoever has proved something. A frame that has begun must be whole within
-FRAME_TIMEOUT_S; between frames a peer may be silent for as long as it likes. It does not retry or reconnect.
+The header is one message of `messages.py`, the payload the raw bytes of a tensor (or nothing). Sizes are checked before
+anything is allocated; the JSON is decoded into a closed set of types. A peer without a proven identity may not send a
+header of more than STRANGER_HEADER_BYTES. A frame that has begun must be whole within FRAME_TIMEOUT_S; between frames a
+peer may be silent for as long as it likes. This file does not retry or reconnect.
 
 Both ends have one VERSION, or do not talk. It is that of frames and messages alike: whatever changes a field of any
 message raises it, here and as `wire_version` in what the planner writes, so that `kv_digest` differs too. The prefix
@@ -61,7 +61,7 @@ class FrameReader(Generic[Message]):
         self._stream = stream
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(messages)
         self._max_payload_bytes = max_payload_bytes
-        self._buffer = bytearray()  # that has come and is not read yet
+        self._buffer = bytearray()  # received and not read yet
 
     async def read(self) -> tuple[Message, bytearray] | None:
         """Return the next message and its payload; None when the peer closed between frames. Raise WireError."""

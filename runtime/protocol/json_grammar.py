@@ -34,7 +34,7 @@ MAX_REMAINDERS = 20_000  # measured: under 100 ms. A minute's seconds, cents and
 MAX_DIGITS = 20  # of a number with 64 bits; the library takes 32
 OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}  # assumed: an indented line
 MISSING = "it needs llguidance, which is not installed: pip install '.[json]' in a checkout"
-SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # two of these beside each other hold together
+SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # several of these in one schema apply together
 
 
 def is_installed() -> bool:
@@ -43,14 +43,14 @@ def is_installed() -> bool:
 
 
 def explain_unread_schema(schema: str) -> str | None:
-    """Return why nobody shall read this schema, or None. This takes no time: an event loop may ask."""
+    """Return why this schema must not even be parsed, or None. It is quick, so an event loop may call it."""
     if not is_installed():
         return MISSING
     return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
 
 
 def explain_schema_refusal(schema: str) -> str | None:
-    """Return why no answer can be held to this schema, or None. The library may take seconds to say."""
+    """Return why answers cannot be constrained to this schema, or None. The library may take seconds."""
     reason = explain_unread_schema(schema) or _explain_over_limits(schema)
     if reason is not None:
         return reason
@@ -64,7 +64,7 @@ def explain_schema_refusal(schema: str) -> str | None:
 
 
 def json_matcher(tokenizer: "llguidance.LLTokenizer", schema: str) -> "llguidance.LLMatcher":
-    """Return what follows an answer and says which tokens may come next. Its `get_error` says what went wrong."""
+    """Return a matcher, which follows an answer and says which tokens may come next. Its `get_error` has any error."""
     import llguidance
 
     return llguidance.LLMatcher(tokenizer, _grammar(schema), log_level=0)
@@ -84,7 +84,7 @@ def _grammar(schema: str) -> str:
 
 
 def _explain_over_limits(schema: str) -> str | None:
-    """Return why nobody shall make a grammar of this schema, or None. It takes tens of milliseconds at most."""
+    """Return why no grammar may be made of this schema, or None. It takes tens of milliseconds at most."""
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -127,7 +127,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _holds_several(node: dict[str, Any]) -> bool:
-    """Return whether several parts of the node may hold of one value."""
+    """Return whether several parts of the node may apply to one value."""
     all_of, patterns = node.get("allOf"), node.get("patternProperties")
     return (
         sum(key in node for key in SEVERAL_AT_ONCE) > 1
@@ -159,7 +159,7 @@ def _coefficient(values: list[Decimal]) -> int:
 
 
 def _divide_out(number: int, prime: int) -> tuple[int, int]:
-    """Return how often the prime divides the number, and what is left of it."""
+    """Return how often the prime divides the number, and the rest after dividing."""
     times = 0
     while number % prime == 0:
         number //= prime

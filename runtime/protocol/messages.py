@@ -86,7 +86,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float = 1.0
     num_logprobs: int | None = None
     min_tokens: int = 0
-    logit_bias: dict[int, float] = {}  # msgspec gives each its own
+    logit_bias: dict[int, float] = {}  # msgspec copies the default
     json_schema: str | None = None
 
 
@@ -133,19 +133,19 @@ class Hello(_Message):
 
 
 class Renewal(_Message):
-    """A rank that is connected has called once more, with the certificates of now, and wants to go on here."""
+    """A connected rank has called again, with its current certificate, and wants to continue on this connection."""
 
     hello: Hello
 
 
 class Renewed(_Message):
-    """The answer to Renewal: the rank may go on here, once it has said the ticket on its old connection."""
+    """The answer to Renewal: the rank may continue here, once it has sent the ticket on its old connection."""
 
     ticket: str
 
 
 class Moved(_Message):
-    """The last message of a rank on this connection: what follows comes on the one that got the ticket."""
+    """The last message of a rank on this connection: later ones come on the connection that got the ticket."""
 
     ticket: str
 
@@ -158,7 +158,7 @@ class State(_Message):
 
 
 class Load(_Message):
-    """What a rank has to do, whoever asked for it.
+    """A rank's present work, for all gateways together.
 
     Of its `num_requests`, `num_waiting` are outside the cache. `prompt_tokens` are not computed yet; core attention
     forms `attention_pairs` of a query and a key for them. `kv_tokens` are the tokens of all requests so far, each
@@ -174,7 +174,7 @@ class Load(_Message):
 
 
 class StepTime(_Message):
-    """How long the steps of a rank have taken lately by its own work, without its waiting for its peers."""
+    """How long a rank's own work in a step has taken lately, without waiting for its peers."""
 
     own_us: Amount
 
@@ -193,14 +193,14 @@ class Token(_Message):
 
 
 class PrefixHit(_Message):
-    """The rank had the latents of the prompt's first `num_tokens` tokens. It does not say so of none."""
+    """The rank had the latents of the prompt's first `num_tokens` tokens. It is not sent for 0 tokens."""
 
     request_id: str
     num_tokens: Amount
 
 
 class Failed(_Message):
-    """The request ended without an answer. Where it `may_retry`, the fault is a rank's, and others may answer it."""
+    """The request ended without an answer. If it `may_retry`, the fault is the rank's, and another may answer it."""
 
     request_id: str
     reason: str
@@ -221,19 +221,19 @@ class Prefill(_Message):
     kv_host: str | None = None
     kv_port: int | None = None
     kv_ticket: str | None = None
-    generated: list[int] = []  # msgspec gives each its own
+    generated: list[int] = []  # msgspec copies the default
     cache_salt: str = ""
 
 
 class Expect(_Message):
-    """Take this request's KV, once, from whoever brings the ticket."""
+    """Take this request's KV, once, from the peer that presents the ticket."""
 
     request_id: str
     ticket: str
 
 
 class Embed(_Message):
-    """Compute this prompt and say the embedding of its last token; nothing follows."""
+    """Compute this prompt and send the embedding of its last token; no tokens follow."""
 
     request_id: str
     prompt_ids: list[int]
@@ -253,7 +253,7 @@ class Abort(_Message):
 
 
 class Ping(_Message):
-    """The gateway has heard nothing of the rank for a while."""
+    """The gateway has heard nothing from the rank for a while."""
 
 
 class Pong(_Message):
@@ -265,7 +265,7 @@ class Dismissed(_Message):
 
 
 class Rejected(_Message):
-    """Whoever was called does not take this rank, or node, and would not if it called again."""
+    """The called process refuses this rank or node, and would refuse it again."""
 
     reason: str
 
@@ -283,7 +283,7 @@ class Offer(_Message):
 class Piece(_Message):
     """The payload is `[num_tokens, latent_dim]` of one layer from position `start` on, C order; `checksum` its CRC-32.
 
-    The pieces of a layer come in order and leave nothing out; layers may take turns.
+    The pieces of a layer come in order and without gaps; layers may take turns.
     """
 
     layer: Amount
@@ -346,5 +346,5 @@ FromLeader = Place | Wait | Rejected
 
 
 def request_gateway(request_id: str) -> str:
-    """Return which gateway's request this is. Ids are GATEWAY-NUMBER: several gateways ask the same ranks."""
+    """Return the gateway of a request. Ids are GATEWAY-NUMBER, since several gateways use the same ranks."""
     return request_id.rpartition("-")[0]

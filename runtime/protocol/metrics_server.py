@@ -1,12 +1,12 @@
 """The metrics port of any process of the runtime: `/metrics` for dashboards, `/readyz` and `/health` for kubelets.
 
-A rank has no other HTTP port, so whether it is ready, and whether it still moves, is asked here. It decides neither:
-`is_ready` and `is_moving` do.
+A rank has no other HTTP port, so kubelets ask here whether it is ready and whether it still works. The callbacks
+`is_ready` and `is_moving` decide that.
 
 Any other path is a 404: a probe with a wrong path must not be told that all is well.
 
-Whoever can reach the port costs the process little: a connection ends in time, there are few at once, and what goes
-wrong on the other side is not in the log.
+Clients of the port cannot cost the process much: connections have a time limit, there are few at once, and errors of
+the other side are not logged.
 """
 
 import socket
@@ -88,7 +88,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Take a connection. Wait a moment where there is no descriptor for it: it stays, and we would ask at once."""
+        """Accept a connection. If there is no descriptor left for it, pause: it stays pending, and we would spin."""
         try:
             return super().get_request()
         except OSError:
@@ -104,7 +104,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """End what takes too long. The server calls this twice a second, and after each connection that comes."""
+        """End connections that take too long. The server calls this twice a second, and after each new connection."""
         longest_ago = time.monotonic() - LONGEST_S
         for request in [each for each, began in list(self._began.items()) if began < longest_ago]:
             self._end(request)
@@ -120,7 +120,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().handle_error(request, client_address)
 
     def _end(self, request: socket.socket) -> None:
-        """Let the thread that serves it read its end, or fail to write. It closes the connection then."""
+        """Shut the connection down: the thread that serves it reads its end or fails to write, and closes it."""
         self._began.pop(request, None)
         with suppress(OSError):  # it has just ended by itself
             request.shutdown(socket.SHUT_RDWR)
@@ -138,7 +138,7 @@ class _QuietHandler(WSGIRequestHandler):
 def _application(
     registry: CollectorRegistry, probes: Mapping[str, tuple[Callable[[], bool], str]]
 ) -> Callable[..., Any]:
-    """Answer `probes`, path -> question and word, and /metrics."""
+    """Return the application that answers `probes` (path -> check and its name) and /metrics."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:

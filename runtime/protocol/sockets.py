@@ -1,9 +1,9 @@
 """Listening sockets on exactly one address, never a wildcard, and connections that notice when their peer is gone.
 
-A peer that is there and reads nothing is gone as well: what is queued for it has a bound (`write_or_hang_up`).
+A peer that reads nothing counts as gone too: the data queued for it is limited (`write_or_hang_up`).
 
-A process that dies closes its connections. A machine that loses power, or its network, says nothing: only its silence
-tells, so the kernel asks every few seconds, and gives up after `VANISHED_AFTER_S`.
+A process that dies closes its connections. A machine that loses power, or its network, closes none: so the kernel
+probes the peer every few seconds, and gives up after `VANISHED_AFTER_S`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def look_up(name: str, own_address: str) -> str:
 
 
 def detect_vanished_peer(writer: asyncio.StreamWriter) -> None:
-    """Make the connection fail when nothing is heard of the peer for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
+    """Make the connection fail when nothing is heard from the peer for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -61,14 +61,14 @@ def has_peer_address(writer: asyncio.StreamWriter, address: str) -> bool:
     host, *_ = writer.get_extra_info("peername")
     try:
         return ipaddress.ip_address(host.partition("%")[0]) == ipaddress.ip_address(address)
-    except ValueError:  # what was written is no address
+    except ValueError:  # it is no address
         return False
 
 
 def write_or_hang_up(writer: asyncio.StreamWriter, data: bytes) -> None:
     """Queue `data`. A peer that has not read what was queued before, over MAX_UNREAD_BYTES, loses the connection."""
     if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-        writer.transport.abort()  # whoever reads from this connection finds it closed
+        writer.transport.abort()  # readers of this connection find it closed
     else:
         writer.write(data)
 

@@ -1,4 +1,4 @@
-"""Mutual TLS on the connections between the gateway and its ranks: who is at the other end.
+"""Mutual TLS on the connections between the gateway and its ranks: each end proves its identity.
 
 A folder holds a process's `tls.crt`, `tls.key` and `ca.crt`, as cert-manager writes them into a Secret and `tidemill
 up` into its own folder. The certificate's one URI is the process's identity, as in SPIFFE; the launch file says which
@@ -6,8 +6,8 @@ identity the other end must have. The files are read again when they change, so 
 it counts from the next connection on.
 
 TLS 1.3 alone, and no resumed sessions: each connection shows a certificate that is valid now, and each end closes it
-when the other's has expired. Before that, a rank calls once more (`worker/renewal.py`). It revokes none: they are
-short-lived instead. It makes no certificates; `stacks/local/certificates.py` and cert-manager do.
+when the other's has expired. Before that, a rank opens a new connection (`worker/renewal.py`). Certificates are
+short-lived, so none are revoked. `stacks/local/certificates.py` and cert-manager make them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 HANDSHAKE_S = 5.0  # assumed: as long as a rank has for its Hello
-SHUTDOWN_S = 1.0  # assumed: a peer that is there says at once that it ends
+SHUTDOWN_S = 1.0  # assumed: a living peer answers the end at once
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h
 PURPOSES = {"server": ssl.PROTOCOL_TLS_SERVER, "client": ssl.PROTOCOL_TLS_CLIENT}
@@ -34,7 +34,7 @@ _Stamps = tuple[tuple[int, int], ...]
 
 
 class Impostor(WireError):
-    """The other end has a certificate that is good, and is somebody else."""
+    """The other end has a valid certificate of another identity."""
 
 
 class Credentials:
@@ -50,7 +50,7 @@ class Credentials:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What a new connection begins with. Files that cannot be read, or are half renewed, change nothing yet."""
+        """The TLS context for a new connection. Files that cannot be read, or are half renewed, change nothing yet."""
         try:
             seen = self._look()
             if seen != self._stamps:
@@ -78,14 +78,14 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Trust:
-    """A process's own credentials, and who the other end must be: an identity, or what the identities begin with."""
+    """A process's own credentials, and the identity that the other end must have, or the prefix of several."""
 
     credentials: Credentials
     peer: str
 
 
 async def call(host: str, port: int, trust: Trust | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to whom `trust` names, or to anybody without it. Raise OSError, or Impostor."""
+    """Connect, and check the other end's identity if there is a `trust`. Raise OSError, or Impostor."""
     if trust is None:
         return await asyncio.open_connection(host, port)
     reader, writer = await asyncio.open_connection(
@@ -113,7 +113,7 @@ def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
 def explain_tls_failure(error: Exception) -> str:
     """Return in a few words why a handshake failed or files cannot be used, without OpenSSL's file and line.
 
-    Where it is a matter of dates, say by whose clock: a certificate is seldom wrong, and a clock often.
+    For errors of dates, name the machine whose clock was used: clocks are wrong more often than certificates.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         clock = time.strftime(" by this machine's clock, which shows %Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,1 +1,1 @@
-"""Ranks of one CPU node: common memory and pipes instead of messages."""
+"""Exchanges between ranks of one CPU node, by shared memory and pipes."""

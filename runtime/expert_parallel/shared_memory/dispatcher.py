@@ -1,16 +1,15 @@
-"""Dispatch and combine between ranks of one node: rows lie in memory that all of them have, and nobody sends any.
+"""Dispatch and combine between ranks of one node: rows lie in memory that all ranks share, and none are sent.
 
     dispatch   Each rank writes its tokens' rows, each once, and for each slot which of them it wants there. When all
                have, each reads the rows of its slots from where they lie, slot by slot, sources in order.
-    combine    Each rank leaves its results where it made them. When all have, each finds a choice's output there.
+    combine    Each rank leaves its results where it made them. Then each reads its choices' outputs.
 
-So all that is left of an exchange is its two moments, "everybody has written": one short message to each rank, through
-a pipe (`pipes.py`), in which a lost peer is noticed as in any other. Over loopback sockets, rows are copied four
-times on the way.
+So an exchange only has to signal "all have written", twice: one short message to each rank, through a pipe
+(`pipes.py`), which also shows that a peer is lost. Over loopback sockets, rows are copied four times on the way.
 
-Two buffers serve in turn, as two micro-batches do. Nobody overwrites what another still reads. A rank writes rows to a
-buffer again after its combine there; by then all have read theirs. It writes results there again when all have written
-their rows; by then all have added up the results before.
+Two buffers are used in turn, like two micro-batches. No rank overwrites what another still reads. A rank writes rows to
+a buffer again after its combine there; by then all have read theirs. It writes results there again when all have
+written their rows; by then all have added up the results before.
 
 On a GPU this is what NVLink does for DeepEP's kernels inside a node.
 """
@@ -68,18 +67,18 @@ class _WayBack:
 
 
 class SharedDispatcher:
-    """Dispatches like `normal`, which steps in when the ranks turn out to have no memory in common."""
+    """Dispatches with the results of `normal`, which it falls back to if the ranks cannot share memory."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = True
 
     def __init__(self, normal: AllToAllDispatcher, row_bytes: int, result_bytes: int, pairs_per_token: int) -> None:
-        """Take the bytes of a row to an expert and of its result there, and a token's most choices on one rank."""
+        """Take the bytes of a row and of its result, and the most choices of a token on one rank."""
         self.traffic, self.ops = normal.traffic, normal.ops
         self._normal, self._group, self._row_format = normal, normal.group, normal.row_format
         self._row_bytes, self._result_bytes, self._pairs_per_token = row_bytes, result_bytes, pairs_per_token
         self._buffers: list[ExchangeBuffer] = []
-        self._max_pairs = -1  # there are no buffers yet: a step without any pairs needs them too
+        self._max_pairs = -1  # no buffers yet: even a step without pairs needs them
         self._pipes: Pipes | None = None  # before there are buffers
         self._num_begun = 0  # exchanges
         self._is_possible = True
@@ -107,7 +106,7 @@ class SharedDispatcher:
         )
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Leave results that the experts wrote over their rows where they are; copy others there."""
+        """Leave results that the experts wrote over their rows; copy others to those places."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)
         way: _WayBack = dispatched.way_back
@@ -119,9 +118,9 @@ class SharedDispatcher:
         return self._await_writers(self.traffic.combine, lambda: combined)
 
     def _gather(self, buffer: ExchangeBuffer, row_of_pair_TK: Tensor, weights_TK: Tensor) -> DispatchedRows:
-        """Return this rank's rows, and where its pairs' results will be.
+        """Return this rank's rows, and the places of its pairs' results.
 
-        For that, everybody's sizes are read now.
+        This reads the sizes of all ranks.
         """
         own = self._group.rank
         sizes_WWM = buffer.sizes.copy()
@@ -171,7 +170,7 @@ class SharedDispatcher:
         return int(said_W.max())
 
     def _make_buffers(self, num_pairs: int) -> None:
-        """Make buffers larger than asked, so that it seldom has to: memory that nobody writes to costs nothing."""
+        """Make buffers larger than needed, so that this is rare: memory that is never written to costs nothing."""
         size, slots = self._group.size, self._normal.slots_per_rank
         self._max_pairs = 1 << num_pairs.bit_length()
         shapes = [

@@ -1,11 +1,11 @@
-"""Memory that the ranks of one node have in common: what one writes there the others read, and nothing is sent.
+"""Memory that the ranks of one node share: one writes, the others read, and nothing is sent.
 
 The first rank makes a file that lies in memory alone (memfd), and tells the others which of its descriptors it is; they
 open it where Linux shows a process's files, /proc, and know it by a random name there. So it is gone with the last
 rank, whichever way that ends, and no limit of /dev/shm (64 MB in a container) counts. Pages are taken when they are
 first written.
 
-It orders nothing: who reads has to know that the writer is done, which the ranks say through pipes (`pipes.py`).
+Memory has no order of its own: ranks signal through pipes (`pipes.py`) that they have written.
 
 Sources: memfd_create(2), proc_pid_fd(5).
 """
@@ -26,7 +26,7 @@ TOKEN_BITS = 63  # what a message of integers carries
 
 
 def common_memory(group: Group, num_bytes: int) -> Tensor | None:
-    """Return the same `num_bytes` zero bytes on every rank; None on every rank where one of them cannot have it.
+    """Return the same `num_bytes` zero bytes on every rank; None on every rank if one of them cannot have it.
 
     A collective. A rank cannot have it if the first rank's process is out of its sight (another container), or if the
     first rank gets no such file: the system is not Linux, forbids it, or allows none of this size.
@@ -35,7 +35,7 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
     made = _create_file(token, num_bytes) if group.rank == 0 else -1
     pid, descriptor, token = _broadcast(group, [os.getpid(), made, token])
     memory = _open_memory(pid, descriptor, token, num_bytes)
-    is_missing = group.any(memory is None)  # also tells the first that all have opened it
+    is_missing = group.any(memory is None)  # also tells the first rank that all have opened it
     if made >= 0:
         os.close(made)
     return None if is_missing else memory

@@ -1,14 +1,14 @@
-"""A number to every rank of a node and one from each, through pipes: the least that ranks can say to each other.
+"""Pipes between the ranks of a node, which carry one number from each to each: the smallest possible message.
 
-A pipe leads from each rank to each other. Who reads it makes it; who writes to it opens it where Linux shows a
-process's files, /proc, and knows it by its number, which is the kernel's: so the ranks have to be on one machine, which
-those are that have memory in common (`memory.py`).
+A pipe leads from each rank to each other. Its reader makes it; its writer opens it under the reader's files in /proc,
+and recognises it by its inode number. So the ranks have to be on one machine, as those that share memory are
+(`memory.py`).
 
 A pipe ends with the process that writes to it, whichever way that ends, and its reader is told so: a lost peer is
 noticed as in the group's own collectives. Those hand every message through threads, and two ranks on two cores have no
 core to spare for them.
 
-The numbers come with the moment in which they were said, on the machine's clock (CLOCK_MONOTONIC).
+Each number comes with the time when it was sent, by the machine's clock (CLOCK_MONOTONIC).
 
 Sources: pipe(7), proc_pid_fd(5).
 """
@@ -27,11 +27,11 @@ from runtime.expert_parallel.group import STEP_TIMEOUT, Group
 
 __all__ = ["Pipes", "common_pipes"]
 
-MESSAGE = struct.Struct("=qq")  # the number, the moment
+MESSAGE = struct.Struct("=qq")  # the number, and the time
 
 
 def common_pipes(group: Group) -> "Pipes | None":
-    """Return this rank's pipes; None on every rank where one of them cannot have them.
+    """Return this rank's pipes; None on every rank if one of them cannot have them.
 
     A collective, of ranks on one machine. A rank cannot have them if another's process is out of its sight.
     """
@@ -54,7 +54,7 @@ class Pipes:
         weakref.finalize(self, _close, [*readers.values(), *writers.values()])
 
     def signal(self, number: int) -> int:
-        """Send `number` to everybody and return the moment, in ns. Raise PeerLost."""
+        """Send `number` to every other rank, and return the time in ns. Raise PeerLost."""
         now_ns = time.monotonic_ns()
         for rank, writer in self.writers.items():
             try:
@@ -64,7 +64,7 @@ class Pipes:
         return now_ns
 
     def wait(self) -> tuple[int, int]:
-        """Return the largest of the numbers that the others sent next, and the moment of the last. Raise PeerLost."""
+        """Return the largest of the numbers that the others sent next, and the time of the last. Raise PeerLost."""
         numbers, moments_ns = zip(*map(self._next, self.readers), strict=True)
         return max(numbers), max(moments_ns)
 
@@ -91,7 +91,7 @@ def _file(descriptor: int) -> tuple[int, int]:
 
 
 def _writer(pid: int, descriptor: int, number: int) -> int:
-    """Return the other end of that pipe; -1 if it is out of reach, or another file is there."""
+    """Return the writing end of another rank's pipe; -1 if it is out of reach, or another file has its place."""
     with suppress(OSError):
         path = f"/proc/{pid}/fd/{descriptor}"
         if os.readlink(path) == f"pipe:[{number}]":

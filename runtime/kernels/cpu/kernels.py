@@ -3,19 +3,19 @@
 A step that decodes few requests is many small operations. Torch takes microseconds to begin each, longer than memory
 takes to give what it reads. Each function here is one call of a loop instead of several of torch.
 
-    matmuls of few rows     linear, gated_mlp, experts_mlp: a matter of reading each matrix once. oneDNN, which torch
-                            asks, takes longer to begin, and is asked for every expert again. With more rows, its
-                            tiles win.
+    matmuls of few rows     linear, gated_mlp, experts_mlp: the time is that of reading each matrix once. oneDNN,
+                            which torch calls, takes longer to begin, and begins anew for every expert. For more rows
+                            its tiles are faster.
     many rows in FP32       wide_linear, for the gate. For FP32, torch would make a matmul in FP32; oneDNN's of BF16
                             adds in FP32, which is the same up to the order of the sum.
     decode's attention      absorb_query, attend, values: all heads in one call, over the pages where the latents lie
     rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
     rows in order           sort_by_slot: by counting
 
-`ops.py` says when a loop is used instead of torch, which is the reference. Sums are made in FP32. What is computed of a
-row, or of a request's attention, does not depend on the others. A row of a matmul does, up to rounding.
+`ops.py` says when a loop is used instead of torch, which is the reference. Sums are made in FP32. The result of a row,
+or of a request's attention, does not depend on other rows. A row of a matmul does, up to rounding.
 
-Loops are given addresses. So each function here makes sure that what it gives is in one piece, or has rows that are.
+Loops get addresses. So each function here makes sure that its tensors, or at least their rows, are contiguous.
 """
 
 from functools import cache
@@ -197,13 +197,13 @@ def weighted_sum(rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) ->
 
 
 def prepare() -> None:
-    """Load the compiled loops, or compile them, before somebody waits for a step."""
+    """Load the compiled loops, or compile them, before the first step."""
     _loops()
 
 
 @cache
 def _loops() -> Any:
-    """Return all loops. The import is here because numba is not for every process."""
+    """Return all loops. They are imported here, since not every process needs numba."""
     from runtime.kernels.cpu import attention_loops as cpu_attention_loops
     from runtime.kernels.cpu import choice_loops as cpu_choice_loops
     from runtime.kernels.cpu import loops as cpu_loops
@@ -214,7 +214,7 @@ def _loops() -> Any:
 
 
 def _address(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Return the address of the numbers of `x`, which are of this type and lie in one piece."""
+    """Return the address of the contiguous numbers of `x`, which have this type."""
     assert x.dtype == dtype
     assert x.is_contiguous()
     return x.data_ptr()

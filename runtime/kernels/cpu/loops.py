@@ -31,7 +31,7 @@ def narrow(wide_RD: Any, y_RD: Any) -> None:
 
 @part("void(f4[::1], u2[:, ::1], f4[::1])")
 def _multiply_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
-    """Compute y = w x, four sums at a time: one would wait for itself, and each read of x serves four."""
+    """Compute y = w x, four sums at a time: each read of x serves four, and none waits for the one before."""
     num_sums, size = w_OD.shape
     n = 0
     while n + 4 <= num_sums:

@@ -1,4 +1,4 @@
-"""Keep the memory that tensors give back in the process, for the next tensors.
+"""Keeps freed memory in the process, for the next tensors.
 
 Between two steps of prefill, and between two layers of one, the same large tensors come and go. glibc gives every block
 of more than 32 MiB back to the system at once, and the system clears each page again before its next use, which took
@@ -13,8 +13,8 @@ longer than what was computed with it: torch has no cache for a CPU's memory as 
 
 The last two are torch's own for tensors of 2 MiB and more, if HUGE_PAGES is set when a process makes its first tensor.
 
-What is kept is what a step had in use; a step's size has a limit, and so has this. Whether it fits the next tensor is
-glibc's luck, so the first few of a size still cost pages.
+The kept memory is limited, since a step's is. Freed blocks do not always fit the next tensors, so the first few of a
+size still cost new pages.
 
 Sources: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; glibc `malloc/malloc.c`, _int_memalign and tcache; torch
 `c10/core/impl/alloc_cpu.cpp`.
@@ -25,16 +25,16 @@ import os
 
 __all__ = ["HUGE_PAGES", "keep_freed_memory"]
 
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # in the environment
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # an environment variable
 M_TRIM_THRESHOLD = -1  # malloc.h
 M_MMAP_MAX = -4
 LARGEST_INT = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process use again what it has freed. Call it before the process makes a tensor.
+    """Make this process reuse the memory that it frees. Call it before the first tensor is made.
 
-    On a system without glibc, the C library keeps its own ways.
+    Without glibc it has no effect.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

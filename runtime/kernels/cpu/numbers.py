@@ -4,7 +4,7 @@
                exactly: `bf16_to_fp32` costs one instruction. `fp32_to_bf16` rounds to the nearest, ties to even.
                `exp` is a polynomial, because the library's would be called for one number at a time.
     arrays     A loop is given addresses and sizes and makes its arrays itself: to make one from a tensor takes torch
-               and numpy longer than many a loop takes to run. The caller answers for type, order and size.
+               and numpy longer than many a loop takes to run. The caller is responsible for type, order and size.
     compiled   `loop` compiles a function when its module is first imported and keeps the code in `__pycache__`. No
                compiler is needed where it installs. Where neither that folder nor the user's cache folder can be
                written, every process compiles anew.
@@ -38,12 +38,12 @@ __all__ = [
     "part",
 ]
 
-SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # else a sum would be one number at a time
+SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # otherwise a sum would add one number at a time
 OPTIONS: dict[str, Any] = {"fastmath": SUMS_IN_ANY_ORDER, "error_model": "numpy"}
 TYPES = {int: "i8", float: "f8", bool: "b1"}
 
 FEATURES = get_host_cpu_features()
-if "+avx512f" in FEATURES and numba.config.CPU_FEATURES is None:  # or what the user has set
+if "+avx512f" in FEATURES and numba.config.CPU_FEATURES is None:  # or the user's setting
     numba.config.CPU_FEATURES = f"{FEATURES},-prefer-256-bit"
 
 LOG2_E = np.float32(1.4426950408889634)
@@ -186,5 +186,5 @@ def _kinds(function: Any) -> list[type]:
 def _compile(function: Any, signature: str | list[str]) -> Any:
     try:
         return numba.njit(signature, cache=True, **OPTIONS)(function)
-    except RuntimeError:  # nowhere to keep it
+    except RuntimeError:  # there is no folder for the cache
         return numba.njit(signature, **OPTIONS)(function)

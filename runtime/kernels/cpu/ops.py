@@ -1,7 +1,7 @@
-"""The tables of operations for a CPU: torch where torch is quick, compiled loops (`kernels.py`) where those are.
+"""The tables of operations for a CPU: torch, or compiled loops (`kernels.py`) where they are faster.
 
     CpuOps        any type and number of threads: torch, with experts' rows filled up for oneDNN
-    RowLoopOps    BF16 on one thread: loops for what treats every row by itself. Deterministic mode stops here.
+    RowLoopOps    BF16 on one thread: loops that treat every row by itself; deterministic mode uses only these
     LoopOps       the same and loops for matmuls of few rows, whose rounding depends on how many rows there are
 
 A table is made for one type and one thread count, so its loops check sizes only. The figures are of an EPYC core with
@@ -38,7 +38,7 @@ MAX_ROWS_OF_AN_EXPERT = 16
 MIN_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32
 # Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
 MAX_SCORES = 2**14
-# What oneDNN may be told to use at most, and the words for what has BF16 instructions.
+# Values of oneDNN's setting that limits instructions, and those that include BF16's.
 # Source: oneDNN, "CPU Dispatcher Control".
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 ISAS_WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "DEFAULT", "ALL")
@@ -81,7 +81,7 @@ class CpuOps(Ops):
         return multiply(a.float(), b.float()).to(a.dtype)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute each slot's rows with the first of the next slots, which are put back afterwards.
+        """Compute each slot's rows together with a few of the next slot's, which are restored afterwards.
 
         oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take. So it should meet few
         numbers.
@@ -96,7 +96,7 @@ class CpuOps(Ops):
 
 
 class RowLoopOps(CpuOps):
-    """Loops in which a row's bits are its own."""
+    """Loops in which a row's bits do not depend on other rows."""
 
     def prepare(self) -> None:
         """Load the compiled loops, or compile them."""
@@ -107,11 +107,11 @@ class RowLoopOps(CpuOps):
         return kernels.rms_norm(x, weight_D, eps)
 
     def silu_product(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-        """Round once."""
+        """Compute in FP32 and round once."""
         return kernels.silu_product(gate_RI, up_RI)
 
     def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-        """Turn pairs where they lie."""
+        """Rotate pairs in place."""
         kernels.rotate(x, cos_TX, sin_TX, neighbours)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class RowLoopOps(CpuOps):
 
 
 class LoopOps(RowLoopOps):
-    """All loops, each for the sizes at which it wins."""
+    """All loops, each for the sizes at which it is faster."""
 
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
         """Read the matrix once for few rows."""

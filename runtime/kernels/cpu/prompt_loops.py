@@ -17,7 +17,7 @@ ONE = np.float32(1)
 def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
     """Replace scores with their softmax. The last of T queries sees all S keys, each query before it one key less.
 
-    What a query does not see gets 0.
+    Keys that a query does not see get 0.
     """
     scores_HTS = bf16(scores, (num_heads, num_queries, num_keys))
     exps_S = np.empty(num_keys, np.float32)

@@ -38,7 +38,7 @@ NVLINK_PEERS = 8  # csrc/kernels/legacy/compiled.cuh
 
 
 class BrokenContract(AssertionError):
-    """A call that a kernel does not accept: our mistake."""
+    """A call that a kernel does not accept: a bug of ours."""
 
 
 def check_gemm(x: Quantised, w: Quantised, out_RO: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What torch computes in several passes over memory, in one, by Triton.
+"""Triton kernels that compute in one pass over memory what torch computes in several.
 
     rotate           pairs of BF16 by FP32 angles, in place
     joined_keys      each head's own part and the shared rotary part, side by side

@@ -11,7 +11,7 @@
 
 Each operation decides from the sizes of its arguments whether a kernel fits: FP8 matmuls need channels in whole blocks
 of 128 and outputs in multiples of 8, FlashMLA DeepSeek-V3's latents of 576 channels. Before each call `contracts.py`
-checks the arguments. What remains is the reference's, on the GPU.
+checks the arguments. Everything else is computed by the reference, on the GPU.
 
 Worked example, one MoE layer of EP144 decode: 2 slots with room for 9,216 rows each. The first masked matmul makes gate
 and up of every row that came, [2, 9216, 4096]; one kernel makes codes of silu(gate) x up; the second matmul makes the
@@ -52,7 +52,7 @@ class GpuOps(Ops):
         self.link = PinnedLink(device)
         if packages.deep_gemm is not None:
             self.row_alignment = int(packages.deep_gemm.get_mk_alignment_for_contiguous_layout())
-        self._steps = WeakIdKeyDictionary()  # what FlashMLA is told of a step, for all its layers
+        self._steps = WeakIdKeyDictionary()  # FlashMLA's arguments for a step, the same for all layers
 
     def check_scales(self, power_of_two: bool) -> None:
         """Refuse a model in FP8 whose scales DeepGEMM would cut on this GPU. Raise RuntimeFailure."""

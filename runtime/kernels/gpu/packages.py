@@ -8,8 +8,8 @@ DeepEP needs NVLink between all GPUs of a node. A PCIe card has it to a few neig
 writes may arrive in another order, so it is not used there. Its own check looks for `PCIE` in capitals, which the names
 of Hopper's cards have not; where it finds it, it asks the process group, and ours is None.
 
-They are imported only where a GPU is, since two of them fail without a driver. What is missing, or is not made for this
-GPU, is said once a process; the reference (`ops.py`) and our all-to-all (`expert_parallel/`) then serve.
+They are imported only if there is a GPU: two of them fail without a driver. A missing or unfit package is logged once a
+process; the reference (`ops.py`) and our all-to-all (`expert_parallel/`) then serve.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/utils/envs.py, check_nvlink_connections, and
 deep_ep/buffers/legacy.py, `allow_nvlink_for_low_latency_mode`.
