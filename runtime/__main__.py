@@ -146,6 +146,19 @@ def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--prompt-ids", type=Path, required=True, help="JSON file with the prompts: a list of lists of token ids"
     )
     generate.add_argument("--max-tokens", type=int, default=64, help="tokens to generate for each prompt (default: 64)")
+    _add_unit_options(generate)
+    generate.add_argument("--format", choices=["json"], default="json", help="output format on stdout")
+    generate.add_argument("--logits", type=Path, help="write the logits of the prompts to this .npz file")
+    generate.add_argument(
+        "--trace", type=Path, help="write a timeline of the ranks to this .json file, for ui.perfetto.dev"
+    )
+    generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    generate.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    generate.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+
+
+def _add_unit_options(generate: _Parser) -> None:
+    """Add the options that say how a unit computes."""
     generate.add_argument("--ep", type=int, default=1, help="number of ranks to spread the experts over (default: 1)")
     generate.add_argument("--dtype", choices=["float32", "bfloat16", "fp8"], default="float32")
     generate.add_argument(
@@ -167,14 +180,6 @@ def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="how tokens are split among the replicas of an expert",
     )
     generate.add_argument("--nodes", type=int, default=1, help="number of nodes to assume, for --split local_first")
-    generate.add_argument("--format", choices=["json"], default="json", help="output format on stdout")
-    generate.add_argument("--logits", type=Path, help="write the logits of the prompts to this .npz file")
-    generate.add_argument(
-        "--trace", type=Path, help="write a timeline of the ranks to this .json file, for ui.perfetto.dev"
-    )
-    generate.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    generate.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    generate.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
 
 
 def _command(

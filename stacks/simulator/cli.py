@@ -49,6 +49,13 @@ def add_simulate(commands: Any) -> None:
         help="compare with this change of the spec, in another column; may be repeated; traffic.scale=1.3 changes only "
         "the traffic, and not the plan",
     )
+    _add_trace_options(simulate)
+    simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture of the day")
+    add_format(simulate)
+    simulate.set_defaults(command=_simulate)
+
+
+def _add_trace_options(simulate: argparse.ArgumentParser) -> None:
     simulate.add_argument(
         "--trace",
         type=Path,
@@ -64,9 +71,6 @@ def add_simulate(commands: Any) -> None:
         choices=BALANCERS,
         help="how the gateway chooses ranks for a trace's requests; may be repeated; default: the gateway's own way",
     )
-    simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture of the day")
-    add_format(simulate)
-    simulate.set_defaults(command=_simulate)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
