@@ -168,16 +168,16 @@ class _Progress:
 
     def __init__(self, total: int) -> None:
         self._total, self._copied, self._lock = total, 0, Lock()
-        self._began = self._said = time.monotonic()
+        self._began = self._last_report = time.monotonic()
 
     def add(self, num_bytes: int) -> None:
         """Count bytes that are copied."""
         with self._lock:
             self._copied += num_bytes
             now = time.monotonic()
-            if now - self._said < SAY_EVERY_S:
+            if now - self._last_report < SAY_EVERY_S:
                 return
-            self._said = now
+            self._last_report = now
             rate = self._copied / (now - self._began)
             left_s = (self._total - self._copied) / rate
         amount = f"{self._copied / 1e9:,.1f} of {self._total / 1e9:,.1f} GB"

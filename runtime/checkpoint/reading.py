@@ -24,7 +24,7 @@ from runtime.errors import CheckpointError
 
 __all__ = ["ReadDigests"]
 
-AT_ONCE_BYTES = 2**18  # a smaller part is hashed sooner than it is handed to a thread
+AT_ONCE_BYTES = 2**18  # hashing a smaller part takes less time than handing it to a thread
 KNOWN_KEY, NONCE = AESGCM(b"tidemill weights"), bytes(12)  # nothing is encrypted
 WAITING_BYTES = 2**25  # so that a thread that wakes up late delays no other
 

@@ -61,7 +61,7 @@ class Group(Protocol):
         """Return True on every rank if `flag` is true on one."""
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Do the same for several flags at once: ranks agree on a step so."""
+        """Return `any` of several flags at once, so that ranks agree on a step."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""

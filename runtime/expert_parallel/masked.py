@@ -43,7 +43,7 @@ __all__ = ["MaskedDispatcher"]
 
 @dataclass(frozen=True)
 class _WayBack:
-    arrival_of_row: Tensor  # [M x Z]: where each row lay among what came
+    arrival_of_row: Tensor  # [M x Z]: the position of each row among the rooms that came
     row_of_pair_TK: Tensor  # where the result of each of this rank's own pairs will lie
     weights_TK: Tensor
 

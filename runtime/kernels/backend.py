@@ -48,7 +48,7 @@ class Backend:
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
     """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant.
 
-    Raise RuntimeFailure if no operations of the device are known to be.
+    Raise RuntimeFailure if the device has no operations that are known to be batch-invariant.
     """
     if device.type != "cpu":
         if deterministic:

@@ -98,7 +98,7 @@ class _Question:
         self._is_given_up = False
 
     def ask(self) -> None:
-        """Put the page, or why there is none, into `answers`."""
+        """Put the page, or the error, into `answers`."""
         try:
             self.answers.put(self._page())
         except (OSError, http.client.HTTPException, ValueError) as error:

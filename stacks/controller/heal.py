@@ -26,7 +26,7 @@ from stacks.kube.taints import repelling_taints, taint_text
 
 __all__ = ["FaultReports", "Healing", "NodeHealth", "find_node_health", "find_reports", "heal"]
 
-KUBERNETES_TAINTS = "node.kubernetes.io/"  # taints by which Kubernetes itself ends pods of a node that is lost
+KUBERNETES_TAINTS = "node.kubernetes.io/"  # Kubernetes' own taints, which end the pods of a lost node
 MAX_NAMED = 5
 STEADY_S = 600.0  # assumed: as long as a unit of hundreds of GPUs takes to start
 CORDON, LOST = f"{KUBERNETES_TAINTS}unschedulable", f"{KUBERNETES_TAINTS}unreachable"

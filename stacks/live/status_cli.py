@@ -110,13 +110,13 @@ def _lines(record: Record) -> Iterator[str]:
         yield f"  the supervisor goes on, but {record.trouble}"
     for gateway in record.gateways:
         if len(record.gateways) > 1 or gateway.state != "ready":
-            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracketed(_explain_state(record, gateway))}"
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracket(_explain_state(record, gateway))}"
     for unit in record.units:
-        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_bracketed(_explain_state(record, unit))}"
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_bracket(_explain_state(record, unit))}"
 
 
 def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
-    """Return why a part is down, and by this machine's clock when it is started again."""
+    """Return why a part is down, and the local time of its next start."""
     seconds = starts_in_s(record, part)
     if seconds is None:
         return f"again, after: {part.reason}" if part.reason and is_coming_up(part) else part.reason
@@ -144,9 +144,9 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
     for unit in live.units:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
-        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _bracketed(unit.reason))
+        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _bracket(unit.reason))
 
 
-def _bracketed(reason: str | None) -> str:
+def _bracket(reason: str | None) -> str:
     """Return a text in brackets. It may be a process's or a pod's own words."""
     return f" ({printable(reason)})" if reason else ""

@@ -26,17 +26,17 @@ class Failures:
     """Reports each failure once."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str | None] = {}
+        self._reported: dict[str, str | None] = {}
 
     def say(self, record: Record) -> None:
         """Report on stderr what has failed since the last record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
-        down |= {part.name: self._said.get(part.name) for part in record.parts if is_coming_up(part)}
+        down |= {part.name: self._reported.get(part.name) for part in record.parts if is_coming_up(part)}
         down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
         for name, why in down.items():
-            if why is not None and self._said.get(name) != why:
+            if why is not None and self._reported.get(name) != why:
                 say(f"{name} {why}")
-        self._said = down
+        self._reported = down
 
 
 def stay(folder: RunFolder) -> None:

@@ -34,7 +34,7 @@ UNCLEAR = re.compile(r"[|<>]|_`|`_|\]_|`\d+`|::|\be\.g\.$")  # markup that `plai
 
 def known_answers(documents: list[Document]) -> dict[str, str]:
     """Return each question, in its first spelling, with its answer, in the order of the text."""
-    pairs = [pair for d in documents if d.name.startswith(ABOUT) for pair in described(d)]
+    pairs = [pair for d in documents if d.name.startswith(ABOUT) for pair in descriptions(d)]
     times = Counter(question for question, _ in pairs)
     return {
         question: answer
@@ -45,7 +45,7 @@ def known_answers(documents: list[Document]) -> dict[str, str]:
     }
 
 
-def described(document: Document) -> list[tuple[str, str]]:
+def descriptions(document: Document) -> list[tuple[str, str]]:
     """Return (question, first sentence) for the document's objects, by full name, and for the glossary's terms."""
     lines, module, pairs = document.text.splitlines(), "", []
     for number, line in enumerate(lines):

@@ -75,7 +75,7 @@ class ExpertLoad:
         """Count `experts` [tokens, experts per token] for MoE layer `index`."""
         self.counts[index] += torch.bincount(experts.flatten(), minlength=self.counts.shape[1])
 
-    def over_mean(self) -> torch.Tensor:
+    def ratio_to_mean(self) -> torch.Tensor:
         """Return each expert's load over its layer's mean load."""
         return self.counts / self.counts.float().mean(1, keepdim=True)
 
@@ -88,12 +88,12 @@ def main() -> None:
     training, held_out = split(read_documents(arguments.text))
     stream = np.array(token_stream(training, tokenizer.backend_tokenizer, SEED))
     trigram = Trigram(stream, model.config.vocab_size)
-    extract = extract_of(held_out)
+    extract = choose_extract(held_out)
     (FOLDER / "heldout.txt").write_text(extract.text, encoding="utf-8")
 
     loads = ExpertLoad(model)
-    score = score_of(held_out, model, tokenizer, trigram)
-    counts, over_mean = loads.counts.tolist(), loads.over_mean()
+    score = score_documents(held_out, model, tokenizer, trigram)
+    counts, over_mean = loads.counts.tolist(), loads.ratio_to_mean()
     answers = known_answers(training)
     write_json(FOLDER / "answers.json", answers)
     logs = {phase: read_log(arguments.state / f"{phase}.jsonl") for phase in STEPS}
@@ -106,14 +106,14 @@ def main() -> None:
         "expert_load_over_mean": [
             {"min": round(row.min().item(), 3), "max": round(row.max().item(), 3)} for row in over_mean
         ],
-        "extract": asdict(score_of([extract], model, tokenizer, trigram)),
+        "extract": asdict(score_documents([extract], model, tokenizer, trigram)),
         "greedy": [
             {"prompt": prompt, "text": greedy(model, tokenizer, tokenizer(prompt).input_ids)[0]} for prompt in PROMPTS
         ],
         "answers": {
             "asked": len(answers),
             "exact": len(exactly_answered(model, tokenizer, answers)),
-            "exact_without_backticks": len(exactly_answered(model, tokenizer, without_backticks(answers))),
+            "exact_without_backticks": len(exactly_answered(model, tokenizer, remove_backticks(answers))),
         },
         "chat": [chat(model, tokenizer, question) for question in QUESTIONS],
         "log": logs,
@@ -144,13 +144,13 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def extract_of(held_out: list[Document]) -> Document:
+def choose_extract(held_out: list[Document]) -> Document:
     """Return the held-out files that travel with the model, as one document."""
     texts = {document.name: document.text for document in held_out}
     return Document("heldout.txt", EXTRACT_NOTICE + "\n".join(texts[name] for name in EXTRACT))
 
 
-def score_of(
+def score_documents(
     documents: list[Document], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, trigram: Trigram
 ) -> Score:
     token_ids = [[*tokenizer(d.text).input_ids, tokenizer.eos_token_id] for d in documents]
@@ -199,7 +199,7 @@ def tokenize_chat(tokenizer: PreTrainedTokenizerBase, question: str, answer: str
     return tokenizer.apply_chat_template(turns, add_generation_prompt=answer is None, return_dict=False)
 
 
-def without_backticks(answers: dict[str, str]) -> dict[str, str]:
+def remove_backticks(answers: dict[str, str]) -> dict[str, str]:
     return {question.replace("`", ""): answer for question, answer in answers.items()}
 
 

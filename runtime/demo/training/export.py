@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from runtime.demo.training.corpus import ASSISTANT, BOS, EOS, PAD, USER
 from runtime.demo.training.network import MoE, Network
 
-__all__ = ["adopt", "export", "published"]
+__all__ = ["adopt", "export", "published_tensors"]
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -30,7 +30,7 @@ CHAT_TEMPLATE = (
 
 def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     """Write weights, tokenizer and generation settings into `folder`."""
-    save_file(published(network), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(published_tensors(network), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
     write_json(
         folder / "tokenizer_config.json",
@@ -50,13 +50,13 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.6, "top_p": 0.95})
 
 
-def published(network: Network) -> dict[str, torch.Tensor]:
+def published_tensors(network: Network) -> dict[str, torch.Tensor]:
     """Return tensors by published name: matrices and norms in bfloat16, correction biases in float32.
 
     A network trained in FP8 is published on the grid that it was trained on.
     """
     tensors = {}
-    for name, tensor in named(network).items():
+    for name, tensor in network_tensors(network).items():
         if name.endswith("e_score_correction_bias"):
             tensors[name] = tensor.detach().float().clone()
         else:
@@ -69,7 +69,7 @@ def published(network: Network) -> dict[str, torch.Tensor]:
 def adopt(network: Network, folder: Path) -> None:
     """Give `network` the weights that `folder` publishes."""
     stored = load_file(folder / "model.safetensors")
-    for name, tensor in named(network).items():
+    for name, tensor in network_tensors(network).items():
         tensor.copy_(stored[name])
 
 
@@ -78,7 +78,7 @@ def is_projection(name: str) -> bool:
     return "_proj" in name and "kv_b_proj" not in name
 
 
-def named(network: Network) -> dict[str, torch.Tensor]:
+def network_tensors(network: Network) -> dict[str, torch.Tensor]:
     """Return the network's own memory by published name."""
     tensors = {
         "model.embed_tokens.weight": network.embed,

@@ -76,12 +76,12 @@ class LatentAttention(nn.Module):
         self.rounding = rounding
         self.heads, self.latent = c["num_attention_heads"], c["kv_lora_rank"]
         self.nope, self.rope, self.value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
-        self.q_a = drawn(c["q_lora_rank"], c["hidden_size"])
+        self.q_a = random_matrix(c["q_lora_rank"], c["hidden_size"])
         self.q_norm = nn.Parameter(torch.ones(c["q_lora_rank"]))
-        self.q_b = drawn(self.heads * (self.nope + self.rope), c["q_lora_rank"])
-        self.kv_a = drawn(self.latent + self.rope, c["hidden_size"])
+        self.q_b = random_matrix(self.heads * (self.nope + self.rope), c["q_lora_rank"])
+        self.kv_a = random_matrix(self.latent + self.rope, c["hidden_size"])
         self.kv_norm = nn.Parameter(torch.ones(self.latent))
-        self.kv_b = drawn(self.heads * (self.nope + self.value), self.latent)
+        self.kv_b = random_matrix(self.heads * (self.nope + self.value), self.latent)
         self.out = nn.Parameter(torch.zeros(c["hidden_size"], self.heads * self.value))
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ class GatedMlp(nn.Module):
     def __init__(self, hidden: int, inner: int, rounding: Rounding) -> None:
         super().__init__()
         self.rounding = rounding
-        self.gate, self.up = drawn(inner, hidden), drawn(inner, hidden)
+        self.gate, self.up = random_matrix(inner, hidden), random_matrix(inner, hidden)
         self.down = nn.Parameter(torch.zeros(hidden, inner))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -249,7 +249,7 @@ class HeadLoss(torch.autograd.Function):
         return dx * (scale / ctx.num_targets), dw * (scale / ctx.num_targets), None
 
 
-def drawn(rows: int, columns: int) -> nn.Parameter:
+def random_matrix(rows: int, columns: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(rows, columns) * columns**-0.5)
 
 

@@ -28,7 +28,7 @@ class Counts:
     values: np.ndarray
 
     @classmethod
-    def of(cls, keys: np.ndarray) -> "Counts":
+    def from_keys(cls, keys: np.ndarray) -> "Counts":
         return cls(*np.unique(keys, return_counts=True))
 
     def __getitem__(self, keys: np.ndarray) -> np.ndarray:
@@ -54,7 +54,12 @@ class Trigram:
     def count(self, stream: np.ndarray) -> None:
         """Replace all counts by those of `stream`."""
         one, two, three = self.grams(stream)
-        self.one, self.two, self.three, self.total = Counts.of(one), Counts.of(two), Counts.of(three), len(stream)
+        self.one, self.two, self.three, self.total = (
+            Counts.from_keys(one),
+            Counts.from_keys(two),
+            Counts.from_keys(three),
+            len(stream),
+        )
 
     def fit(self, stream: np.ndarray) -> None:
         """Fit each bucket's four weights on `stream` by expectation maximisation."""

@@ -45,7 +45,7 @@ class Optimizer:
         if name.endswith("gate_up"):  # two matrices an expert, stored as one
             direction = direction.unflatten(1, (2, -1))
         rows, columns = direction.shape[-2:]
-        update = orthogonalized(direction) * max(1, rows / columns) ** 0.5
+        update = orthogonalize(direction) * max(1, rows / columns) ** 0.5
         p.mul_(1 - rate * MUON_DECAY).sub_(update.reshape(p.shape), alpha=rate)
 
     def adamw(self, name: str, p: nn.Parameter, rate: float, number: int) -> None:
@@ -67,7 +67,7 @@ def uses_muon(name: str, p: nn.Parameter) -> bool:
     return p.ndim > 1 and name not in ("embed", "head") and not name.endswith("router")
 
 
-def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
+def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
     """Return roughly the nearest semi-orthogonal matrix to `matrix` [..., rows, columns].
 
     It is computed by Newton-Schulz in bfloat16.

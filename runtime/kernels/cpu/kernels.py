@@ -153,7 +153,10 @@ def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
 
 
 def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-    """Return the best `top_k` of the `topk_group` groups whose `num_best` best sum to most: [T, K], best first."""
+    """Return the `top_k` best experts of each token, best first: [T, K].
+
+    Only the `topk_group` groups take part whose `num_best` best scores have the largest sums.
+    """
     scores_TE, experts_TK = scores_TE.contiguous(), torch.empty(scores_TE.shape[0], top_k, dtype=torch.long)
     _loops().choose_experts(
         _address(scores_TE, torch.float32),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import runtime.demo
 from runtime.demo.training.corpus import ASSISTANT, BOS, EOS, USER, Document
 from runtime.demo.training.evaluate import ExpertLoad, document_bits, exactly_answered, load, tokenize_chat
-from runtime.demo.training.export import published
+from runtime.demo.training.export import published_tensors
 from runtime.demo.training.network import Network
 
 FOLDER = Path(runtime.demo.__file__).parent
@@ -67,7 +67,7 @@ def test_folder_fits_in_a_repository():
 
 def test_tensors_are_the_published_ones(config):
     """The file holds exactly the tensors, shapes and types that config.json implies in the published naming."""
-    expected = {name: (list(t.shape), t.dtype) for name, t in published(Network(config)).items()}
+    expected = {name: (list(t.shape), t.dtype) for name, t in published_tensors(Network(config)).items()}
     found = {name: (list(t.shape), t.dtype) for name, t in load_file(FOLDER / "model.safetensors").items()}
 
     assert found == expected
