@@ -119,7 +119,7 @@ def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
-    """Return the play of an ordinary day of `timetable` in `length_s`; `ranks` has each unit's number of ranks.
+    """Return the play of a usual day of `timetable` in `length_s`; `ranks` has each unit's number of ranks.
 
     Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """

@@ -23,7 +23,7 @@ class PlayedDay:
     """A day of `plan`, whose traffic is `scale` times the planned one."""
 
     plan: Plan
-    date: str | None  # or a weekday; None: an ordinary day
+    date: str | None  # or a weekday; None: a usual day
     scale: float
     outages: tuple[Outage, ...]
     idle_failures: tuple[Failure, ...]  # failures of nodes that no unit runs on
@@ -49,7 +49,7 @@ def play_days(
 ) -> tuple[tuple[DayColumn, ...], tuple[Finding, ...]]:
     """Simulate each of `variants` of `spec`. Return the days, and why the other variants cannot be simulated.
 
-    `on_progress` is called with a title and the share that is done. Without a `date` the day is an ordinary one.
+    `on_progress` is called with a title and the share that is done. Without a `date` the day is a usual one.
 
     Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
     be played.
@@ -72,7 +72,7 @@ def simulate_day(
 ) -> PlayedDay:
     """Return a day of `plan` at each level of its prediction; `on_progress` is called with the share that is done.
 
-    Without a `date` or a weekday the day is an ordinary one.
+    Without a `date` or a weekday the day is a usual one.
 
     Raises CallError if a failing node is not one of the plan's.
     """

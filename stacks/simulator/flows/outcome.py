@@ -53,7 +53,7 @@ class Outcome:
 
 
 def demand_by_minute(plan: Plan, scale: float = 1.0, date: str | None = None) -> list[float]:
-    """Return each minute's share of an ordinary day's requests, times `scale`; `date` may be a weekday."""
+    """Return each minute's share of a usual day's requests, times `scale`; `date` may be a weekday."""
     traffic = plan.spec.traffic
     assert traffic is not None
     scale *= traffic.day_scale(date)
