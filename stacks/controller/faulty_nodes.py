@@ -57,7 +57,7 @@ def handle_faulty_nodes(
 
 def _forget_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: float) -> None:
     """Delete a lost pod, so that another one takes its place, and report it."""
-    what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and its time to end is over"
+    what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and the pod's grace period is over"
     if follower.is_dry_run:
         follower.say(f"would forget {what}")
         return

@@ -21,7 +21,7 @@ from stacks.live.status import ClusterError
 
 __all__ = ["Examination", "examine"]
 
-NOT_PROBED = "nodes were not probed: mend first what blocks"
+NOT_PROBED = "nodes were not probed: first fix the findings that block"
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str
 def _explain_unready(node: Manifest) -> str:
     conditions = (node.get("status") or {}).get("conditions") or []
     ready: Mapping[str, str] = next((each for each in conditions if each["type"] == "Ready"), {})
-    said = ready.get("message") or ready.get("reason") or "it has said nothing yet"
+    said = ready.get("message") or ready.get("reason") or "it has not reported yet"
     return " ".join(said.split()).rstrip(".")
 
 
@@ -158,7 +158,7 @@ def _find_shortages(place: Place, node: Manifest) -> Iterator[Finding]:
             yield place.finding("device", reason, fix)
         else:
             reason = f"it offers {amount_text(offered)} {resource} of {amount_text(has)} that it has, and {needed}"
-            mend = "mend the others; or " if wanted <= has else ""
+            mend = "repair the others; or " if wanted <= has else ""
             yield place.finding("device", reason, f"{mend}without the node: {PLAN_WITHOUT}")
 
 

@@ -46,7 +46,7 @@ SILENT_S = 15.0  # assumed: a look takes seconds where gateways are slow to answ
 PROBE_GRACE_S = 1.0  # `is_running` holds the lock for a moment
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk, and of a full quota on it
 NO_FILE = (errno.EISDIR, errno.EFBIG, errno.EPIPE, errno.ELOOP)  # the errors of reading something that is no file
-CUT_OFF = "ended without a word (killed, a full disk, or this machine was restarted): nothing of it runs"
+CUT_OFF = "ended without a record of it (killed, a full disk, or this machine was restarted): nothing of it runs"
 
 
 class RunFolder:

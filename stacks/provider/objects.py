@@ -99,7 +99,7 @@ def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any]
         if frozen:
             paths = ", ".join(path_text(each.path) for each in frozen)
             remade.append(
-                f"{Reference.from_manifest(new[key])} is deleted and made anew, since {paths} cannot be changed"
+                f"{Reference.from_manifest(new[key])} is deleted and created again, since {paths} cannot be changed"
             )
     return Changes(changed, remade=remade)
 

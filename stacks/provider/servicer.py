@@ -191,7 +191,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.ReadResponse()
         for each in found.values():
             if each.drift_unknown:
-                self.engine.warn(request.urn, f"hand edits were not looked for: {each.drift_unknown}")
+                self.engine.warn(request.urn, f"hand edits could not be looked for: {each.drift_unknown}")
         manifests = {key: each.manifest for key, each in found.items()}
         if lacking := [
             f"{Reference.from_manifest(each.manifest)} is not ready: {each.missing}"
@@ -271,7 +271,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             except InitFailed as error:
                 self._rollout.fail(unit)
                 self._undo(request, old, new, others)
-                raise ProviderError(f"{error}; {unit} was made as it was before, and is ready") from error
+                raise ProviderError(f"{error}; {unit} was restored, and is ready") from error
 
     def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
         """Restore `old`, and delete the objects that the change has added; `others` are the run's other uids."""

@@ -192,7 +192,7 @@ def test_an_image_that_cannot_be_had_is_undone(up):
 
     assert streams.wrong == []
     assert run.status != 0
-    undone = [each for each in run.errors if "was made as it was before, and is ready" in each]
+    undone = [each for each in run.errors if "was restored, and is ready" in each]
     left = [each for each in run.errors if "was left as it was" in each]
     assert len(undone) + len(left) == len(before), run.output
     assert len(undone) in (1, 2, 3), run.output

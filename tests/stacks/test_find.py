@@ -297,7 +297,7 @@ def test_a_killed_deployment_is_told_until_it_is_taken_down(plan, capsys):
     for words in (["status", "creek"], ["status"], ["status", "creek", "--format", "json"]):
         assert cli.main(words) == 1
         assert (
-            "ended without a word (killed, a full disk, or this machine was restarted): nothing of it runs"
+            "ended without a record of it (killed, a full disk, or this machine was restarted): nothing of it runs"
             in capsys.readouterr().out
         )
     assert cli.main(["down", "creek"]) == 0

@@ -6,7 +6,7 @@ each prompt draws for itself:
     TTFT = D + E + computing,   P(E > t) = rho exp(-(t - shortest) / longer)   from `shortest` on
 
 where E is the wait of the plan's steady queue (`planner/estimate/throughput/queue.py`). rho is the least of the share
-of time that groups work, the share that arrivals ask for, and `MAX_LUCK`: a longer queue is part of D. A mixed unit
+of time that groups work, the share that arrivals ask for, and `MAX_RANDOM`: a longer queue is part of D. A mixed unit
 computes all waiting prompts at once, so E is the rest of the turn under way, uniformly distributed:
 
     P(E > t) = busy (1 - t / turn)         as `SteadyTurns.wait_of` in `planner/estimate/throughput/turns.py` has it
@@ -28,7 +28,7 @@ from stacks.simulator.flows.service import Service
 __all__ = ["QUANTILES", "Latencies", "Waits", "compute_latencies", "mean_tpot", "mean_ttft", "prompt_waits"]
 
 QUANTILES = (0.5, 0.9, 0.99)
-MAX_LUCK = 0.95  # assumed: at more, a steady queue takes longer to form than one minute
+MAX_RANDOM = 0.95  # assumed: at more, a steady queue takes longer to form than one minute
 HALVINGS = 60
 
 
@@ -43,14 +43,14 @@ class Waits:
     is_even: bool = False  # whether the wait is uniformly distributed up to twice `longer`, as in mixed units
 
     @property
-    def luck(self) -> Curve:
+    def random_wait(self) -> Curve:
         """Return the mean random wait of each minute, in seconds."""
         return np.asarray(self.waiting * (self.shortest + self.longer))
 
     @property
     def mean(self) -> Curve:
         """Return the mean TTFT of each minute."""
-        return np.asarray(self.least + self.luck)
+        return np.asarray(self.least + self.random_wait)
 
     def share_within(self, seconds: float | Curve) -> Curve:
         """Return the share of each minute's prompts whose first token comes within `seconds`."""
@@ -78,13 +78,13 @@ def prompt_waits(service: Service, curves: Curves) -> Waits:
     seconds = curves.prompt_seconds
     computing = service.prompts.steps_per_prompt * seconds
     if service.turns is not None:
-        luck = Waits(computing, curves.prompt_busy, np.zeros_like(seconds), seconds / 2, is_even=True)
+        waits = Waits(computing, curves.prompt_busy, np.zeros_like(seconds), seconds / 2, is_even=True)
     else:
-        rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_LUCK)
+        rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_RANDOM)
         found = [wait_at(each) for each in rho.tolist()]
         shortest, longer = np.array([each.shortest for each in found]), np.array([each.longer for each in found])
-        luck = Waits(computing, rho, shortest * seconds, longer * seconds)
-    return replace(luck, least=np.maximum(curves.prompt_wait - luck.luck, 0.0) + computing)
+        waits = Waits(computing, rho, shortest * seconds, longer * seconds)
+    return replace(waits, least=np.maximum(curves.prompt_wait - waits.random_wait, 0.0) + computing)
 
 
 def mean_ttft(service: Service, curves: Curves) -> Curve:

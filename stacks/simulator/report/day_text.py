@@ -68,7 +68,7 @@ def _notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
     """Return notes: which requests keep promises, when units were too few, and what became of failed units."""
     kept = (each.day.outcomes["mid"].latencies for each in columns)
     if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
-        yield "Kept are requests whose first token comes within slo.ttft_ms, and tokens that come within slo.tpot_ms."
+        yield "Requests are kept if the first token comes within slo.ttft_ms, tokens if they come within slo.tpot_ms."
     if len(columns) == 1:
         yield "How fast units are is a prediction: see the plan for what its range rests on."
     for column, head in zip(columns, heads, strict=True):
@@ -89,7 +89,7 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
                 f"and for {most:.0%} of the most that they can make."
             )
     if not curves.tokens.any():
-        yield "nobody is answered, so latencies have no value."
+        yield "no request is answered, so latencies have no value."
     refused, is_off = curves.refused > 0, curves.token_units == 0
     if times := _stretches(refused & is_off):
         yield f"requests are refused {times}, since no unit is on."

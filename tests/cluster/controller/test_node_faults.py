@@ -80,7 +80,7 @@ def test_a_pod_of_a_node_that_does_not_answer_is_forgotten(custom, following, po
         pods.patch_node("node-3", {"spec": {"taints": [TAINT]}})
     assert gone.value.status == 404
     said = [each.message for each in pods.list_namespaced_event(NAMESPACE).items if each.reason == "Forget"]
-    assert said == [f"{name}: node-3 does not answer, and its time to end is over"]
+    assert said == [f"{name}: node-3 does not answer, and the pod's grace period is over"]
 
 
 def test_without_a_spare_the_status_asks_for_a_new_plan(custom, following, pods):

@@ -78,7 +78,7 @@ NOT_READY = {"type": "Ready", "status": "False", "message": "container runtime n
     ("changed", "check", "reason"),
     [
         (node("node-1", status={"conditions": [NOT_READY]}), "node", "it is not ready: container runtime network"),
-        (node("node-1", status={"conditions": []}), "node", "it is not ready: it has said nothing yet"),
+        (node("node-1", status={"conditions": []}), "node", "it is not ready: it has not reported yet"),
         (node("node-1", unschedulable=True), "node", "it is cordoned"),
         (node("node-1", taints=[TAINT]), "taint", "it has the taint team=research:NoSchedule"),
         (node("node-1", taints=[{"key": "gone", "effect": "NoExecute"}]), "taint", "it has the taint gone:NoExecute"),
@@ -168,7 +168,7 @@ def test_a_label_that_the_pods_ask_for_must_be_there(needs):
         (
             READY | {"allocatable": {"nvidia.com/gpu": "7"}, "capacity": {"nvidia.com/gpu": "8"}},
             "it offers 7 nvidia.com/gpu of 8 that it has, and 8 are needed",
-            "mend the others",
+            "repair the others",
         ),
         (
             READY | {"allocatable": {"nvidia.com/gpu": "0"}, "capacity": {"nvidia.com/gpu": "0"}},

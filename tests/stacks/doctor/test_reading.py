@@ -241,7 +241,7 @@ def test_a_probe_waits_until_nothing_blocks(server, monkeypatch, capsys):
 
     assert cli.main(["doctor", str(DEMO_SPEC), "--context", "prod", "--probe"]) == 3
 
-    assert capsys.readouterr().err == "nodes were not probed: mend first what blocks\n"
+    assert capsys.readouterr().err == "nodes were not probed: first fix the findings that block\n"
     assert {verb for verb, _ in fake.requests} == {"GET"}
 
 

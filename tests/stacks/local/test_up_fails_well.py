@@ -98,7 +98,7 @@ def test_everything_dies_with_a_killed_supervisor(tidemill, few_ranks):
     left = tidemill.status()
 
     assert {unit["state"] for unit in left["units"]} == {"ended"}
-    assert left["failure"].startswith(f"its supervisor, process {supervisor}, ended without a word")
+    assert left["failure"].startswith(f"its supervisor, process {supervisor}, ended without a record of it")
     assert tidemill.run("down", "demo").returncode == 0
     assert_nothing_is_left(tidemill)
 

@@ -106,7 +106,7 @@ def test_a_unit_that_does_not_get_ready_is_made_as_it_was_and_the_others_are_lef
     """Its former launch file is still there, the new one is gone, and the rest of the run does nothing more."""
     provider, _ = cluster
 
-    with pytest.raises(ProviderError, match="prefill-0 was made as it was before, and is ready"):
+    with pytest.raises(ProviderError, match="prefill-0 was restored, and is ready"):
         update(provider, unit("prefill-0"), unit("prefill-0", "bad"), timeout=3)
     with pytest.raises(ProviderError, match="prefill-1 was left as it was: prefill-0 did not get ready"):
         update(provider, unit("prefill-1"), unit("prefill-1", "bad"))

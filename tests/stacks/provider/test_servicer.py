@@ -321,7 +321,7 @@ def test_a_change_in_a_unit_is_named_by_object_and_path(fake, servicer, unit):
     named = {"ConfigMap.metadata.name": "UPDATE", "Service.spec.clusterIP": "ADD"}
     assert compare(servicer, together(), other) == (named, [])
     assert servicer.engine.warnings == [
-        "Service demo/decode-0 is deleted and made anew, since spec.clusterIP cannot be changed"
+        "Service demo/decode-0 is deleted and created again, since spec.clusterIP cannot be changed"
     ]
     assert compare(servicer, together(), together()) == ({}, [])
     whole = {"LeaderWorkerSet.metadata.namespace": "UPDATE_REPLACE"}

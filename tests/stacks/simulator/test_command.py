@@ -211,7 +211,7 @@ def test_a_day_without_answers_has_no_latencies_in_text_or_json(small_spec, caps
     assert cli.main([*call, "--format", "json"]) == 0
     (column,) = json.loads(capsys.readouterr().out)["columns"]
 
-    assert "nobody is answered, so latencies have no value." in text
+    assert "no request is answered, so latencies have no value." in text
     assert "TTFT" not in text
     assert "income, US$ 0" in text
     assert column["figures"]["ttft_mean_ms"] == {"low": None, "mid": None, "high": None}

@@ -22,7 +22,7 @@ from stacks.simulator.flows.service import build_service
 
 @given(st.floats(0, 5), st.floats(0.01, 0.95), st.floats(0, 1), st.floats(0.01, 10), st.booleans())
 def test_the_shares_have_the_mean_that_they_say(least, waiting, shortest, longer, is_even):
-    """The mean of TTFT's distribution is the least time and the mean of luck."""
+    """The mean of TTFT's distribution is the least time and the mean random wait."""
     waits = Waits(*(np.array([each]) for each in (least, waiting, shortest, longer)), is_even=is_even)
     grid = np.linspace(least, least + shortest + 40 * longer, 20_001)
     later = 1 - waits.share_within(grid)
