@@ -52,7 +52,13 @@ class CacheSize:
 
     reuse: Reuse
     num_bytes: float
+    nodes: int  # that share it
     saved_nodes: float  # on average over the day
+
+    @property
+    def bytes_per_node(self) -> float:
+        """Return what each of the nodes keeps."""
+        return self.num_bytes / self.nodes
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,16 @@ class KvCache:
     saved_nodes: float  # at the spec's hit rate
     nodes: int  # that read, in the busiest entry
     sizes: tuple[CacheSize, ...]
+
+    @property
+    def reads_per_node(self) -> float:
+        """Return the bytes/s that a node reads in the busiest entry."""
+        return self.reads / self.nodes
+
+    @property
+    def writes_per_node(self) -> float:
+        """Return the bytes/s that a node writes then."""
+        return self.writes / self.nodes
 
 
 def kv_cache(
@@ -90,6 +106,7 @@ def kv_cache(
             CacheSize(
                 reuse=each,
                 num_bytes=busiest * traffic.input_tokens * bytes_per_token_a_day * each.kept_s,
+                nodes=most_nodes,
                 saved_nodes=without_hits * each.hit_rate,
             )
             for each in curve

@@ -60,6 +60,11 @@ class Uptime:
     spares: int  # that the spec has
 
     @property
+    def by_phase(self) -> dict[Phase, PhaseUptime]:
+        """Return what failures do to each phase."""
+        return {each.phase: each for each in self.phases}
+
+    @property
     def failures_per_day(self) -> float:
         """Return the failures of all units."""
         return sum(each.failures_per_day for each in self.phases)

@@ -14,7 +14,9 @@ from planner.expert_map import ExpertMap, count_uncovered
 from planner.experts.experts import ExpertsAnswer, ExpertsJob
 from planner.experts.stages import link_totals, stage_moves
 from planner.facts.quantities import gb
-from planner.plan.map_json import map_json, one_more_slot_json, policy_json
+from planner.plan.expected import Weighed
+from planner.plan.figures import one_more_slot
+from planner.plan.sections import Map
 
 __all__ = ["answer_json", "answer_text"]
 
@@ -23,8 +25,9 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
     """Return the contract's keys, without `seconds`: the same call gives the same bytes."""
     expert_map = answer.expert_map
     slots = expert_map.logical_to_physical
+    more = one_more_slot(answer.one_more_slot, job.sizes.slots_per_gpu, _bytes(job, len(job.loads)))
     return (
-        map_json(expert_map)
+        Map.model_validate(expert_map).model_dump(mode="json")
         | {
             "first_layer": job.first_layer,
             "logical_to_physical": slots,
@@ -32,13 +35,11 @@ def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
             "max_over_mean_sampled": _sampled(job, expert_map),
             "coverage": job.coverage,
             "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
-            "one_more_slot": one_more_slot_json(
-                answer.one_more_slot, job.sizes.slots_per_gpu, _bytes(job, len(job.loads))
-            ),
+            "one_more_slot": more and more.model_dump(),
             "moved_slots": expert_map.moved_slots,
             "windows": _windows_json(expert_map),
         }
-        | policy_json(expert_map)
+        | Weighed.model_validate(expert_map).model_dump(mode="json")
         | _moves_json(job, expert_map)
     )
 

@@ -1,14 +1,14 @@
 """The cache of prompts' KV as text: what it reads and writes, and how large it is for how many hits."""
 
 from planner.plan.columns import filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 
 __all__ = ["kv_cache_text"]
 
 GIGA, TERA = 1e9, 1e12
 
 
-def kv_cache_text(plan: Plan) -> str:
+def kv_cache_text(plan: Estimated) -> str:
     """Return the section; empty where no prompt hits a cache."""
     cache = plan.kv_cache
     if cache is None:

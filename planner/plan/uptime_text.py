@@ -1,12 +1,12 @@
 """Failures to expect, as text: how often, what each costs, and the spares for them."""
 
 from planner.plan.columns import filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 
 __all__ = ["uptime_text"]
 
 
-def uptime_text(plan: Plan) -> str:
+def uptime_text(plan: Estimated) -> str:
     """Return the section; empty where the spec does not ask."""
     uptime = plan.uptime
     if uptime is None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.compiler import compile_plan
-from planner.plan.plan import Plan
+from planner.compiler import run_passes
+from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
@@ -103,7 +103,9 @@ def play_columns(
     return tuple(found), tuple(failed)
 
 
-def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Finding]) -> Plan | None:
+def planned(
+    spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None], failed: list[Finding]
+) -> Estimated | None:
     """Return the plan of a variant's `spec`; None where there is none or its speed is not known, and then why is added
     to `failed`, with the column.
 
@@ -111,7 +113,7 @@ def planned(spec: ResolvedSpec, variant: Variant, tell: Callable[[float], None],
     """
     tell(0.0)
     try:
-        plan = compile_plan(spec)
+        plan = run_passes(spec)
         require_speeds(spec, plan)
     except InfeasibleError as error:
         if variant.title == AS_WRITTEN:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from stacks.simulator.curves import Curves
 from stacks.simulator.failures import Failure, outages_of
 from stacks.simulator.fleet import Outage, planned_fleet
@@ -18,7 +18,7 @@ __all__ = ["PlayedDay", "simulate_day"]
 class PlayedDay:
     """A day of `plan`, whose traffic is `scale` times what the plan knows."""
 
-    plan: Plan
+    plan: Estimated
     date: str | None  # or a weekday; None: a day like most
     scale: float
     outages: tuple[Outage, ...]
@@ -29,7 +29,7 @@ class PlayedDay:
 
 
 def simulate_day(
-    plan: Plan,
+    plan: Estimated,
     scale: float = 1.0,
     failures: Sequence[Failure] = (),
     tell: Callable[[float], None] = lambda _: None,

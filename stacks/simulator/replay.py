@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any
 
 from planner.facts.terms import Phase
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
 from runtime.gateway.ranks.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
 from stacks.simulator.hits import PrefixCache
@@ -76,7 +76,7 @@ class _Units:
 
 
 def replay(
-    plan: Plan,
+    plan: Estimated,
     trace: Sequence[TraceRequest],
     policy: Policy = Policy.BALANCED,
     level: Level = "mid",
@@ -96,7 +96,7 @@ class _Loop:
     """The events, and what they do."""
 
     def __init__(
-        self, plan: Plan, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
+        self, plan: Estimated, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
     ) -> None:
         self.found = Replay(policy)
         self._trace = trace
@@ -213,7 +213,7 @@ class _Loop:
         )
 
 
-def _units_of(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
+def _units_of(plan: Estimated, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     """Return the units of `plan`, empty."""
     found = _Units()
     for phase, speed in speeds.items():
@@ -229,7 +229,7 @@ def _units_of(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     return found
 
 
-def _ranks_of(plan: Plan, phase: Phase, unit: str) -> list[Rank]:
+def _ranks_of(plan: Estimated, phase: Phase, unit: str) -> list[Rank]:
     """Return the attention groups of a unit, which have nothing to do yet."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens

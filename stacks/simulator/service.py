@@ -18,7 +18,7 @@ from typing import Literal
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Case, prompt_step_seconds, token_step_seconds, turn_prompt_seconds
 from planner.facts.terms import Phase
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.spec.check import ResolvedSpec
@@ -121,7 +121,7 @@ def require_traffic(spec: ResolvedSpec) -> None:
         raise SpecError([spec.locate(Finding("traffic", None, rule, reason, fix))])
 
 
-def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
+def require_speeds(spec: ResolvedSpec, plan: Estimated) -> None:
     """Raise InfeasibleError where nobody can say how fast a phase of `plan` is."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
@@ -133,7 +133,7 @@ def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
         raise InfeasibleError(unknown)
 
 
-def service_of(plan: Plan, level: Level = "mid") -> Service:
+def service_of(plan: Estimated, level: Level = "mid") -> Service:
     """Return what `plan` can do; it has traffic, and its speeds are known."""
     traffic = plan.spec.traffic
     assert traffic is not None
@@ -163,7 +163,7 @@ def _means(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)
 
 
-def _prompt_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> PromptSide:
+def _prompt_side(plan: Estimated, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> PromptSide:
     case = case_of_outlook(outlook)
     layout = next(each for each in plan.layouts if each.phase == outlook.phase)
     context = request.prompt - request.computed / 2
@@ -184,7 +184,7 @@ def _turns(outlook: PhaseOutlook, level: Level) -> Turns:
     return Turns(case.pieces_per_prompt, tuple(loads), tuple(accumulate(seconds, max)))
 
 
-def _token_side(plan: Plan, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:
+def _token_side(plan: Estimated, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:
     case = case_of_outlook(outlook)
     layout = next(each for each in plan.layouts if each.phase == outlook.phase)
     section = plan.spec.phase(outlook.phase)

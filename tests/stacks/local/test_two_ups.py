@@ -21,7 +21,7 @@ from tests.stacks.messages import DEMO
 @pytest.fixture(scope="module")
 def plan():
     """The demo's."""
-    return compile_plan(check_spec(DEMO_SPEC)).deployable
+    return compile_plan(check_spec(DEMO_SPEC))
 
 
 @pytest.fixture
