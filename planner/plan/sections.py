@@ -14,9 +14,11 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from planner.expert_map.types import BoundKind
@@ -96,6 +98,9 @@ class _WithoutPlace:
             serialization=core_schema.plain_serializer_function_ser_schema(_remark),
         )
 
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema["schema"])
+
 
 Warned = Annotated[Finding, _WithoutPlace()]
 
@@ -165,6 +170,9 @@ class _LookedAt:
         return core_schema.no_info_wrap_validator_function(
             _as_it_is, either, serialization=core_schema.plain_serializer_function_ser_schema(dict)
         )
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema["schema"])
 
 
 def _as_it_is(document: Any, check: ValidatorFunctionWrapHandler) -> Any:

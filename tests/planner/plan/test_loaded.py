@@ -9,6 +9,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from planner.cli import main
@@ -21,6 +22,7 @@ from planner.plan.plan import Plan, document_digest, plan_digest
 from planner.problems.errors import CallError, SpecError
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
+from tests.docs.plan_schema import schema_of_plans
 
 SCHEDULE = """\
 schedule:
@@ -234,6 +236,14 @@ def test_a_unit_digest_is_computed_again(document, tmp_path):
     problem = refusal(after | {"document_digest": document_digest(after)}, tmp_path / "plan.json")
 
     assert (problem.rule[:4], problem.path) == ("S908", f"launch_documents.{DECODE}.launch_digest")
+
+
+def test_the_schema_takes_what_is_written(document, estimated):
+    """And not what somebody misspelt."""
+    validator = Draft202012Validator(schema_of_plans())
+
+    assert [list(validator.iter_errors(each)) for each in (document, estimated)] == [[], []]
+    assert list(validator.iter_errors(edited(document, ("memory",), lambda _: {"decode": {"kv_token": 1}})))
 
 
 def test_a_key_of_no_version_is_refused(document, tmp_path):
