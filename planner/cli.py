@@ -213,7 +213,7 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
 
 
 def _experts(arguments: argparse.Namespace) -> None:
-    from planner.experts.answer import answer_json, answer_text
+    from planner.experts.answer import answer_of, answer_text
     from planner.experts.experts import check_call, make_map, with_one_more_slot
     from planner.experts.options import call_from
 
@@ -223,14 +223,14 @@ def _experts(arguments: argparse.Namespace) -> None:
     began = time.perf_counter()
     expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)
-    answer = with_one_more_slot(job, expert_map)
-    document = answer_json(job, answer)
+    answer = answer_of(job, with_one_more_slot(job, expert_map))
+    document = answer.model_dump(mode="json")
     if arguments.output:
         write_result(arguments.output, _map_file(arguments, job, expert_map, document))
     if arguments.format == "json":
         print_json(document | {"seconds": seconds})
     else:
-        print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
+        print(f"{answer_text(answer)}\n  computed in     {seconds:.3f} s")
 
 
 def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "ExpertMap", document: Any) -> str:

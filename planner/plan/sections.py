@@ -42,6 +42,7 @@ __all__ = [
     "PlannedUnit",
     "Ratios",
     "Schedule",
+    "Slots",
     "Warned",
 ]
 
@@ -291,7 +292,7 @@ class Uncovered(Part):
     uncovered_experts: dict[str, int]
 
 
-class Map(Part):
+class Slots(Part):
     """An expert map, and layer by layer how good it is and what keeps it there."""
 
     physical_to_logical: tuple[tuple[int, ...], ...]
@@ -299,6 +300,11 @@ class Map(Part):
     bound: Ratios
     binding: tuple[BoundKind, ...]
     split: SplitRule
+
+
+class Map(Slots):
+    """The map of a plan, with the experts that would go dark."""
+
     coverage: Maybe[Uncovered] = None
 
 
