@@ -24,11 +24,10 @@ from pydantic_core import ErrorDetails
 
 from planner.facts.digest import digest_of
 from planner.facts.files import read_file
-from planner.plan.differences import differences
 from planner.plan.plan import PLAN_VERSION, Plan, document_digest, plan_digest
 from planner.plan.references import WRITE_ONE, disagreeing
 from planner.plan.strict_json import NotStrict, parsed_json
-from planner.plan.told import told_otherwise
+from planner.plan.told import differences, told_otherwise
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.check import mistakes_in

@@ -8,19 +8,19 @@ themselves: the checkpoint, and the bytes of a token's KV.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from planner.facts import names
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.terms import Phase
 from planner.layout.memory import kv_bytes, static_fraction
-from planner.plan.differences import differences
 from planner.plan.launch import Known, LaunchDocument, documents_for
 from planner.plan.plan import Plan
 from planner.plan.sections import Memory
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["told_otherwise"]
+__all__ = ["differences", "told_otherwise"]
 
 REASON = "what ranks are told is made of the plan"
 FIX = "change the spec and plan it again"
@@ -91,3 +91,12 @@ def _maps(plan: Plan) -> dict[Phase, LaunchDocument]:
         }
         for phase, sha256 in plan.map_of.items()
     }
+
+
+def differences(written: Any, expected: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The path and value of what is written otherwise than expected, or is not expected; digests of it come last."""
+    if isinstance(written, dict) and isinstance(expected, dict):
+        for key in sorted(written.keys() | expected.keys(), key=lambda key: (key.endswith("_digest"), key)):
+            yield from differences(written.get(key), expected.get(key), f"{path}.{key}".lstrip("."))
+    elif type(written) is not type(expected) or written != expected:
+        yield path, written

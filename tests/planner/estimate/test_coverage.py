@@ -55,7 +55,7 @@ def test_a_covered_plan_darkens_no_expert(spec_file):
 
 def test_a_plan_without_coverage_counts_who_would_go_dark(found_of):
     """The default: 36 slots of 32 experts leave most with one replica."""
-    (*_, decode) = found_of().plan.plan.as_json()["expert_maps"].values()
+    (*_, decode) = found_of().plan.as_json()["expert_maps"].values()
 
     assert decode["coverage"]["rule"] == "none"
     assert decode["coverage"]["uncovered_experts"]["gpu"] >= 28
