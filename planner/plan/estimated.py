@@ -12,7 +12,7 @@ from planner.cost.cost import DayCost, plan_cost
 from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.cost.overload import overloads
 from planner.estimate.coverage import uncovered_experts
-from planner.estimate.failures import FailureReport, report_failures
+from planner.estimate.failures import Loss, report_failures
 from planner.estimate.fuller import as_full_as_asked, full_rates, most_requests
 from planner.estimate.idle_overlap import idle_overlaps
 from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
@@ -50,7 +50,7 @@ class Estimated(Compiled):
     sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
     traffic: tuple[PhaseTraffic, ...]  # none where links are not known
     outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
-    failures: tuple[FailureReport, ...]
+    failures: Mapping[Phase, Mapping[str, Loss]]  # by domain
     uptime: Uptime | None  # none where the spec does not ask
 
     @property
@@ -59,7 +59,7 @@ class Estimated(Compiled):
         outlooks = {each.phase: figures.performance(each, self.spec.slo) for each in self.outlooks}
         return super().sections | {
             "balance": {layout.phase: self._balance(layout) for layout in self.layouts},
-            "failures": {each.phase: figures.losses(each) for each in self.failures},
+            "failures": self.failures,
             "traffic": by_phase(self.traffic) or None,
             "performance": outlooks or None,
             "demand": by_phase(self.demand) or None,

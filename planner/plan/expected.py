@@ -8,42 +8,25 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasPath, Field
 
 from planner.expert_map.types import FrontPoint, Policy
+from planner.facts.part import Maybe, Part, Rounded
 from planner.facts.terms import Phase
-from planner.plan.sections import Digest, Maybe, Part, Ratios
+from planner.plan.sections import Digest, Ratios
 from planner.spec.cost import CurrencySpec
 
 __all__ = [
     "Balance",
     "Cost",
     "Demand",
-    "KvCache",
-    "Loss",
     "OneMoreSlot",
     "Performance",
     "ReportRow",
     "Search",
     "Traffic",
-    "Uptime",
     "Weighed",
 ]
 
 
-def _rounded(digits: int) -> AfterValidator:
-    return AfterValidator(lambda value: float(f"{value:.{digits}g}"))
-
-
-Rounded = Annotated[float, _rounded(5)]  # figures are estimates
 Rounded6Places = Annotated[float, AfterValidator(lambda value: round(value, 6))]
-Rounded6 = Annotated[float, _rounded(6)]
-
-
-class Loss(Part):
-    """The worst that the loss of one failure domain does to a phase."""
-
-    units: int
-    of_units: int
-    dark_experts: int
-    at: str
 
 
 class OneMoreSlot(Part):
@@ -211,51 +194,6 @@ class Demand(Part):
     most_tokens_per_s: Rounded = Field(validation_alias="most_per_s")
     highest_load: Rounded | None = Field(validation_alias="known_load")  # none while no unit is on
     lowest_load: Rounded = Field(validation_alias="lowest")
-
-
-class CacheSize(Part):
-    """A cache of prompts' KV that keeps blocks for so long."""
-
-    keep_s: float = Field(validation_alias=AliasPath("reuse", "keep_s"))
-    hit_rate: float = Field(validation_alias=AliasPath("reuse", "hit_rate"))
-    bytes: Rounded6 = Field(validation_alias="num_bytes")
-    bytes_per_node: Rounded6
-    saved_nodes: Rounded6
-
-
-class KvCache(Part):
-    """What a day of the spec's traffic asks of the cache of prompts' KV."""
-
-    hit_rate: float
-    mean_read_bytes_per_s: Rounded6 = Field(validation_alias="mean_reads")
-    read_bytes_per_s: Rounded6 = Field(validation_alias="reads")
-    read_bytes_per_s_per_node: Rounded6 = Field(validation_alias="reads_per_node")
-    write_bytes_per_s: Rounded6 = Field(validation_alias="writes")
-    write_bytes_per_s_per_node: Rounded6 = Field(validation_alias="writes_per_node")
-    day_bytes: Rounded6
-    nodes: int
-    saved_nodes: Rounded6
-    sizes: tuple[CacheSize, ...]
-
-
-class PhaseUptime(Part):
-    """What failures do to a phase on an average day."""
-
-    failures_per_day: float
-    node_hours_lost_per_day: float
-    capacity_at_once: float
-    availability: float
-
-
-class Uptime(Part):
-    """What failures do to a deployment on an average day."""
-
-    phases: dict[Phase, PhaseUptime] = Field(validation_alias="by_phase")
-    failures_per_day: float
-    nodes_in_repair: float
-    availability: float
-    spares_needed: int
-    spares: int
 
 
 class PhaseCost(Part):

@@ -3,7 +3,6 @@
 from statistics import fmean
 from typing import Any
 
-from planner.estimate.failures import FailureReport
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
 from planner.expert_map import ExpertMap
@@ -11,26 +10,13 @@ from planner.facts.seconds import MS_PER_S, US_PER_S
 from planner.plan.expected import OneMoreSlot
 from planner.spec.operating_point import SloSpec
 
-__all__ = ["losses", "one_more_slot", "performance"]
+__all__ = ["one_more_slot", "performance"]
 
 POINTS = {
     "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "cache_read_gbps", "utilisation"),
     "decode": ("requests", "kv_tokens"),
     "mixed": ("requests", "kv_tokens", "step_tokens", "prompt_tokens", "output_tokens"),
 }
-
-
-def losses(report: FailureReport) -> dict[str, Any]:
-    """Return a phase's `failures`."""
-    return {
-        loss.domain: {
-            "units": loss.units,
-            "of_units": report.num_units,
-            "dark_experts": loss.dark_experts,
-            "at": loss.place,
-        }
-        for loss in report.losses
-    }
 
 
 def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per_gpu: int | None) -> OneMoreSlot | None:

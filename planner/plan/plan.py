@@ -21,13 +21,17 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from planner.estimate.failures import Loss
+from planner.estimate.kv_cache import KvCache
+from planner.estimate.uptime import Uptime
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
 from planner.facts.engines import OURS
+from planner.facts.part import Maybe, Part
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
-from planner.plan.expected import Balance, Cost, Demand, KvCache, Loss, Performance, ReportRow, Search, Traffic, Uptime
+from planner.plan.expected import Balance, Cost, Demand, Performance, ReportRow, Search, Traffic
 from planner.plan.launch import LaunchDocument, with_map
 from planner.plan.pods import PhasePods, pods_of
 from planner.plan.sections import (
@@ -35,10 +39,8 @@ from planner.plan.sections import (
     Figures,
     LaunchDocuments,
     Map,
-    Maybe,
     Memory,
     ModelShape,
-    Part,
     PhaseShape,
     PlacementQuality,
     PlannedUnit,

@@ -7,10 +7,9 @@ here itself. Keys that are `Maybe` are left out of the file where there is nothi
 
 import operator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -22,6 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from planner.expert_map.types import BoundKind
+from planner.facts.part import Maybe, Part
 from planner.facts.terms import Coverage, Overlap, SplitRule
 from planner.layout.unit import Unit
 from planner.problems.finding import Finding
@@ -47,34 +47,10 @@ __all__ = [
 ]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-T = TypeVar("T")
-Maybe = Annotated[T | None, Field(exclude_if=_is_none)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
 Nonzero = Annotated[int, Field(exclude_if=operator.not_)]
 Ratios = tuple[float, ...]  # by MoE layer
-
-
-class Part(BaseModel):
-    """A part of the file: its keys are read from JSON, or from the attributes of what a pass found.
-
-    An attribute with another name than its key is the key's alias.
-    """
-
-    model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        defer_build=True,
-        from_attributes=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
 
 
 class _Remark(Part):

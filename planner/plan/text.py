@@ -318,10 +318,10 @@ def _traffic(plan: Estimated) -> str:
 def _failures(plan: Estimated) -> str:
     """The worst loss of each kind, and what could be saved."""
     rows = [("failure", "of one", "stops at most", "dark experts", "worst case")]
-    for report in plan.failures:
-        for loss in report.losses:
-            stops = f"{loss.units} of {report.num_units} unit{'' if report.num_units == 1 else 's'}"
-            rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), _short(plan, loss.place)))
+    for phase, losses in plan.failures.items():
+        for domain, loss in losses.items():
+            stops = f"{loss.units} of {loss.of_units} unit{'' if loss.of_units == 1 else 's'}"
+            rows.append((phase, domain, stops, str(loss.dark_experts), _short(plan, loss.at)))
     lines = [table(rows)]
     coverage = plan.spec.coverage
     if coverage != "none":
