@@ -240,7 +240,7 @@ def too_few_nodes(folder, spec):
     (folder / "spec.yaml").write_text(spec)
     with pytest.raises(InfeasibleError) as caught:
         run_passes(check_spec(folder / "spec.yaml"))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert problem.rule.startswith("S701")
     return problem.reason
 

@@ -42,7 +42,7 @@ def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(found_of):
     with pytest.raises(InfeasibleError) as error:
         found_of(json.dumps(spec, indent=1))
 
-    for change in error.value.problems[0].changes:
+    for change in error.value.findings[0].changes:
         (memory,) = found_of(json.dumps(applied(spec, change), indent=1)).memory
         assert memory.full_requests >= 32
 
