@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planner.compiler import run_passes
+from planner.compiler import compile_plan
 from planner.facts import names
 from planner.spec.check import check_spec
 from runtime.gateway.ranks.router import Policy
@@ -131,8 +131,8 @@ class Demo:
         self._folder, self._processes = folder, []
 
     def __enter__(self):
-        plan = run_passes(check_spec(SPEC))
-        for name, text in plan.plan.launch_files().items():
+        plan = compile_plan(check_spec(SPEC))
+        for name, text in plan.launch_files().items():
             (self._folder / name).write_text(text)
         self._layout = lay_out_locally(plan, self._folder, self._folder / "tls", HOST)
         Certificates(self._layout.identities, now())
