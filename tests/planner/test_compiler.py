@@ -8,7 +8,9 @@ import pytest
 
 from planner import compiler
 from planner.compiler import compile_plan, plan_from, run_passes
+from planner.facts.digest import pretty_json
 from planner.plan import estimated
+from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -80,6 +82,7 @@ def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
 
     assert (plan.digest, plan.launch_documents) == (whole.digest, whole.launch_documents)
     assert [plan.balance, plan.failures, plan.performance] == [None] * 3
+    assert load_plan(pretty_json(plan.as_json()).encode(), spec) == plan
 
 
 def test_a_section_of_nothing_is_none(spec_text, problems_of):
