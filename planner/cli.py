@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from planner.expert_map import ExpertMap
     from planner.experts.experts import ExpertsJob
     from planner.facts.map_files import Engine
-    from planner.plan.deployable import Deployable
     from planner.plan.plan import Plan
 
 __all__ = ["add_experts", "add_plan", "add_render", "add_schema", "add_validate", "main"]
@@ -165,21 +164,22 @@ def _schema(_: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from planner.compiler import compile_plan
+    from planner.compiler import run_passes
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import without_output
+    from planner.plan.loaded import read_plan
     from planner.plan.performance_text import explained
-    from planner.plan.previous import read_previous
     from planner.plan.text import plan_text
 
     if arguments.export and not arguments.output:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
-    previous = read_previous(arguments.previous) if arguments.previous else None
+    previous = read_plan(arguments.previous) if arguments.previous else None
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = read_spec(arguments.spec)
     if arguments.output:
         require_writable(arguments.output)
-    plan = compile_plan(spec, previous, calibration)
+    found = run_passes(spec, previous, calibration)
+    plan = found.plan
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -187,14 +187,14 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print_json(plan.as_json())
     else:
-        print(plan_text(plan), end="")
-        if previous is not None and (changes := _changes(previous.deployable, plan.deployable)):
+        print(plan_text(found), end="")
+        if previous is not None and (changes := _changes(previous, plan)):
             print(f"\n{changes}")
         if arguments.explain:
-            print(f"\n{explained(plan)}")
+            print(f"\n{explained(found)}")
 
 
-def _changes(before: "Deployable", after: "Deployable") -> str:
+def _changes(before: "Plan", after: "Plan") -> str:
     """Return what becomes of the pods of the previous plan, in words."""
     from planner.manifests.changes import changes_text, pod_changes
 
@@ -205,15 +205,15 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
     """Write a file for each phase beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
     from planner.facts.map_files import FILE_TYPES, export_map
 
-    for layout in plan.layouts:
-        path = output.with_name(f"{output.stem}.{layout.phase}.{engine}.{FILE_TYPES[engine]}")
-        rows = plan.expert_maps[layout.phase].physical_to_logical
-        write_result(path, export_map(engine, rows, layout.ep_size, plan.model.num_dense_layers))
-        print(f"{path}: the expert map of {layout.phase} for {engine}", file=sys.stderr)
+    for phase, sha256 in plan.map_of.items():
+        path = output.with_name(f"{output.stem}.{phase}.{engine}.{FILE_TYPES[engine]}")
+        rows = plan.expert_maps[sha256].physical_to_logical
+        write_result(path, export_map(engine, rows, plan.phases[phase].ep_size, plan.model.num_dense_layers))
+        print(f"{path}: the expert map of {phase} for {engine}", file=sys.stderr)
 
 
 def _experts(arguments: argparse.Namespace) -> None:
-    from planner.experts.answer import answer_json, answer_text
+    from planner.experts.answer import answer_of, answer_text
     from planner.experts.experts import check_call, make_map, with_one_more_slot
     from planner.experts.options import call_from
 
@@ -223,14 +223,14 @@ def _experts(arguments: argparse.Namespace) -> None:
     began = time.perf_counter()
     expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)
-    answer = with_one_more_slot(job, expert_map)
-    document = answer_json(job, answer)
+    answer = answer_of(job, with_one_more_slot(job, expert_map))
+    document = answer.model_dump(mode="json")
     if arguments.output:
         write_result(arguments.output, _map_file(arguments, job, expert_map, document))
     if arguments.format == "json":
         print_json(document | {"seconds": seconds})
     else:
-        print(f"{answer_text(job, answer, document)}\n  computed in     {seconds:.3f} s")
+        print(f"{answer_text(answer)}\n  computed in     {seconds:.3f} s")
 
 
 def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "ExpertMap", document: Any) -> str:
@@ -242,13 +242,13 @@ def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "Exp
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    from planner.compiler import deployable_from
+    from planner.compiler import plan_from
     from planner.manifests.folder import write_folder
     from planner.manifests.render import render_files
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
 
-    plan = deployable_from(arguments.given, arguments.previous)
+    plan = plan_from(arguments.given, arguments.previous)
     files = render_files(plan)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     warn(plan.warnings)

@@ -18,48 +18,52 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout
 from planner.placement.place import place_units
-from planner.plan.decided import DecidedPlan, Grounds
-from planner.plan.deployable import Deployable
+from planner.plan.compiled import Compiled, Grounds
 from planner.plan.fit import fit, layout_of, memory_of, with_fixes
 from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
-from planner.plan.previous import PreviousPlan, read_previous
+from planner.plan.loaded import read_plan
+from planner.plan.plan import Plan
 from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
 from planner.schedule.schedule import plan_schedule
 from planner.schedule.starts import start_times
-from planner.search.auto import decide
+from planner.search.auto import Decided, decide
 from planner.spec.check import ResolvedSpec
 
 if TYPE_CHECKING:
     from planner.estimate.throughput.calibration import Calibration
-    from planner.plan.plan import Plan
+    from planner.plan.estimated import Estimated
 
-__all__ = ["compile_plan", "deployable_from"]
+__all__ = ["compile_plan", "plan_from", "run_passes"]
 
 
-def compile_plan(
-    spec: ResolvedSpec, previous: PreviousPlan | None = None, calibration: "Calibration | None" = None
-) -> "Plan":
-    """The plan for `spec`, near the `previous` one: units stay where they were, and few slots of expert maps change.
+def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
+    """Return the plan for `spec`, near the `previous` one: units stay where they were, and few slots of maps change.
 
     Predictions are corrected by `calibration`, a user's own measurements.
 
     Raises InfeasibleError, with changes that would do, when it cannot be had.
     """
+    return run_passes(spec, previous, calibration).plan
+
+
+def run_passes(
+    spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None
+) -> "Estimated":
+    """Return what the passes find for `spec`, as `compile_plan` has it, for whoever asks further than the plan."""
     from planner.plan.estimated import with_estimates  # imported late: `render` and `up` need none of it
 
-    choice = decide(spec, memory_of, layout_of)
-    decided, grounds = _decided(choice.spec, previous)
-    one_more_slot = _one_more_slot(choice.spec, decided, grounds)
-    return with_estimates(decided, choice, grounds, one_more_slot, calibration)
+    decided = _decided(decide(spec, memory_of, layout_of), previous)
+    return with_estimates(decided, _one_more_slot(decided), calibration)
 
 
-def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
-    """What the file at `path` deploys: a plan as it stands, or what a spec becomes near the `previous` plan.
+def plan_from(path: Path, previous: Path | None = None) -> Plan:
+    """Return the plan in the file at `path`, or what the spec there becomes near the `previous` plan.
 
-    Raises SpecError, CallError or InfeasibleError when the file deploys nothing.
+    What is only expected of a spec's plan is left out. Raises SpecError, CallError or InfeasibleError when there is
+    none.
     """
     given = read_given(path)
     if not isinstance(given, ResolvedSpec):
@@ -67,17 +71,16 @@ def deployable_from(path: Path, previous: Path | None = None) -> Deployable:
             rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
             finding = Finding("--previous", str(previous), rule, reason, "leave it out, or give the spec")
             raise CallError([finding.at("tidemill")])
-        return given.deployable
-    spec = decide(given, memory_of, layout_of).spec
-    decided, _ = _decided(spec, read_previous(previous) if previous else None)
-    return decided.deployable
+        return given
+    return _decided(decide(given, memory_of, layout_of), read_plan(previous) if previous else None).plan
 
 
-def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[DecidedPlan, Grounds]:
+def _decided(choice: Decided, previous: Plan | None) -> Compiled:
     """All that can be refused, and all that is carried out; and what it was decided by."""
+    spec = choice.spec
     try:
         layouts, memory = fit(spec)
-        placement = place_units(spec, layouts, previous.nodes if previous else None)
+        placement = place_units(spec, layouts, _nodes_in(previous))
         grounds = Grounds(expert_loads(spec), failure_domains(spec, layouts, placement.units))
         require_coverage(spec, layouts, grounds.places, _mean_of(spec, grounds))
     except InfeasibleError as error:
@@ -87,8 +90,9 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
     maps = {each.phase: _map_near(previous, spec, each, grounds) for each in layouts}
     require_covered(spec, maps)
     refusals = runtime_refusals(spec, memory_of)
-    decided = DecidedPlan(
-        spec=spec.written,
+    return Compiled(
+        choice=choice,
+        grounds=grounds,
         layouts=layouts,
         memory=memory,
         placement=placement,
@@ -98,21 +102,25 @@ def _decided(spec: ResolvedSpec, previous: PreviousPlan | None) -> tuple[Decided
         refusals=refusals,
         warnings=warnings_of(spec, memory, memory_of, is_runnable=not refusals),
     )
-    return decided, grounds
 
 
-def _one_more_slot(spec: ResolvedSpec, decided: DecidedPlan, grounds: Grounds) -> dict[Phase, ExpertMap]:
+def _nodes_in(previous: Plan | None) -> dict[str, Sequence[str]]:
+    """The nodes of the previous plan's units, by name."""
+    return {unit.name: unit.nodes for unit in previous.units} if previous else {}
+
+
+def _one_more_slot(decided: Compiled) -> dict[Phase, ExpertMap]:
     """The maps with one more slot a GPU, of the phases whose slots bind."""
     return {
-        each.phase: _map_for(spec, each, grounds, more_slots=each.ep_size)
+        each.phase: _map_for(decided.resolved, each, decided.grounds, more_slots=each.ep_size)
         for each in decided.layouts
         if slots_bind(decided.expert_maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
     }
 
 
-def _map_near(previous: PreviousPlan | None, spec: ResolvedSpec, layout: PhaseLayout, grounds: Grounds) -> ExpertMap:
+def _map_near(previous: Plan | None, spec: ResolvedSpec, layout: PhaseLayout, grounds: Grounds) -> ExpertMap:
     """Balance the experts of a phase near the map that the `previous` plan has for it, if it has one."""
-    return _map_for(spec, layout, grounds, previous=previous.map_for(layout, len(grounds.loads)) if previous else None)
+    return _map_for(spec, layout, grounds, previous=previous.rows_for(layout, len(grounds.loads)) if previous else None)
 
 
 def _map_for(

@@ -125,6 +125,16 @@ class DayCost:
     currency: CurrencySpec | None
 
     @property
+    def by_phase(self) -> dict[Phase, PhaseCost]:
+        """Return what each phase costs."""
+        return {each.phase: each for each in self.phases}
+
+    @property
+    def freed(self) -> dict[str, float]:
+        """Return the nodes that are off in some state, and what they are worth to other work."""
+        return {"node_hours_per_day": self.freed_node_hours, "usd_per_day": self.freed_usd}
+
+    @property
     def usd_per_million_input_tokens(self) -> float | None:
         """Return the whole bill over input tokens alone; None where none is answered."""
         return self.usd / self.tokens.input_tokens * MILLION if self.tokens and self.tokens.input_tokens else None

@@ -44,6 +44,11 @@ class PhaseLoad:
         return self.asked_per_s / self.served_per_s if self.served_per_s else float("inf")
 
     @property
+    def known_load(self) -> float | None:
+        """Return `load`; None while no unit is on."""
+        return self.load if self.served_per_s else None
+
+    @property
     def share_of_most(self) -> float:
         """Return demand over the most that is made; endless while no unit is on."""
         return self.asked_per_s / self.most_per_s if self.most_per_s else float("inf")

@@ -207,7 +207,7 @@ def _group(unit: Unit) -> Iterator[Option]:
 
 
 def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
-    num_gpus = len(unit.ranks)
+    num_gpus = unit.ranks
     yield "--tp-size", str(num_gpus)
     yield "--ep-size", str(num_gpus)
     if num_gpus == phase.attention_tp:
@@ -221,7 +221,7 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
     yield "--ep-num-redundant-experts", str(phase.redundant_experts)
     yield "--init-expert-location", MAP_FILE
     yield "--ep-dispatch-algorithm", "dynamic"
-    if len(unit.ranks) == phase.attention_tp:
+    if unit.ranks == phase.attention_tp:
         return
     yield "--moe-a2a-backend", "deepep"
     yield "--deepep-mode", DEEPEP_MODES[unit.phase]

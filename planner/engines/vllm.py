@@ -165,7 +165,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
 
 
 def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
-    groups, num_nodes = len(unit.ranks) // phase.attention_tp, len(unit.nodes)
+    groups, num_nodes = unit.ranks // phase.attention_tp, len(unit.nodes)
     yield "--tensor-parallel-size", str(phase.attention_tp)
     yield "--data-parallel-size", str(groups)
     if num_nodes > 1:

@@ -11,65 +11,55 @@ It estimates no probabilities.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from planner.cluster.inventory import named_places, nodes_of
 from planner.expert_map import ExpertMap
+from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["FailureReport", "Loss", "report_failures"]
+__all__ = ["Loss", "report_failures"]
 
 Shared = Literal["rack", "power"]  # by units
-Domain = Literal["gpu", "node"] | Shared
 
 SHARED: tuple[Shared, ...] = ("rack", "power")
 
 
-@dataclass(frozen=True)
-class Loss:
-    """The worst that the loss of one `domain` does to a phase."""
+class Loss(Part):
+    """The worst that the loss of one failure domain does to a phase."""
 
-    domain: Domain
-    units: int  # that stop, of the phase
+    units: int  # that stop
+    of_units: int  # of the phase
     dark_experts: int  # of a layer of a unit: logical experts without a replica elsewhere
-    place: str  # where it happens
-
-
-@dataclass(frozen=True)
-class FailureReport:
-    """The losses of a phase, domain by domain, from the smallest."""
-
-    phase: Phase
-    num_units: int
-    losses: tuple[Loss, ...]
+    at: str  # where it happens
 
 
 def report_failures(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
-) -> tuple[FailureReport, ...]:
-    """Return for each phase the worst loss of every kind of domain whose places the spec names."""
+) -> dict[Phase, dict[str, Loss]]:
+    """Return for each phase the worst loss of every kind of domain whose places the spec names, smallest first."""
     nodes = nodes_of(spec.cluster)
     places = {kind: named_places(nodes, kind) for kind in SHARED}
-    return tuple(_report(layout, units, maps[layout.phase], places) for layout in layouts)
+    return {layout.phase: dict(_losses(layout, units, maps[layout.phase], places)) for layout in layouts}
 
 
-def _report(
+def _losses(
     layout: PhaseLayout, units: Sequence[Unit], expert_map: ExpertMap, places: Mapping[Shared, Mapping[str, str]]
-) -> FailureReport:
+) -> Iterator[tuple[str, Loss]]:
     own = [unit for unit in units if unit.phase == layout.phase]
     dark_of_ranks = _dark_experts(expert_map, layout, layout.ep_size)
     dark_of_nodes = _dark_experts(expert_map, layout, layout.nodes_per_unit)
-    losses = [Loss("gpu", 1, max(dark_of_ranks), f"{own[0].name} rank {dark_of_ranks.index(max(dark_of_ranks))}")]
-    worst_node = dark_of_nodes.index(max(dark_of_nodes))
-    losses.append(Loss("node", 1, max(dark_of_nodes), own[0].nodes[worst_node]))
+    rank, node = (worst.index(max(worst)) for worst in (dark_of_ranks, dark_of_nodes))
+    at = f"{own[0].name} rank {rank}"
+    yield "gpu", Loss(units=1, of_units=len(own), dark_experts=dark_of_ranks[rank], at=at)
+    yield "node", Loss(units=1, of_units=len(own), dark_experts=dark_of_nodes[node], at=own[0].nodes[node])
     for domain in SHARED:
-        losses += _shared(own, expert_map, layout, places[domain], domain)
-    return FailureReport(layout.phase, len(own), tuple(losses))
+        if loss := _shared(own, expert_map, layout, places[domain]):
+            yield domain, loss
 
 
 def _shared(
@@ -77,18 +67,17 @@ def _shared(
     expert_map: ExpertMap,
     layout: PhaseLayout,
     place_of: Mapping[str, str],
-    domain: Shared,
-) -> list[Loss]:
+) -> Loss | None:
     """Return the domain that stops most units; among equals, the one that darkens most experts of one of them.
 
-    It is empty when the spec names no such place.
+    None when the spec names no such place.
     """
     stopped: dict[str, dict[str, list[int]]] = {}  # place -> unit -> indices of its nodes there
     for unit in units:
         for index, name in enumerate(unit.nodes):
             stopped.setdefault(place_of[name], {}).setdefault(unit.name, []).append(index)
     if "" in stopped:
-        return []
+        return None
     most = max(map(len, stopped.values()))
     dark: dict[tuple[int, ...], int] = {}  # units stand alike in many places
     worst, where = -1, ""
@@ -99,7 +88,7 @@ def _shared(
                     dark[lost] = _dark_with(expert_map, layout, lost)
                 if dark[lost] > worst:
                     worst, where = dark[lost], place
-    return [Loss(domain, most, worst, where)]
+    return Loss(units=most, of_units=len(units), dark_experts=worst, at=where)
 
 
 def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) -> list[int]:

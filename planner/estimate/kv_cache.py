@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.facts.day import DAY_S
+from planner.facts.part import Part, Rounded6
 from planner.spec.traffic import TrafficSpec
 
 __all__ = ["CONVERSATION", "CacheSize", "KvCache", "Reuse", "kv_cache"]
@@ -46,25 +47,27 @@ CONVERSATION = (
 )
 
 
-@dataclass(frozen=True)
-class CacheSize:
-    """A cache of one size, in the busiest hours."""
+class CacheSize(Part):
+    """A cache that keeps blocks for so long, in the busiest hours."""
 
-    reuse: Reuse
-    num_bytes: float
-    saved_nodes: float  # on average over the day
+    keep_s: float
+    hit_rate: float
+    bytes: Rounded6
+    bytes_per_node: Rounded6
+    saved_nodes: Rounded6  # on average over the day
 
 
-@dataclass(frozen=True)
-class KvCache:
+class KvCache(Part):
     """What a day of the spec's traffic asks of the cache. Rates are of all nodes together, in the busiest entry."""
 
     hit_rate: float  # the spec's
-    mean_reads: float  # bytes/s over the day
-    reads: float  # bytes/s
-    writes: float
-    day_bytes: float  # of all that a day computes: the size at which nothing of it is dropped
-    saved_nodes: float  # at the spec's hit rate
+    mean_read_bytes_per_s: Rounded6  # over the day
+    read_bytes_per_s: Rounded6
+    read_bytes_per_s_per_node: Rounded6
+    write_bytes_per_s: Rounded6
+    write_bytes_per_s_per_node: Rounded6
+    day_bytes: Rounded6  # of all that a day computes: the size at which nothing of it is dropped
+    saved_nodes: Rounded6  # at the spec's hit rate
     nodes: int  # that read, in the busiest entry
     sizes: tuple[CacheSize, ...]
 
@@ -78,18 +81,24 @@ def kv_cache(
     hits, computed = traffic.input_tokens * traffic.cache_hit_rate, traffic.tokens_of("prefill")
     without_hits = mean_nodes / (1 - traffic.cache_hit_rate)
     written = computed + traffic.output_tokens
+    reads, writes = (busiest * each * bytes_per_token_a_day for each in (hits, written))
+    bytes_of_a_second = busiest * traffic.input_tokens * bytes_per_token_a_day
     return KvCache(
         hit_rate=traffic.cache_hit_rate,
-        mean_reads=hits * bytes_per_token_a_day,
-        reads=busiest * hits * bytes_per_token_a_day,
-        writes=busiest * written * bytes_per_token_a_day,
+        mean_read_bytes_per_s=hits * bytes_per_token_a_day,
+        read_bytes_per_s=reads,
+        read_bytes_per_s_per_node=reads / most_nodes,
+        write_bytes_per_s=writes,
+        write_bytes_per_s_per_node=writes / most_nodes,
         day_bytes=written * kv_bytes_per_token,
         saved_nodes=without_hits * traffic.cache_hit_rate,
         nodes=most_nodes,
         sizes=tuple(
             CacheSize(
-                reuse=each,
-                num_bytes=busiest * traffic.input_tokens * bytes_per_token_a_day * each.kept_s,
+                keep_s=each.keep_s,
+                hit_rate=each.hit_rate,
+                bytes=bytes_of_a_second * each.kept_s,
+                bytes_per_node=bytes_of_a_second * each.kept_s / most_nodes,
                 saved_nodes=without_hits * each.hit_rate,
             )
             for each in curve

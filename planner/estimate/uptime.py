@@ -16,11 +16,11 @@ Sources of the times: `spec/uptime.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, lgamma, log
 
 from planner.cluster.inventory import spares_with
 from planner.facts.day import DAY_MINUTES
+from planner.facts.part import Part
 from planner.facts.quantities import read_seconds
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -38,31 +38,24 @@ HOURS = 24
 MAX_SPARES = 10_000
 
 
-@dataclass(frozen=True)
-class PhaseUptime:
+class PhaseUptime(Part):
     """What failures do to a phase on an average day."""
 
-    phase: Phase
     failures_per_day: float
     node_hours_lost_per_day: float
     capacity_at_once: float  # share of the phase's units, when all are on, that one failure stops
     availability: float  # share of its unit-hours in which a unit serves
 
 
-@dataclass(frozen=True)
-class Uptime:
+class Uptime(Part):
     """What failures do to a deployment on an average day."""
 
-    phases: tuple[PhaseUptime, ...]
+    phases: dict[Phase, PhaseUptime]
+    failures_per_day: float
     nodes_in_repair: float
     availability: float  # that was asked for
     spares_needed: int
     spares: int  # that the spec has
-
-    @property
-    def failures_per_day(self) -> float:
-        """Return the failures of all units."""
-        return sum(each.failures_per_day for each in self.phases)
 
 
 def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptime | None:
@@ -70,10 +63,12 @@ def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptim
     asked = spec.written.uptime
     if asked is None:
         return None
-    phases = tuple(_of_phase(spec, asked, layout) for layout in layouts)
-    in_repair = sum(each.failures_per_day for each in phases) / HOURS * asked.repair / HOUR_S
+    phases = {layout.phase: _of_phase(spec, asked, layout) for layout in layouts}
+    failures_per_day = sum(each.failures_per_day for each in phases.values())
+    in_repair = failures_per_day / HOURS * asked.repair / HOUR_S
     return Uptime(
         phases=phases,
+        failures_per_day=failures_per_day,
         nodes_in_repair=in_repair,
         availability=asked.availability,
         spares_needed=fewest_spares(in_repair, asked.availability),
@@ -115,7 +110,6 @@ def _of_phase(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> Pha
     rate = layout.nodes_per_unit * _node_failures_per_hour(spec, asked, layout)
     failures, recovery = unit_hours * rate, asked.recovery / HOUR_S
     return PhaseUptime(
-        phase=layout.phase,
         failures_per_day=failures,
         node_hours_lost_per_day=failures * layout.nodes_per_unit * recovery,
         capacity_at_once=1 / layout.num_units,

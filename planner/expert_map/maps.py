@@ -107,7 +107,7 @@ def _outcome(problem: Problem, first: _Found, slots_LGS: Ints) -> WindowsOutcome
     is_whole = first.keeps_groups_whole
     bounds = [as_bounds(bind(each, problem.sizes, within_nodes=is_whole)[0]) for each in problem.loads_WLE]
     ratios = tuple(as_ratios(each) for each in problem.ratios(slots_LGS, problem.loads_WLE))
-    of_mean_map = () if problem.quantile is None else as_ratios(problem.ratio(first.slots_LGS))
+    of_mean_map = None if problem.quantile is None else as_ratios(problem.ratio(first.slots_LGS))
     return WindowsOutcome(problem.quantile, ratios, tuple(bounds), of_mean_map)
 
 

@@ -74,7 +74,7 @@ class WindowsOutcome:
     quantile: float | None  # over windows, that the map makes small; None: it is for their mean
     max_over_mean: tuple[tuple[float, ...], ...]
     bound: tuple[tuple[float, ...], ...]  # of any map, in that window
-    of_mean_map: tuple[float, ...] = ()  # [layers], that quantile, of the map for the mean
+    of_mean_map: tuple[float, ...] | None = None  # [layers], that quantile, of the map for the mean
 
 
 @dataclass(frozen=True)

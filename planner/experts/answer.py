@@ -1,121 +1,121 @@
 """The answer of `tidemill experts`: the contract's JSON, and text for people.
 
-It computes nothing of its own beyond means and sums; `experts.py` does.
+It computes nothing of its own beyond means and sums; `experts.py` does. A map and what was weighed for it are the
+sections of a plan (`plan/`).
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from planner.estimate.sampled import max_over_mean_sampled
-from planner.expert_map import ExpertMap, count_uncovered
+from planner.expert_map import count_uncovered
+from planner.expert_map.types import WindowsOutcome
 from planner.experts.experts import ExpertsAnswer, ExpertsJob
-from planner.experts.stages import link_totals, stage_moves
-from planner.facts.quantities import gb
-from planner.plan.map_json import map_json, one_more_slot_json, policy_json
+from planner.experts.stages import LinkTotal, Transfer, link_totals, stage_moves
+from planner.facts.digest import digest_of
+from planner.facts.terms import Coverage
+from planner.plan.expected import OneMoreSlot, Weighed
+from planner.plan.figures import one_more_slot
+from planner.plan.sections import Maybe, Part, Slots
 
-__all__ = ["answer_json", "answer_text"]
+__all__ = ["Answer", "answer_of", "answer_text"]
 
 
-def answer_json(job: ExpertsJob, answer: ExpertsAnswer) -> dict[str, Any]:
-    """Return the contract's keys, without `seconds`: the same call gives the same bytes."""
-    expert_map = answer.expert_map
+class LayerMoves(Part):
+    """A stage of the way from the previous map: all its transfers are done before any GPU switches."""
+
+    layer: int
+    spare_slots: int
+    transfers: tuple[Transfer, ...]
+
+
+class Link(Part):
+    """The experts that one GPU sends to another."""
+
+    from_gpu: int
+    to_gpu: int
+    experts: int
+
+
+class Answer(Slots, Weighed):
+    """The contract's keys, without `seconds`: the same call gives the same bytes."""
+
+    first_layer: int  # the model's number of the first row
+    logical_to_physical: list[list[list[int]]]
+    replica_count: list[list[int]]
+    coverage: Coverage
+    uncovered_experts: int | None
+    one_more_slot: OneMoreSlot | None
+    moved_slots: int | None  # of the previous map; none without one
+    windows: WindowsOutcome | None
+    keep_map: Maybe[bool] = None
+    stages: Maybe[tuple[LayerMoves, ...]] = None
+    links: Maybe[tuple[Link, ...]] = None
+    link_totals: Maybe[tuple[LinkTotal, ...]] = None
+
+
+def answer_of(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
+    """Return the answer to `job`, for which the maps were `found`."""
+    expert_map = found.expert_map
     slots = expert_map.logical_to_physical
-    return (
-        map_json(expert_map)
+    return Answer.model_validate(
+        vars(Slots.model_validate(expert_map))
+        | vars(Weighed.model_validate(expert_map))
         | {
             "first_layer": job.first_layer,
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
-            "max_over_mean_sampled": _sampled(job, expert_map),
             "coverage": job.coverage,
             "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
-            "one_more_slot": one_more_slot_json(
-                answer.one_more_slot, job.sizes.slots_per_gpu, _bytes(job, len(job.loads))
-            ),
             "moved_slots": expert_map.moved_slots,
-            "windows": _windows_json(expert_map),
+            "windows": expert_map.windows,
+            "one_more_slot": one_more_slot(found.one_more_slot, job.sizes.slots_per_gpu, None),
         }
-        | policy_json(expert_map)
-        | _moves_json(job, expert_map)
+        | _moves(job, found)
     )
 
 
-def _sampled(job: ExpertsJob, expert_map: ExpertMap) -> list[float] | None:
-    """Return max over mean of sampled steps, or None when the tokens of a step are not given."""
-    if job.step_pairs is None:
-        return None
-    return list(max_over_mean_sampled(expert_map, job.loads, job.sizes, job.step_pairs))
-
-
-def _windows_json(expert_map: ExpertMap) -> dict[str, Any] | None:
-    """Return the figures of each window; None for a single window, and for tokens that stay near."""
-    if expert_map.windows is None:
-        return None
-    outcome = asdict(expert_map.windows)
-    return outcome | {"of_mean_map": outcome["of_mean_map"] or None}
-
-
-def _bytes(job: ExpertsJob, num_experts: int) -> int | None:
-    """Return the bytes of `num_experts` experts of one layer; None when their size is not given."""
-    return None if job.expert_bytes is None else num_experts * job.expert_bytes
-
-
-def _moves_json(job: ExpertsJob, expert_map: ExpertMap) -> dict[str, Any]:
-    """Return the way from the previous map, if there is one: stages, and the experts and bytes that cross each link."""
+def _moves(job: ExpertsJob, found: ExpertsAnswer) -> dict[str, Any]:
+    """Return the way from the previous map, if there is one: stages, and the experts that cross each link."""
     if job.previous is None:
         return {}
-    stages = stage_moves(job.previous, expert_map.physical_to_logical, job.sizes)
+    stages = stage_moves(job.previous, found.expert_map.physical_to_logical, job.sizes)
     links = Counter((each.from_gpu, each.to_gpu) for stage in stages for each in stage.transfers)
     return {
-        "keep_map": expert_map.moved_slots == 0,
-        "stages": [
-            {
-                "layer": stage.layer,
-                "spare_slots": stage.spare_slots,
-                "transfers": [asdict(transfer) for transfer in stage.transfers],
-            }
-            for stage in stages
-        ],
-        "links": [
-            {"from_gpu": sender, "to_gpu": to, "experts": count, "bytes": _bytes(job, count)}
-            for (sender, to), count in sorted(links.items())
-        ],
-        "link_totals": [
-            asdict(total) | {"bytes": _bytes(job, total.experts), "busiest_bytes": _bytes(job, total.busiest_experts)}
-            for total in link_totals(stages, job.sizes)
-        ],
+        "keep_map": found.expert_map.moved_slots == 0,
+        "stages": stages,
+        "links": tuple(
+            {"from_gpu": sender, "to_gpu": to, "experts": count} for (sender, to), count in sorted(links.items())
+        ),
+        "link_totals": link_totals(stages, job.sizes),
     }
 
 
-def answer_text(job: ExpertsJob, answer: ExpertsAnswer, document: dict[str, Any]) -> str:
-    """Return the figures of the map for people; the map itself is for programs. `document` is the answer as JSON."""
-    expert_map = answer.expert_map
-    reached, bound = expert_map.max_over_mean, expert_map.bound
+def answer_text(answer: Answer) -> str:
+    """Return the figures of the map for people; the map itself is for programs."""
+    reached, bound = answer.max_over_mean, answer.bound
     worst = max(range(len(reached)), key=reached.__getitem__)
-    bound_by = ", ".join(f"{kind} {count}" for kind, count in Counter(expert_map.binding).most_common())
+    bound_by = ", ".join(f"{kind} {count}" for kind, count in Counter(answer.binding).most_common())
     lines = [
-        f"Expert map {expert_map.sha256}",
-        f"  layers          {len(reached)}, of which the first is the model's layer {job.first_layer}",
-        f"  policy          {expert_map.policy} ({expert_map.policy_reason})",
+        f"Expert map {digest_of(answer.physical_to_logical)}",
+        f"  layers          {len(reached)}, of which the first is the model's layer {answer.first_layer}",
+        f"  policy          {answer.policy} ({answer.policy_reason})",
         f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
-        *_windows_lines(expert_map),
-        *_front_lines(expert_map),
-        *_sampled_lines(job, document["max_over_mean_sampled"]),
-        *_one_more_lines(job, answer.one_more_slot),
-        *_coverage_lines(job),
-        *_moves_lines(job, document),
+        *_windows_lines(answer.windows),
+        *_front_lines(answer),
+        *_one_more_lines(answer.one_more_slot),
+        *_coverage_lines(answer),
+        *_moves_lines(answer),
     ]
     return "\n".join(lines)
 
 
-def _windows_lines(expert_map: ExpertMap) -> Iterator[str]:
+def _windows_lines(windows: WindowsOutcome | None) -> Iterator[str]:
     """Yield what is balanced, and what the map reaches in each window."""
-    if (windows := expert_map.windows) is None:
+    if windows is None:
         return
     yield "  max/mean is of  " + ("the mean of windows" if windows.quantile is None else _quantile(windows.quantile))
     if windows.of_mean_map:
@@ -129,41 +129,32 @@ def _quantile(quantile: float) -> str:
     return "the worst window" if quantile == 1 else f"the {quantile:g} quantile of windows"
 
 
-def _front_lines(expert_map: ExpertMap) -> Iterator[str]:
+def _front_lines(answer: Answer) -> Iterator[str]:
     """Yield balance against cross-node bytes, where there was a choice."""
-    for point in expert_map.front:
-        mark = "  <- chosen" if point == expert_map.dispatch else ""
+    for point in answer.front:
+        mark = "  <- chosen" if point == answer.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"
         anywhere = ", no groups kept" if point.policy == "global" else ""
         yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{anywhere}{mark}"
 
 
-def _sampled_lines(job: ExpertsJob, sampled: list[float] | None) -> Iterator[str]:
-    if sampled:
-        yield f"  in one step     {fmean(sampled):.4f} mean, {max(sampled):.4f} worst (of {job.step_pairs:,} pairs)"
+def _one_more_lines(more: OneMoreSlot | None) -> Iterator[str]:
+    if more is not None:
+        yield f"  one more slot   max/mean {more.mean_max_over_mean:.4f} mean, bound {more.mean_bound:.4f}"
 
 
-def _one_more_lines(job: ExpertsJob, with_one_more: ExpertMap | None) -> Iterator[str]:
-    if with_one_more is not None:
-        reached, bound = fmean(with_one_more.max_over_mean), fmean(with_one_more.bound)
-        cost = "" if job.expert_bytes is None else f", for {gb(len(job.loads) * job.expert_bytes)} a GPU"
-        yield f"  one more slot   max/mean {reached:.4f} mean, bound {bound:.4f}{cost}"
-
-
-def _coverage_lines(job: ExpertsJob) -> Iterator[str]:
-    if job.coverage != "none":
-        yield f"  coverage        no expert goes dark when one {job.coverage} dies"
+def _coverage_lines(answer: Answer) -> Iterator[str]:
+    if answer.coverage != "none":
+        yield f"  coverage        no expert goes dark when one {answer.coverage} dies"
         yield "                  (it pays only with a runtime that masks dead ranks)"
 
 
-def _moves_lines(job: ExpertsJob, document: dict[str, Any]) -> Iterator[str]:
-    if job.previous is None:
+def _moves_lines(answer: Answer) -> Iterator[str]:
+    if answer.link_totals is None:
         return
-    keep = ": keep the map" if document["keep_map"] else ""
-    yield f"  moved slots     {document['moved_slots']}{keep}"
-    for total in document["link_totals"]:
-        size = "" if total["busiest_bytes"] is None else f", {gb(total['busiest_bytes'])}"
+    yield f"  moved slots     {answer.moved_slots}{': keep the map' if answer.keep_map else ''}"
+    for total in answer.link_totals:
         yield (
-            f"  by {total['kind']:<12} {total['experts']} experts, most at GPU {total['busiest_gpu']}, which "
-            f"{total['direction']} {total['busiest_experts']}{size}"
+            f"  by {total.kind:<12} {total.experts} experts, most at GPU {total.busiest_gpu}, which "
+            f"{total.direction} {total.busiest_experts}"
         )

@@ -17,9 +17,7 @@ from planner.expert_map import (
     consecutive_domains,
     fewest_slots_per_gpu,
 )
-from planner.facts.gate import Gate
 from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, without_output
-from planner.facts.quantities import gb, read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
@@ -27,13 +25,8 @@ from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
 __all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
 
-EXPERTS_PER_TOKEN = 8  # unless given: as DeepSeek-V3 has it (`facts/catalog.py`)
 QUANTILE = "quantile="
-COUNTS = (
-    *("gpus", "nodes", "groups", "slots_per_gpu", "nodes_per_rack", "step_tokens", "experts_per_token"),
-    "groups_per_token",
-)
-MAX_STEP_TOKENS = MAX_EP_SIZE * 10_000_000  # the largest unit, the largest max_batch_tokens a rank
+COUNTS = ("gpus", "nodes", "groups", "slots_per_gpu")
 
 
 @dataclass(frozen=True)
@@ -48,15 +41,10 @@ class ExpertsCall:
     policy: Policy = "auto"
     effort: Effort = "refined"
     coverage: Coverage = "none"
-    nodes_per_rack: int | None = None
     split: SplitRule = "equal"
     balance: str = "mean"
     previous: Path | None = None
     keep_within: float = 0.0
-    expert_bytes: str | None = None
-    step_tokens: int | None = None
-    experts_per_token: int | None = None
-    groups_per_token: int | None = None  # at most; where not given, half of them
     export: Engine | None = None
     first_layer: int | None = None  # where not given, files may tell
     output: Path | None = None
@@ -65,23 +53,13 @@ class ExpertsCall:
         """Return the slots of a GPU: as asked for, else just enough."""
         return self.slots_per_gpu or -(-num_experts // self.gpus)
 
-    @property
-    def chosen_per_token(self) -> int:
-        """The number of experts that a token goes to."""
-        return EXPERTS_PER_TOKEN if self.experts_per_token is None else self.experts_per_token
-
     def sizes(self, num_experts: int) -> Sizes:
-        """Return the sizes that the map is for.
-
-        When a token may go to all groups, groups do not count, so that `auto` does not keep them on nodes.
-        """
-        minds_groups = self.groups_per_token != self.groups or self.policy != "auto"
+        """Return the sizes that the map is for; the gate is DeepSeek-V3's."""
         return Sizes(
             num_slots=self.num_slots_per_gpu(num_experts) * self.gpus,
             num_gpus=self.gpus,
             num_nodes=self.nodes,
-            num_groups=self.groups if minds_groups else 1,
-            gate=Gate(self.chosen_per_token, self.groups_per_token),
+            num_groups=self.groups,
         )
 
     @property
@@ -99,8 +77,7 @@ class ExpertsCall:
     def domains(self) -> Domains:
         """Return the failure domains that experts are spread over; empty when they are not."""
         per_node = self.gpus // self.nodes
-        per_domain = {"none": 0, "node": per_node, "rack": per_node * (self.nodes_per_rack or 1)}[self.coverage]
-        return consecutive_domains(self.gpus, per_domain) if per_domain else ()
+        return consecutive_domains(self.gpus, per_node) if self.coverage == "node" else ()
 
 
 def wrong_arguments(
@@ -119,7 +96,6 @@ def wrong_arguments(
         yield from _wrong_for(call, num_experts, wrong)
     yield from _wrong_options(call)
     yield from _wrong_first_layer(call, first_layer, drops_rows=drops_rows)
-    yield from _without_effect(call, wrong)
     yield from _wrong_balance(call)
 
 
@@ -145,23 +121,12 @@ def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator
     if not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
-    counts_choices = call.step_tokens is not None or call.experts_per_token is not None
-    if counts_choices and call.chosen_per_token > num_experts:
-        rule = f"S819 must be at most {num_experts}, the number of experts"
-        reason = "a token goes to each expert at most once"
-        yield Finding("--experts-per-token", call.chosen_per_token, rule, reason, nearest(num_experts))
     if not {"groups", "nodes"} & wrong:
         yield from _uneven_groups(call, num_experts)
 
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
     """Yield the mistakes that concern neither GPUs nor slots."""
-    if call.groups_per_token is not None and 1 < call.groups < call.groups_per_token:
-        rule, reason = (
-            f"S830 must be at most {call.groups}, the number of groups",
-            "a token goes to each group at most once",
-        )
-        yield Finding("--groups-per-token", call.groups_per_token, rule, reason, nearest(call.groups))
     if call.export is not None and call.output is None:
         yield without_output(call.export, "the answer", "map.json")
     if not 0 <= call.keep_within < math.inf:
@@ -170,40 +135,12 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
             "a layer keeps its previous map if a new one is better balanced by at most this share",
         )
         yield Finding("--keep-within", str(call.keep_within), rule, reason, nearest(0))
-    if call.coverage == "rack" and call.nodes_per_rack is None:
-        rule, reason = (
-            "S813 must come with --nodes-per-rack",
-            "replicas are spread over racks, so each node's rack must be known",
-        )
-        yield Finding("--coverage", call.coverage, rule, reason, for_example("--nodes-per-rack 4"))
     if call.coverage != "none" and call.policy == "hierarchical":
         rule, reason = (
             "S814 must not be hierarchical with --coverage",
             "a group kept on one node is lost with that node",
         )
         yield Finding("--policy", call.policy, rule, reason, nearest("auto"))
-    if call.step_tokens is not None and call.step_tokens > MAX_STEP_TOKENS:
-        rule, reason = f"S818 must be at most {MAX_STEP_TOKENS}", "no unit can compute more in one step"
-        yield Finding("--step-tokens", call.step_tokens, rule, reason, nearest(MAX_STEP_TOKENS))
-    if call.expert_bytes is not None and read_bytes(call.expert_bytes) is None:
-        rule, reason = "S815 must be a size above 0 with its unit", "the answer also counts moves and slots in bytes"
-        yield Finding("--expert-bytes", call.expert_bytes, rule, reason, for_example("44.05MB"))
-
-
-def _without_effect(call: ExpertsCall, wrong: set[str]) -> Iterator[Finding]:
-    """Yield options that need another one which is absent: whoever gives them believes that they count."""
-    if call.nodes_per_rack is not None and call.coverage != "rack" and "nodes_per_rack" not in wrong:
-        rule, reason = "S820 has no effect without --coverage rack", "replicas are not spread over racks then"
-        yield Finding("--nodes-per-rack", call.nodes_per_rack, rule, reason, _without("--nodes-per-rack"))
-    has_groups = call.groups > 1
-    is_of_no_effect = call.experts_per_token is not None and call.step_tokens is None and not has_groups
-    if is_of_no_effect and not {"experts_per_token", "groups"} & wrong:
-        rule = "S820 has no effect without --step-tokens or --groups"
-        reason = "it counts in sampling within a step, and in how many nodes a token goes to"
-        yield Finding("--experts-per-token", call.experts_per_token, rule, reason, _without("--experts-per-token"))
-    if call.groups_per_token is not None and not has_groups and not {"groups_per_token", "groups"} & wrong:
-        rule, reason = "S820 has no effect without --groups", "all experts form one group then"
-        yield Finding("--groups-per-token", call.groups_per_token, rule, reason, _without("--groups-per-token"))
     if 0 < call.keep_within < math.inf and call.previous is None:
         rule, reason = "S820 has no effect without --previous", "there is no earlier map to keep"
         yield Finding("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
@@ -249,8 +186,8 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
         yield Finding("--balance", call.balance, rule, reason, nearest("mean"))
 
 
-def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Finding | None:
-    """Return why the coverage asked for is impossible, if it is; with its cost, if bytes are known."""
+def uncoverable(call: ExpertsCall, num_experts: int) -> Finding | None:
+    """Return why the coverage asked for is impossible, if it is."""
     if call.coverage == "none":
         return None
     fewest = fewest_slots_per_gpu(num_experts, call.domains())
@@ -266,10 +203,6 @@ def uncoverable(call: ExpertsCall, num_experts: int, num_layers: int) -> Finding
         f"(each of {num_experts} experts in two {call.coverage}s, on {call.gpus} GPUs)"
     )
     reason = f"each GPU then holds {fewest} slots instead of {slots}"
-    if call.expert_bytes is not None:
-        reason += (
-            f", which take {gb((fewest - slots) * num_layers * (read_bytes(call.expert_bytes) or 0))} more per GPU"
-        )
     return Finding("--slots-per-gpu", slots, rule, reason, nearest(fewest))
 
 

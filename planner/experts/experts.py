@@ -26,7 +26,6 @@ from planner.expert_map import (
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
-from planner.facts.quantities import read_bytes
 from planner.facts.terms import Coverage
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
@@ -54,8 +53,6 @@ class ExpertsJob:
     split: SplitRule
     previous: Map | None
     keep_within: float
-    expert_bytes: int | None  # of one layer
-    step_pairs: int | None  # tokens of a step times the experts of each
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
     if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
         raise CallError(findings)
     loads = _mean(measured.windows)
-    if finding := uncoverable(call, len(loads[0]), len(loads)):
+    if finding := uncoverable(call, len(loads[0])):
         raise InfeasibleError([finding.at(PROGRAM)])
     return ExpertsJob(
         loads=loads,
@@ -100,8 +97,6 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         split=call.split,
         previous=previous.rows if previous else None,
         keep_within=call.keep_within,
-        expert_bytes=read_bytes(call.expert_bytes) if call.expert_bytes else None,
-        step_pairs=call.step_tokens * call.chosen_per_token if call.step_tokens else None,
     )
 
 

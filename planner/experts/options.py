@@ -1,13 +1,13 @@
 """The options of `tidemill experts`: what its command line accepts, and the call that it is parsed into."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 from planner.expert_map import Effort, Policy, SplitRule
 from planner.experts.call import ExpertsCall
 from planner.facts.map_files import Engine
-from planner.facts.terms import Coverage
 
 __all__ = ["add_options", "call_from"]
 
@@ -17,35 +17,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_loads(parser)
     _add_sizes(parser)
     _add_goals(parser)
-    _add_counting(parser)
     _add_previous(parser)
     _add_output(parser)
 
 
 def call_from(arguments: argparse.Namespace) -> ExpertsCall:
     """Return the call that was parsed, right or wrong."""
-    return ExpertsCall(
-        loads=tuple(arguments.loads),
-        gpus=arguments.gpus,
-        nodes=arguments.nodes,
-        slots_per_gpu=arguments.slots_per_gpu,
-        groups=arguments.groups,
-        policy=arguments.policy,
-        effort=arguments.effort,
-        coverage=arguments.coverage,
-        nodes_per_rack=arguments.nodes_per_rack,
-        split=arguments.split,
-        balance=arguments.balance,
-        previous=arguments.previous,
-        expert_bytes=arguments.expert_bytes,
-        step_tokens=arguments.step_tokens,
-        experts_per_token=arguments.experts_per_token,
-        groups_per_token=arguments.groups_per_token,
-        keep_within=arguments.keep_within,
-        export=arguments.export,
-        first_layer=arguments.first_layer,
-        output=arguments.output,
-    )
+    given = {each.name: getattr(arguments, each.name) for each in fields(ExpertsCall)}
+    return ExpertsCall(**given | {"loads": tuple(arguments.loads)})
 
 
 def _add_loads(parser: argparse.ArgumentParser) -> None:
@@ -96,39 +75,15 @@ def _add_goals(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--coverage",
-        choices=get_args(Coverage),
+        choices=("none", "node"),
         default="none",
         help="failure domain that every expert must survive; default: none",
     )
-    parser.add_argument("--nodes-per-rack", type=int, metavar="N", help="size of a rack, for --coverage rack")
     parser.add_argument(
         "--split",
         choices=get_args(SplitRule),
         default="equal",
         help="how tokens are split among the replicas of an expert; default: equal",
-    )
-
-
-def _add_counting(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--expert-bytes",
-        metavar="SIZE",
-        help="size of one expert of one layer, such as 44.05MB: also count moves and slots in bytes",
-    )
-    parser.add_argument(
-        "--step-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of one step over all GPUs: also show how much sampling adds to max/mean",
-    )
-    parser.add_argument(
-        "--experts-per-token",
-        type=int,
-        metavar="K",
-        help="experts that the gate chooses, for --step-tokens and --groups; default: 8",
-    )
-    parser.add_argument(
-        "--groups-per-token", type=int, metavar="K", help="most groups that a token goes to; default: half of them"
     )
 
 

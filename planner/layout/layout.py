@@ -61,6 +61,11 @@ class PhaseLayout:
         return self.num_physical_experts // self.ep_size
 
     @property
+    def routed_per_gpu(self) -> int:
+        """Physical routed experts on one GPU, as they stand beside `shared_per_gpu`."""
+        return self.slots_per_gpu
+
+    @property
     def ranks_per_node(self) -> int:
         """One rank a GPU; a unit smaller than a node leaves the node's other GPUs idle."""
         return self.ep_size // self.nodes_per_unit

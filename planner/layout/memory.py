@@ -19,7 +19,7 @@ On `cpu` there is nothing to split: ranks share the host's memory, whose size no
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from planner.facts.engines import OURS
@@ -92,6 +92,12 @@ class MemoryPlan:
     def weight_bytes(self) -> int:
         """Return the bytes of the weights with this layout's routed slots."""
         return self.weights.total(self.num_slots)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part of the weights, with this layout's routed slots."""
+        parts = asdict(self.weights)
+        return parts | {"routed": self.num_slots * parts.pop("slot")}
 
     @property
     def reserve(self) -> int:

@@ -24,11 +24,16 @@ class Unit:
     phase: Phase
     index: int  # in its phase
     nodes: tuple[str, ...]
-    ranks_per_node: int
+    ranks: int  # alike on each node
     why: str  # these nodes
 
     @property
-    def ranks(self) -> tuple[Rank, ...]:
-        """Node by node, so that neighbours in rank are neighbours on a node."""
+    def ranks_per_node(self) -> int:
+        """Return the processes on one of its nodes."""
+        return self.ranks // len(self.nodes)
+
+    @property
+    def rank_places(self) -> tuple[Rank, ...]:
+        """Return where each rank is, node by node: neighbours in rank are neighbours on a node."""
         places = [(node, local) for node in self.nodes for local in range(self.ranks_per_node)]
         return tuple(Rank(node, local, rank) for rank, (node, local) in enumerate(places))

@@ -17,7 +17,7 @@ from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.manifests.render import render_files
 from planner.plan.columns import filled, runs_of, wrapped
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 
 __all__ = ["PodChange", "changes_text", "pod_changes"]
 
@@ -42,7 +42,7 @@ class PodChange:
     why: tuple[str, ...] = ()
 
 
-def pod_changes(before: Deployable, after: Deployable) -> tuple[PodChange, ...]:
+def pod_changes(before: Plan, after: Plan) -> tuple[PodChange, ...]:
     """Return what becomes of the pods of both plans' workloads, in their order. Empty where one cannot be rendered."""
     if before.refusals or after.refusals:
         return ()
@@ -50,7 +50,7 @@ def pod_changes(before: Deployable, after: Deployable) -> tuple[PodChange, ...]:
     return tuple(_change(each, old.get(each), new.get(each), before, after) for each in {**new, **old})
 
 
-def changes_text(changes: Sequence[PodChange], before: Deployable) -> str:
+def changes_text(changes: Sequence[PodChange], before: Plan) -> str:
     """Return the pods' part of a plan's text, those that restart first; empty where nothing is known."""
     order: tuple[Fate, ...] = ("restarted", "new", "removed", "kept")
     alike = sorted(changes, key=lambda each: (order.index(each.fate), each.why))
@@ -68,7 +68,7 @@ def _runs(workloads: Sequence[str]) -> str:
     return ", ".join(f"{each[0]} to {each[-1].rpartition('-')[2]}" if len(each) > 1 else each[0] for each in runs)
 
 
-def _templates(plan: Deployable) -> dict[Workload, Any]:
+def _templates(plan: Plan) -> dict[Workload, Any]:
     """Return the pod template of each workload."""
     found = {}
     for text in render_files(plan).values():
@@ -79,7 +79,7 @@ def _templates(plan: Deployable) -> dict[Workload, Any]:
     return found
 
 
-def _change(workload: Workload, old: Any, new: Any, before: Deployable, after: Deployable) -> PodChange:
+def _change(workload: Workload, old: Any, new: Any, before: Plan, after: Plan) -> PodChange:
     name, *_ = workload
     if old is None or new is None:
         return PodChange(name, "new" if old is None else "removed")
@@ -92,7 +92,7 @@ def _change(workload: Workload, old: Any, new: Any, before: Deployable, after: D
     return PodChange(name, "restarted", tuple(why))
 
 
-def _launch_differences(name: str, before: Deployable, after: Deployable) -> list[str]:
+def _launch_differences(name: str, before: Plan, after: Plan) -> list[str]:
     """Return the fields of the workload's launch file that differ."""
     gateway = names.gateway_name(after.name)
     file = names.GATEWAY_LAUNCH_FILE if name == gateway else names.launch_file(name)

@@ -6,7 +6,7 @@ from typing import Any
 from planner.facts import names
 from planner.manifests.pod_parts import priority_of, requests_of
 from planner.manifests.pods import Variables
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import DemandSpec
@@ -14,7 +14,7 @@ from planner.spec.kubernetes import DemandSpec
 __all__ = ["controller_variables"]
 
 
-def controller_variables(plan: Deployable) -> Variables | None:
+def controller_variables(plan: Plan) -> Variables | None:
     """Return what the controller's objects are made of; None where the spec has no controller.
 
     The rules of the spec see to it that there is a day.
@@ -51,7 +51,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
     return [{"at": step.at, "units": step.num_units} for step in steps]
 
 
-def _units(plan: Deployable) -> list[dict[str, Any]]:
+def _units(plan: Plan) -> list[dict[str, Any]]:
     """Return the units in the order in which steps count them."""
     lends, heals = plan.kubernetes.lends_nodes, plan.kubernetes.heals
     return [
@@ -68,7 +68,7 @@ def _other_days(day: Timetable) -> Variables:
     return {"other_days": days} if days else {}
 
 
-def _lending(plan: Deployable) -> Variables:
+def _lending(plan: Plan) -> Variables:
     """Return what the day says more where the nodes of units that are off do other work."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
@@ -80,7 +80,7 @@ def _lending(plan: Deployable) -> Variables:
     return variables | {"kueue": quota}
 
 
-def _healing(plan: Deployable) -> Variables:
+def _healing(plan: Plan) -> Variables:
     """Return what the day says more where units leave faulty nodes."""
     controller = plan.kubernetes.controller
     if controller is None or controller.heal is None:
@@ -91,7 +91,7 @@ def _healing(plan: Deployable) -> Variables:
     return {"heal": faults, "pods": pods}
 
 
-def _measuring(plan: Deployable) -> Variables:
+def _measuring(plan: Plan) -> Variables:
     """Return what the day says more where the gateway's figures are read."""
     controller = plan.kubernetes.controller
     if controller is None or not plan.kubernetes.reads_metrics:
@@ -103,14 +103,14 @@ def _measuring(plan: Deployable) -> Variables:
     return variables | ({"stragglers_last": True} if controller.stragglers_last else {})
 
 
-def _demand(plan: Deployable, told: DemandSpec) -> dict[str, Any]:
+def _demand(plan: Plan, told: DemandSpec) -> dict[str, Any]:
     """Return when demand adds units to the day, and what a unit of each phase has room for.
 
     A prompt that is computed keeps nothing in prefill, so that neither places nor KV limit that.
     """
     rooms = {}
     for unit in plan.units:
-        limits, ranks = plan.unit_document(unit)["limits"], len(unit.ranks)
+        limits, ranks = plan.unit_document(unit)["limits"], unit.ranks
         places = {"requests": ranks * limits["max_requests"], "kvTokens": ranks * limits["kv_tokens"]}
         step = {"promptTokens": ranks * limits["max_batch_tokens"]}
         rooms[unit.phase] = {"prefill": step, "decode": places, "mixed": places | step}[unit.phase]
@@ -123,7 +123,7 @@ def _demand(plan: Deployable, told: DemandSpec) -> dict[str, Any]:
     }
 
 
-def _nodes(plan: Deployable) -> Variables:
+def _nodes(plan: Plan) -> Variables:
     """Return the nodes that the controller may write, and the role that lets it; none where it writes none."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):

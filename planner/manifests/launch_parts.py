@@ -26,8 +26,8 @@ from planner.facts.engines import OURS
 from planner.facts.map_files import export_map
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.plan.deployable import Deployable
 from planner.plan.launch import LaunchDocument, without_map
+from planner.plan.plan import Plan
 
 __all__ = ["MAX_PART_BYTES", "LaunchPart", "file_parts", "gateway_parts", "map_parts", "sources", "unit_parts"]
 
@@ -46,14 +46,14 @@ class LaunchPart:
     text: str
 
 
-def gateway_parts(plan: Deployable) -> tuple[LaunchPart, ...]:
+def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
     """Return the parts of the gateway's launch file."""
     owner, file = names.gateway_name(plan.name), names.GATEWAY_LAUNCH_FILE
     document = plan.launch_documents[file]
     return file_parts(owner, file, document["launch_digest"], pretty_json(document))
 
 
-def map_parts(plan: Deployable, phase: Phase) -> tuple[LaunchPart, ...]:
+def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
     """Return what all units of a phase mount: their expert map if it is large, or if another engine reads it."""
     document = plan.unit_document(plan.units_of(phase)[0])
     owner = names.phase_map(plan.name, phase)
@@ -66,7 +66,7 @@ def map_parts(plan: Deployable, phase: Phase) -> tuple[LaunchPart, ...]:
     return tuple(_numbered(owner, SHARED_KEY, digest_of_text(text), pieces))
 
 
-def unit_parts(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[LaunchPart, ...]:
+def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[LaunchPart, ...]:
     """Return the parts of a unit's launch file that no other unit has; `shared` are those of its phase."""
     document, file = plan.unit_document(unit), names.launch_file(unit.name)
     digest = document["launch_digest"]
@@ -78,9 +78,7 @@ def unit_parts(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> tu
     return tuple(_numbered(unit.name, file, digest, _pieces(own.removesuffix("\n}\n") + ",\n")))
 
 
-def sources(
-    plan: Deployable, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]
-) -> list[dict[str, str]]:
+def sources(plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]) -> list[dict[str, str]]:
     """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` where a file has another name."""
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]
@@ -108,7 +106,7 @@ def _numbered(owner: str, file: str, digest: str, pieces: Iterable[str]) -> Iter
         )
 
 
-def _engine_map(plan: Deployable, owner: str, document: LaunchDocument) -> Iterator[LaunchPart]:
+def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[LaunchPart]:
     """Yield the expert map as another engine reads it, in one file; nothing for an engine that reads none."""
     path = document["container"].get("map_file")
     if path is None:

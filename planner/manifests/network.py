@@ -17,7 +17,7 @@ from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.manifests.container import engine_container
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 
 __all__ = ["controller_edges", "edges_of_all", "gateway_edges", "unit_edges"]
 
@@ -36,7 +36,7 @@ def edges_of_all() -> Edges:
     return {"ingress": [], "egress": [{"ports": dns}]}
 
 
-def gateway_edges(plan: Deployable) -> Edges:
+def gateway_edges(plan: Plan) -> Edges:
     """Return whom the gateway talks to: ours is called by ranks, and another engine's router calls them."""
     ports = _gateway_ports(plan)
     units = {"podSelector": _of_units(plan)}
@@ -51,7 +51,7 @@ def gateway_edges(plan: Deployable) -> Edges:
     return {"ingress": [from_callers, {"from": [units]}, scraped], "egress": [{"to": [units]}, to_server]}
 
 
-def unit_edges(plan: Deployable, unit: Unit) -> Edges:
+def unit_edges(plan: Plan, unit: Unit) -> Edges:
     """Return whom the pods of a unit talk to."""
     own = {"podSelector": {"matchLabels": names.unit_selector(unit.name)}}
     if plan.engine != OURS:
@@ -76,7 +76,7 @@ def unit_edges(plan: Deployable, unit: Unit) -> Edges:
     return edges
 
 
-def controller_edges(plan: Deployable) -> Edges:
+def controller_edges(plan: Plan) -> Edges:
     """Return whom the controller talks to: nobody calls it; it calls the API server, which is no pod, and the gateway.
 
     The gateway only where its figures are read.
@@ -88,20 +88,20 @@ def controller_edges(plan: Deployable) -> Edges:
     return {"ingress": [], "egress": egress}
 
 
-def _gateway_ports(plan: Deployable) -> Mapping[str, int]:
+def _gateway_ports(plan: Plan) -> Mapping[str, int]:
     """Return the ports at which the gateway listens, or another engine's router in its place."""
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     ports: Mapping[str, int] = document["ports"] if plan.engine == OURS else engine_container(document).ports
     return ports
 
 
-def _of_units(plan: Deployable) -> Edges:
+def _of_units(plan: Plan) -> Edges:
     """Return what picks the pods of all units."""
     is_unit = {"key": names.UNIT_LABEL, "operator": "Exists"}
     return {"matchLabels": names.plan_selector(plan.name), "matchExpressions": [is_unit]}
 
 
-def _of_phase(plan: Deployable, phase: Phase) -> Edges:
+def _of_phase(plan: Plan, phase: Phase) -> Edges:
     return {"podSelector": {"matchLabels": names.phase_selector(plan.name, phase)}}
 
 

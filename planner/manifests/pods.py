@@ -26,7 +26,7 @@ from planner.manifests.pod_parts import (
     tolerations_of,
     volumes_of,
 )
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.volume_rules import volume_of
 
@@ -59,7 +59,7 @@ KERNEL_CACHES = {
 Variables = dict[str, Any]
 
 
-def router_pod(plan: Deployable, container: Container) -> Variables:
+def router_pod(plan: Plan, container: Container) -> Variables:
     """Return what the pod of another engine's router is made of; it reads no checkpoint."""
     resources = requests_of(plan.kubernetes.resources.gateway)
     assert container.start_s is not None  # adapters say it
@@ -82,7 +82,7 @@ def router_pod(plan: Deployable, container: Container) -> Variables:
     return variables | ({"resources": resources} if resources else {})
 
 
-def gateway_pod(plan: Deployable) -> Variables:
+def gateway_pod(plan: Plan) -> Variables:
     """Return what the gateway's pod is made of."""
     kubernetes, own, stage = plan.kubernetes, plan.kubernetes.gateway, plan.kubernetes.stage
     volumes = kubernetes.volumes if own.volumes is None else own.volumes
@@ -106,7 +106,7 @@ def gateway_pod(plan: Deployable) -> Variables:
     return variables | ({"resources": resources} if resources else {})
 
 
-def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
+def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
     """Return what each pod of `unit` is made of, around `container`."""
     kubernetes = plan.kubernetes
     volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
@@ -144,14 +144,14 @@ def unit_pod(plan: Deployable, unit: Unit, container: Container) -> Variables:
     } | {name: value for name, value in optional.items() if value}
 
 
-def has_compute_domain(plan: Deployable, unit: Unit) -> bool:
+def has_compute_domain(plan: Plan, unit: Unit) -> bool:
     """Whether the GPUs of the unit's nodes share one NVLink, and the spec does not say that it is not to be used."""
     wanted = plan.kubernetes.compute_domain
     joins = plan.pods[unit.phase].nvlink_joins_nodes if wanted is None else wanted
     return joins and len(unit.nodes) > 1
 
 
-def security_needs(plan: Deployable) -> list[str]:
+def security_needs(plan: Plan) -> list[str]:
     """Return why pods need a namespace that admits privileged ones; empty where they meet the restricted standard.
 
     Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy,
@@ -166,7 +166,7 @@ def security_needs(plan: Deployable) -> list[str]:
     return needs + (["the network of the nodes"] if kubernetes.host_network else [])
 
 
-def _unit_resources(plan: Deployable, unit: Unit) -> Variables:
+def _unit_resources(plan: Plan, unit: Unit) -> Variables:
     """What a container asks for; devices are requested as they are limited."""
     kubernetes, needs = plan.kubernetes, plan.pods[unit.phase]
     devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
@@ -178,7 +178,7 @@ def _unit_resources(plan: Deployable, unit: Unit) -> Variables:
     return found
 
 
-def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Variables]:
+def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
     """Variables of the pod's own fields, then the engine's, then the NICs', then the spec's, of which the last wins."""
     kubernetes, fields = plan.kubernetes, dict(container.fields)
     values: dict[str, Any] = {**container.env}
@@ -194,7 +194,7 @@ def _environment(plan: Deployable, unit: Unit, container: Container) -> list[Var
     return _variables({name: path for name, path in fields.items() if name not in kubernetes.env}, values)
 
 
-def _is_one_world(plan: Deployable, unit: Unit) -> bool:
+def _is_one_world(plan: Plan, unit: Unit) -> bool:
     """Return whether the ranks of `unit` meet in one NVSHMEM world."""
     if plan.engine == OURS:
         return not is_normal(unit.phase)
@@ -210,7 +210,7 @@ def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Var
     ]
 
 
-def _ports(plan: Deployable, unit: Unit, container: Container) -> Mapping[str, int]:
+def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
     """The container's ports, and with monitors those of all its ranks' metrics."""
     if not plan.kubernetes.monitors or plan.engine != OURS:
         return container.ports
@@ -219,7 +219,7 @@ def _ports(plan: Deployable, unit: Unit, container: Container) -> Mapping[str, i
     return {**container.ports, **others}
 
 
-def _probes(plan: Deployable, unit: Unit, container: Container) -> Variables | None:
+def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
     """When a pod that does not start, or does not move, is ended; None where nobody knows how long weights take."""
     weights = plan.pods[unit.phase].weights_bytes
     if weights is None:
@@ -237,7 +237,7 @@ def _patient(probe: Probe, seconds: float) -> Variables:
     return usual | _said(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
 
 
-def _grace_s(plan: Deployable) -> int:
+def _grace_s(plan: Plan) -> int:
     """Return the seconds after which a pod that is told to end is killed."""
     return math.ceil(plan.drain_s) + KILLED_AFTER_S
 
@@ -247,7 +247,7 @@ def _said(probe: Probe) -> Variables:
     return {key: value for key, value in asdict(probe).items() if value is not None}
 
 
-def _stage(plan: Deployable) -> Variables | None:
+def _stage(plan: Plan) -> Variables | None:
     """The copy of the checkpoint that is made before the container starts."""
     stage = plan.kubernetes.stage
     if stage is None:
@@ -258,14 +258,14 @@ def _stage(plan: Deployable) -> Variables | None:
     return {"image": image, "source": stage.source, "destination": destination, "mounts": mounts}
 
 
-def _checkpoint_path(plan: Deployable) -> str:
+def _checkpoint_path(plan: Plan) -> str:
     """Return the path at which ranks read the checkpoint."""
     path = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]["uri"]
     assert isinstance(path, str)
     return path
 
 
-def _scheduling(plan: Deployable) -> Variables:
+def _scheduling(plan: Plan) -> Variables:
     """Return the fields that say where pods may run, before whom, and how long they may take to end."""
     kubernetes = plan.kubernetes
     return {

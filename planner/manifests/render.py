@@ -32,7 +32,7 @@ from planner.manifests.pods import (
     unit_pod,
 )
 from planner.manifests.secrets import certificate, gateway_arguments, gateway_secrets, unit_arguments, unit_secrets
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
 
 __all__ = ["KUSTOMIZATION", "MARK", "render_files"]
@@ -58,7 +58,7 @@ class Manifest:
         return f"{kind}-{self.owner}.yaml"
 
 
-def render_files(plan: Deployable) -> dict[str, str]:
+def render_files(plan: Plan) -> dict[str, str]:
     """File name -> text of every object and of `kustomization.yaml`.
 
     Raises InfeasibleError when the plan's engine cannot run it: its pods would only crash.
@@ -102,7 +102,7 @@ def _quoted(value: Any) -> str:
     return PAST_ASCII.sub(lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
-def _manifests(plan: Deployable) -> Iterator[Manifest]:
+def _manifests(plan: Plan) -> Iterator[Manifest]:
     """Yield the manifests in the order in which they can be created."""
     plan.require_runnable()
     maps = {phase: map_parts(plan, phase) for phase in dict.fromkeys(unit.phase for unit in plan.units)}
@@ -115,7 +115,7 @@ def _manifests(plan: Deployable) -> Iterator[Manifest]:
     yield from _controller(plan)
 
 
-def _shared(plan: Deployable) -> Iterator[Manifest]:
+def _shared(plan: Plan) -> Iterator[Manifest]:
     namespace, account = plan.kubernetes.namespace, names.runtime_account(plan.name)
     labels = names.labels(plan.name, "plan")
     needs = security_needs(plan)
@@ -141,7 +141,7 @@ def _shared(plan: Deployable) -> Iterator[Manifest]:
         yield Manifest("podmonitor", account, {"name": account, **shared, **monitor})
 
 
-def _budget(plan: Deployable, phase: Phase, shared: Variables) -> Iterator[Manifest]:
+def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
     """Yield the budget of a phase. It counts pods and has to let whole units go (docs/design/pods.md).
 
     The last unit that may go must lose its first pod, and then no pod of another unit may follow. So one pod less than
@@ -162,7 +162,7 @@ def _budget(plan: Deployable, phase: Phase, shared: Variables) -> Iterator[Manif
     yield Manifest("poddisruptionbudget", name, {"name": name, **shared, **budget})
 
 
-def _map(plan: Deployable, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
+def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
     """The expert map that all units of a phase mount, if they do not each have it in their launch files."""
     sha256 = plan.unit_document(plan.units_of(phase)[0])["expert_map"]["sha256"] if parts else None
     shared = {
@@ -173,7 +173,7 @@ def _map(plan: Deployable, phase: Phase, parts: Sequence[LaunchPart]) -> Iterato
     yield from _launch_configs(parts, shared)
 
 
-def _gateway(plan: Deployable) -> Iterator[Manifest]:
+def _gateway(plan: Plan) -> Iterator[Manifest]:
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     service = {
         "namespace": plan.kubernetes.namespace,
@@ -213,7 +213,7 @@ def _gateway(plan: Deployable) -> Iterator[Manifest]:
         yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
 
 
-def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
+def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
     service: Variables = {
         "name": unit.name,
         "namespace": plan.kubernetes.namespace,
@@ -250,7 +250,7 @@ def _unit(plan: Deployable, unit: Unit, shared: Sequence[LaunchPart]) -> Iterato
     yield Manifest(plan.kubernetes.unit_kind, unit.name, workload)
 
 
-def _controller(plan: Deployable) -> Iterator[Manifest]:
+def _controller(plan: Plan) -> Iterator[Manifest]:
     """What makes the units follow their day, where the spec asks for it. The last of all: it acts on the others."""
     variables = controller_variables(plan)
     if variables is None:
@@ -268,7 +268,7 @@ def _controller(plan: Deployable) -> Iterator[Manifest]:
     yield Manifest("deployment-controller", name, variables)
 
 
-def _policy(plan: Deployable, name: str, of: Variables, edges: Variables) -> Iterator[Manifest]:
+def _policy(plan: Plan, name: str, of: Variables, edges: Variables) -> Iterator[Manifest]:
     """The NetworkPolicy of the pods that the selector in `of` picks, unless the spec wants none."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
@@ -282,7 +282,7 @@ def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterato
         yield Manifest("configmap", part.owner, variables)
 
 
-def _certificate(plan: Deployable, owner: Variables) -> Iterator[Manifest]:
+def _certificate(plan: Plan, owner: Variables) -> Iterator[Manifest]:
     """The Certificate of the gateway or a unit, where the spec names an issuer."""
     variables = certificate(plan, owner["name"])
     if variables is not None:

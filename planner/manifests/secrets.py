@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.facts import names
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.spec.pods import TlsSpec
 
 __all__ = ["certificate", "gateway_arguments", "gateway_secrets", "unit_arguments", "unit_secrets"]
@@ -21,30 +21,30 @@ FOR_THE_POD_ALONE = 0o440
 Secrets = list[dict[str, Any]]
 
 
-def gateway_arguments(plan: Deployable) -> list[str]:
+def gateway_arguments(plan: Plan) -> list[str]:
     """Return what the gateway is told of its Secrets, and of the gateways with which it shares their limits."""
     keys = [f"--keys={FOLDER}/{names.KEYS_FILE}"] if plan.gateway.keys else []
     beside = [f"--gateways={plan.gateway.replicas}"] if plan.gateway.replicas > 1 else []
     return keys + beside + _tls_arguments(plan.kubernetes.tls)
 
 
-def unit_arguments(plan: Deployable) -> list[str]:
+def unit_arguments(plan: Plan) -> list[str]:
     """Return what a unit's nodes are told of theirs."""
     return _tls_arguments(plan.kubernetes.tls)
 
 
-def gateway_secrets(plan: Deployable) -> Secrets:
+def gateway_secrets(plan: Plan) -> Secrets:
     """Return the Secrets that the gateway's pod mounts: `name`, and the `files` with `key` and `path`."""
     keys = [_mounted(plan.gateway.keys, [names.KEYS_FILE])] if plan.gateway.keys else []
     return keys + _tls_secrets(plan, names.gateway_name(plan.name))
 
 
-def unit_secrets(plan: Deployable, unit: str) -> Secrets:
+def unit_secrets(plan: Plan, unit: str) -> Secrets:
     """Return the same of a unit's pods."""
     return _tls_secrets(plan, unit)
 
 
-def certificate(plan: Deployable, owner: str) -> dict[str, Any] | None:
+def certificate(plan: Plan, owner: str) -> dict[str, Any] | None:
     """Return what a Certificate of the gateway's Deployment, or of a unit, is made of; None if nobody issues it."""
     tls, namespace = plan.kubernetes.tls, plan.kubernetes.namespace
     if tls is None or tls.issuer is None:
@@ -65,7 +65,7 @@ def _tls_arguments(tls: TlsSpec | None) -> list[str]:
     return [] if tls is None else [f"--tls={FOLDER}/{names.TLS_FOLDER}"]
 
 
-def _tls_secrets(plan: Deployable, owner: str) -> Secrets:
+def _tls_secrets(plan: Plan, owner: str) -> Secrets:
     if plan.kubernetes.tls is None:
         return []
     return [_mounted(names.certificate_secret(owner), names.TLS_FILES, f"{names.TLS_FOLDER}/", FOR_THE_POD_ALONE)]

@@ -81,7 +81,7 @@ def _place_pool(
         found = _near_previous(task, found)
     on_nodes = nodes_of_assignment(task, found.assignment, before)
     place_of = {node.name: node for node in usable}
-    ranks = {layout.phase: layout.ranks_per_node for layout in layouts}
+    ranks = {layout.phase: layout.ep_size for layout in layouts}
     units = tuple(
         Unit(each.name, each.phase, each.index, own, ranks[each.phase], _why(own, place_of, before.get(each.name, ())))
         for each, own in zip(wanted, on_nodes, strict=True)

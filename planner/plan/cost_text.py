@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from planner.cost.cost import DayCost, StateCost, TokensSold
 from planner.cost.income import MILLION
 from planner.plan.columns import filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 
 __all__ = ["cost_text"]
 
@@ -13,7 +13,7 @@ ALMOST_ALL = 0.999
 TOKENS_OF = {"prefill": "per million input tokens", "decode": "per million output tokens"}
 
 
-def cost_text(plan: Plan) -> str:
+def cost_text(plan: Estimated) -> str:
     """Return the bill of a day, state by state, and what it brings in; empty where the spec says no cost."""
     cost = plan.cost
     if cost is None:
@@ -25,7 +25,7 @@ def cost_text(plan: Plan) -> str:
     return "\n\n".join(parts)
 
 
-def _which_day(plan: Plan) -> list[str]:
+def _which_day(plan: Estimated) -> list[str]:
     """Say which day is billed, where days differ."""
     differ = any(section is not None and section.other_days for section in (plan.spec.traffic, plan.spec.schedule))
     return filled("This is a day like most: other_days are not billed.") if differ else []

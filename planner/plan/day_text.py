@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from planner.plan.columns import filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.schedule.schedule import NOT_EXECUTED, PLAYED, DaySchedule, OtherDays, Step
 from planner.schedule.transitions import Transition
 
@@ -13,7 +13,7 @@ __all__ = ["day_text"]
 MAX_DAYS = 8  # names of days in a sentence
 
 
-def day_text(plan: Plan) -> str:
+def day_text(plan: Estimated) -> str:
     """Return the section; empty where all units are always on."""
     schedule = plan.schedule
     if schedule is None:
@@ -28,7 +28,7 @@ def day_text(plan: Plan) -> str:
     return "\n".join([*parts, *(filled(_executed(plan)) if schedule.switches else [])])
 
 
-def _states(plan: Plan, steps: Sequence[Step]) -> str:
+def _states(plan: Estimated, steps: Sequence[Step]) -> str:
     """Return the table of a day's states."""
     phases = plan.spec.phases
     has_racks = any(step.free_racks is not None for step in steps)
@@ -39,7 +39,7 @@ def _states(plan: Plan, steps: Sequence[Step]) -> str:
     return table(rows)
 
 
-def _other(plan: Plan, other: OtherDays) -> Iterator[str]:
+def _other(plan: Estimated, other: OtherDays) -> Iterator[str]:
     """Say what is on when on days that are not like most."""
     shown = ", ".join(other.days[:MAX_DAYS])
     hidden = len(other.days) - MAX_DAYS
@@ -50,7 +50,7 @@ def _other(plan: Plan, other: OtherDays) -> Iterator[str]:
     yield from filled(f"On average {other.mean_nodes:.2f} nodes are on then{taken}.")
 
 
-def _executed(plan: Plan) -> str:
+def _executed(plan: Estimated) -> str:
     """Say who makes the units follow the day."""
     follows = "In a cluster, kubernetes.controller makes the units follow the day."
     return f"{NOT_EXECUTED if plan.spec.kubernetes.controller is None else follows} {PLAYED}"
@@ -64,7 +64,7 @@ def _mean(schedule: DaySchedule) -> str:
     return f"{mean}, which leaves {hours} a day for {whom}"
 
 
-def _transitions(plan: Plan, schedule: DaySchedule) -> Iterator[str]:
+def _transitions(plan: Estimated, schedule: DaySchedule) -> Iterator[str]:
     rows = [("at", "starts", "taken", "stops", "free", "hours")]
     rows += [
         (
@@ -86,7 +86,7 @@ def _transitions(plan: Plan, schedule: DaySchedule) -> Iterator[str]:
     yield from filled(note)
 
 
-def _units(plan: Plan, names: Sequence[str]) -> str:
+def _units(plan: Estimated, names: Sequence[str]) -> str:
     """`6 prefill, 2 decode`."""
     phases = {unit.name: unit.phase for unit in plan.units}
     counts = Counter(phases[name] for name in names)

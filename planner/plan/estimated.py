@@ -1,57 +1,182 @@
-"""What is expected of a decided plan: its speed, cost, traffic and failures.
+"""What is expected of a plan: its speed, cost, traffic and failures.
 
 No estimate changes what is carried out, and none refuses it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
-from planner.cost.cost import plan_cost
-from planner.cost.demand import PhaseLoad
+from planner.cost.cost import DayCost, plan_cost
+from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.cost.overload import overloads
-from planner.estimate.failures import report_failures
+from planner.estimate.coverage import uncovered_experts
+from planner.estimate.failures import Loss, report_failures
 from planner.estimate.fuller import as_full_as_asked, full_rates, most_requests
 from planner.estimate.idle_overlap import idle_overlaps
-from planner.estimate.links import expected_traffic
-from planner.estimate.performance import predict_phases
+from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
+from planner.estimate.links import PhaseTraffic, expected_traffic
+from planner.estimate.performance import PhaseOutlook, predict_phases
 from planner.estimate.promises import missed_promises
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.throughput.predict import Prediction
-from planner.estimate.uptime import estimate_uptime
+from planner.estimate.uptime import Uptime, estimate_uptime
 from planner.estimate.utilisation import share_of_highest
 from planner.expert_map import ExpertMap, Sizes
+from planner.facts.day import DAY_MINUTES
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
+from planner.layout.layout import PhaseLayout
 from planner.layout.memory import split_memory
 from planner.layout.working_memory import largest_step_tokens
-from planner.plan.decided import DecidedPlan, Grounds
-from planner.plan.plan import Plan
-from planner.problems.fix import Change, applied
-from planner.search.auto import Decided
-from planner.search.decision import DEFAULT, Decision
+from planner.plan import figures
+from planner.plan.compiled import Compiled, by_phase
+from planner.plan.expected import Weighed
+from planner.plan.sections import Map
+from planner.problems.fix import Change
 from planner.spec.check import ResolvedSpec, with_values
-from planner.spec.effect_rules import without_spent
 
-__all__ = ["with_estimates"]
+__all__ = ["Estimated", "with_estimates"]
+
+
+@dataclass(frozen=True)
+class Estimated(Compiled):
+    """What was decided, and what is expected of it. Whoever asks further, as `tidemill simulate` does, asks this."""
+
+    cost: DayCost | None  # none where the spec says none
+    one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
+    sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
+    traffic: tuple[PhaseTraffic, ...]  # none where links are not known
+    outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
+    failures: Mapping[Phase, Mapping[str, Loss]]  # by domain
+    uptime: Uptime | None  # none where the spec does not ask
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Return the plan's sections, but its digests."""
+        outlooks = {each.phase: figures.performance(each, self.spec.slo) for each in self.outlooks}
+        return super().sections | {
+            "balance": {layout.phase: self._balance(layout) for layout in self.layouts},
+            "failures": self.failures,
+            "traffic": by_phase(self.traffic) or None,
+            "performance": outlooks or None,
+            "demand": by_phase(self.demand) or None,
+            "kv_cache": self.kv_cache,
+            "uptime": self.uptime,
+            "cost": self.cost,
+        }
+
+    def slot_bytes(self, phase: Phase) -> int | None:
+        """Return the bytes of one more slot a GPU over all MoE layers, or None where memory is not planned."""
+        return next((each.weights.slot for each in self.memory if each.phase == phase), None)
+
+    def moved_bytes(self, phase: Phase) -> int | None:
+        """Return the bytes of the experts whose slots differ from the previous plan's map; None where unknown."""
+        each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
+        if each.moved_slots is None or slot_bytes is None:
+            return None
+        return each.moved_slots * (slot_bytes // len(each.bound))
+
+    @property
+    def demand(self) -> tuple[PhaseLoad, ...]:
+        """Return how full the spec's traffic makes each phase whose speed is known, on a day like most."""
+        return self.demand_on(None)
+
+    @property
+    def fullest(self) -> tuple[PhaseLoad, ...]:
+        """Return how full it makes each of them on the kind of day on which the phase is fullest.
+
+        Prefill is as full as its prompts may wait, where `slo` promises a TTFT.
+        """
+        traffic, schedule = self.spec.traffic, self.schedule
+        entries = (*(traffic.other_days if traffic else ()), *(schedule.other_days if schedule else ()))
+        days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
+        most = {
+            each.phase: 1 / share_of_highest(each.prediction, self.spec.slo.ttft_ms)
+            for each in self.outlooks
+            if each.prediction is not None
+        }
+        by_phase = zip(*(self._demand(day, most) for day in days), strict=True)
+        return tuple(max(loads, key=lambda each: each.load) for loads in by_phase)
+
+    def demand_on(self, day: str | None) -> tuple[PhaseLoad, ...]:
+        """Return how full the spec's traffic makes each phase whose speed is known, on a date or a weekday."""
+        return self._demand(day, {})
+
+    def _demand(self, day: str | None, times: Mapping[Phase, float]) -> tuple[PhaseLoad, ...]:
+        """Return how full a day makes phases that make so many `times` the tokens of their operating point."""
+        known = [each for each in self.outlooks if each.prediction is not None]
+        if self.spec.traffic is None or not known:
+            return ()
+        layouts = {each.phase: each for each in self.layouts}
+        rates = {
+            each.phase: each.prediction.tokens_per_s_per_gpu.mid
+            * layouts[each.phase].ep_size
+            * times.get(each.phase, 1.0)
+            for each in known
+            if each.prediction is not None
+        }
+        most = {phase: rate * layouts[phase].ep_size for phase, rate in self._full_rates.items()}
+        units = {phase: each.num_units for phase, each in layouts.items()}
+        return loads_of_day(self.spec.traffic, self.schedule, units, rates, most, day)
+
+    @cached_property
+    def _full_rates(self) -> Mapping[Phase, float]:
+        return full_rates(self.spec, self.memory, self.outlooks)
+
+    @cached_property
+    def kv_cache(self) -> KvCache | None:
+        """Return the cache of prompts' KV; None where no prompt hits one, or the KV of a token is not known."""
+        phase = self.layouts[0].phase
+        memory = next((each for each in self.memory if each.phase == phase), None)
+        if memory is None or self.spec.traffic is None or not self.spec.traffic.cache_hit_rate:
+            return None
+        layout = self.layouts[0]
+        on = [(layout.num_units, DAY_MINUTES)]
+        if self.schedule is not None:
+            on = [(step.num_units[phase], step.minutes) for step in self.schedule.steps]
+        mean_units = sum(units * minutes for units, minutes in on) / DAY_MINUTES
+        most = layout.nodes_per_unit * max(units for units, _ in on)
+        mean = layout.nodes_per_unit * mean_units
+        return kv_cache(self.spec.traffic, memory.kv_bytes_per_token, mean, most, CONVERSATION)
+
+    def _map(self, expert_map: ExpertMap) -> Map:
+        """Add the worst coverage among the phases that have this map."""
+        counts = [
+            uncovered_experts(each, self.grounds.places[phase])
+            for phase, each in self.expert_maps.items()
+            if each.sha256 == expert_map.sha256
+        ]
+        kinds = [kind for kind in counts[0] if all(kind in each for each in counts)]
+        uncovered = {kind: max(each[kind] for each in counts) for kind in kinds}
+        coverage = {"rule": self.spec.coverage, "uncovered_experts": uncovered}
+        return Map.model_validate(vars(super()._map(expert_map)) | {"coverage": coverage})
+
+    def _balance(self, layout: PhaseLayout) -> dict[str, Any]:
+        """What a phase makes of its map, which another phase may have too."""
+        phase = layout.phase
+        own, more = self.expert_maps[phase], self.one_more_slot.get(phase)
+        moves = {"moved_slots": own.moved_slots, "bytes": self.moved_bytes(phase)}
+        return vars(Weighed.model_validate(own)) | {
+            "expert_map": own.sha256,
+            "max_over_mean_sampled": self.sampled[phase],
+            "one_more_slot": figures.one_more_slot(more, layout.slots_per_gpu, self.slot_bytes(phase)),
+            "moves": None if own.moved_slots is None else moves,
+        }
 
 
 def with_estimates(
-    decided: DecidedPlan,
-    choice: Decided,
-    grounds: Grounds,
-    one_more_slot: Mapping[Phase, ExpertMap],
-    calibration: Calibration | None,
-) -> Plan:
-    """Return the whole plan: what was `decided` for the `choice` of numbers, and what is expected of it.
+    decided: Compiled, one_more_slot: Mapping[Phase, ExpertMap], calibration: Calibration | None
+) -> Estimated:
+    """Return what was `decided`, and what is expected of it.
 
     Predictions are corrected by `calibration`, a user's own measurements.
     """
-    spec, layouts, maps = choice.spec, decided.layouts, decided.expert_maps
-    traffic = expected_traffic(spec, layouts, decided.units, maps, grounds.loads)
-    outlooks = predict_phases(spec, layouts, decided.memory, maps, grounds.loads, calibration)
+    spec, layouts, maps, loads = decided.resolved, decided.layouts, decided.expert_maps, decided.grounds.loads
+    traffic = expected_traffic(spec, layouts, decided.units, maps, loads)
+    outlooks = predict_phases(spec, layouts, decided.memory, maps, loads, calibration)
     rates = full_rates(spec.written, decided.memory, outlooks)
     most_per_node = {each.phase: rates[each.phase] * each.gpus_per_node for each in outlooks if each.phase in rates}
 
@@ -59,33 +184,25 @@ def with_estimates(
         of_phase = [each for each in layouts if each.phase == phase]
         tried = with_values(spec, change)
         memory = [split_memory(tried, each) for each in of_phase] if decided.memory else []
-        return predict_phases(tried, of_phase, memory, maps, grounds.loads, calibration)[0].prediction
+        return predict_phases(tried, of_phase, memory, maps, loads, calibration)[0].prediction
 
-    searched = [each.phase for each in choice.search.phases] if choice.search else []
+    searched = [each.phase for each in decided.search.phases] if decided.search else []
     missed = missed_promises(spec, outlooks, searched, predicted)
     decided = replace(decided, warnings=(*decided.warnings, *missed, *idle_overlaps(spec, outlooks)))
-    plan = Plan(
+    found = Estimated(
         **{each.name: getattr(decided, each.name) for each in fields(decided)},
-        written=_with_defaults(spec, choice.decisions),
-        inputs=spec.inputs,
-        model=spec.model,
-        gpu=spec.gpu,
-        phase_gpus={each.phase: spec.gpu_of(each.phase) for each in layouts if each.gpu != spec.cluster.gpu_name},
-        decisions=choice.decisions,
-        search=choice.search,
         cost=plan_cost(spec.written, decided.schedule, decided.units, most_per_node),
         one_more_slot=one_more_slot,
-        sampled=_sampled(spec, decided, grounds.loads),
-        places=grounds.places,
+        sampled=_sampled(spec, decided, loads),
         traffic=traffic,
         outlooks=outlooks,
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
     )
-    return replace(plan, warnings=(*plan.warnings, *overloads(spec, plan.fullest, partial(_fuller, plan))))
+    return replace(found, warnings=(*found.warnings, *overloads(spec, found.fullest, partial(_fuller, found))))
 
 
-def _fuller(plan: Plan, load: PhaseLoad) -> Prediction | None:
+def _fuller(plan: Estimated, load: PhaseLoad) -> Prediction | None:
     """Return what units do that serve all of one of the plan's fullest loads; None where they cannot."""
     outlook = next(each for each in plan.outlooks if each.phase == load.phase)
     if outlook.case is None or outlook.prediction is None or not load.served_per_s:
@@ -94,13 +211,7 @@ def _fuller(plan: Plan, load: PhaseLoad) -> Prediction | None:
     return as_full_as_asked(outlook, most_requests(plan.spec, plan.memory, outlook), times)
 
 
-def _with_defaults(spec: ResolvedSpec, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """The spec's data with the defaults that were taken, as one would write it who decides all by himself."""
-    defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
-    return without_spent(applied(spec.document.data, defaults), spec.document.autos)
-
-
-def _sampled(spec: ResolvedSpec, decided: DecidedPlan, loads: Loads) -> dict[Phase, tuple[float, ...]]:
+def _sampled(spec: ResolvedSpec, decided: Compiled, loads: Loads) -> dict[Phase, tuple[float, ...]]:
     """Max over mean of the largest step that the limits allow, of all groups of a unit that share attention."""
     sampled = {}
     for each in decided.layouts:

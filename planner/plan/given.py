@@ -13,14 +13,14 @@ from planner.spec.check import ResolvedSpec, check_document
 from planner.spec.yaml import decode_document, read_content
 
 if TYPE_CHECKING:
-    from planner.plan.loaded import LoadedPlan
+    from planner.plan.plan import Plan
 
 __all__ = ["is_plan", "read_given", "read_spec"]
 
 ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 
 
-def read_given(path: Path) -> "ResolvedSpec | LoadedPlan":
+def read_given(path: Path) -> "ResolvedSpec | Plan":
     """Return the spec or plan in the file at `path`, read once. Raises SpecError or CallError when it is neither."""
     content = read_content(path)
     if not is_plan(content):

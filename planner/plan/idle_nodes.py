@@ -12,13 +12,13 @@ from planner.estimate.uptime import outage_of_an_hour, recovery_s
 from planner.facts.counted import counted
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
-from planner.plan.decided import DecidedPlan
+from planner.plan.compiled import Compiled
 from planner.search.fleet import MOST_REFUSED
 
 __all__ = ["loss_text", "offered_spare"]
 
 
-def loss_text(plan: DecidedPlan) -> str:
+def loss_text(plan: Compiled) -> str:
     """Return how many nodes are idle, and what the loss of another one stops.
 
     Empty where none is idle, or where a spare takes over before MOST_REFUSED of an hour's requests are lost.
@@ -36,7 +36,7 @@ def loss_text(plan: DecidedPlan) -> str:
     return f"{loss}, for the {_recovery(plan)} that a unit takes to serve on a spare."
 
 
-def offered_spare(plan: DecidedPlan, phase: Phase) -> str:
+def offered_spare(plan: Compiled, phase: Phase) -> str:
     """Return which idle node could be a spare for units of `phase`; empty where none is idle, or spares are named."""
     idle = _idle_nodes(plan, phase)
     if not idle or plan.spec.cluster.spares:
@@ -44,19 +44,19 @@ def offered_spare(plan: DecidedPlan, phase: Phase) -> str:
     return f"with cluster.spares: [{idle[-1]}] the unit serves again after {_recovery(plan)}"
 
 
-def _idle_nodes(plan: DecidedPlan, phase: Phase) -> tuple[str, ...]:
+def _idle_nodes(plan: Compiled, phase: Phase) -> tuple[str, ...]:
     """Return the nodes that no unit takes, of those on which a unit of `phase` can run."""
     spec, taken = plan.spec, {node for unit in plan.units for node in unit.nodes}
     nodes = nodes_of(spec.cluster, (spec.gpu_name(phase),), spec.kubernetes.tolerations)
     return tuple(each.name for each in nodes if each.unusable is None and each.name not in taken)
 
 
-def _fewest_on(plan: DecidedPlan, phase: Phase) -> tuple[int, str, Phase]:
+def _fewest_on(plan: Compiled, phase: Phase) -> tuple[int, str, Phase]:
     """Return the fewest units of `phase` that are on at a time, and that time."""
     always = [(sum(unit.phase == phase for unit in plan.units), "at any time", phase)]
     steps = plan.schedule.all_steps if plan.schedule is not None else ()
     return min([(step.num_units[phase], f"at {step.at}", phase) for step in steps if step.num_units[phase]] or always)
 
 
-def _recovery(plan: DecidedPlan) -> str:
+def _recovery(plan: Compiled) -> str:
     return f"{ceil(recovery_s(plan.spec) / MINUTE_S)} min"

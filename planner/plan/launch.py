@@ -136,7 +136,7 @@ def without_map(document: LaunchDocument) -> LaunchDocument:
     return document | {"expert_map": named}
 
 
-def with_map(document: LaunchDocument, maps: Mapping[str, list[list[int]]]) -> LaunchDocument:
+def with_map(document: LaunchDocument, maps: Mapping[str, Sequence[Sequence[int]]]) -> LaunchDocument:
     """Write out the map that `without_map` left out; `maps` are by digest."""
     if document["kind"] == "gateway" or document.get("expert_map") is None:
         return document
@@ -228,7 +228,7 @@ def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
     """Say where the unit's ranks are: each of its nodes is a place, which a spare may take with all its ranks."""
     ranks = [
         {"place": each.rank // unit.ranks_per_node, "local_rank": each.local_rank, "rank": each.rank}
-        for each in unit.ranks
+        for each in unit.rank_places
     ]
     return {"ranks": ranks, "places": list(unit.nodes), "spares": list(spares)}
 

@@ -10,13 +10,13 @@ from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.layout.memory import node_bytes
 from planner.plan.columns import filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.schedule.starts import BYTES_PER_GBIT
 
 __all__ = ["expert_maps_text"]
 
 
-def expert_maps_text(plan: Plan) -> str:
+def expert_maps_text(plan: Estimated) -> str:
     """Return the fullest GPU over the mean of each map, what would be had instead, and what moves."""
     rows: list[tuple[str, ...]] = [("expert map", "max/mean", "bound", "in a step", "worst layer", "sha256")]
     for phase, each in plan.expert_maps.items():
@@ -33,7 +33,7 @@ def expert_maps_text(plan: Plan) -> str:
     return "\n".join([*lines, *_moves(plan), *_one_more_slot(plan), *_fronts(plan)])
 
 
-def _where_tokens_go(plan: Plan) -> Iterator[str]:
+def _where_tokens_go(plan: Estimated) -> Iterator[str]:
     """Say which replicas tokens go to, where that is not any of them alike; and where an engine knows no maps."""
     rules = {each.split for each in plan.expert_maps.values()}
     if "local_first" in rules:
@@ -55,7 +55,7 @@ def _where_tokens_go(plan: Plan) -> Iterator[str]:
         )
 
 
-def _moves(plan: Plan) -> Iterator[str]:
+def _moves(plan: Estimated) -> Iterator[str]:
     """Say how many slots differ from the previous plan's maps, and what that takes."""
     for phase, each in plan.expert_maps.items():
         if each.moved_slots is not None:
@@ -64,7 +64,7 @@ def _moves(plan: Plan) -> Iterator[str]:
             yield from filled(f"{moved}: keep the map." if each.moved_slots == 0 else f"{moved}{_restart(plan, phase)}")
 
 
-def _restart(plan: Plan, phase: Phase) -> str:
+def _restart(plan: Estimated, phase: Phase) -> str:
     """Return the bytes of the experts that move, and how long the units read that restart for them."""
     layout = next(each for each in plan.layouts if each.phase == phase)
     memory = next((each for each in plan.memory if each.phase == phase), None)
@@ -80,7 +80,7 @@ def _restart(plan: Plan, phase: Phase) -> str:
     )
 
 
-def _one_more_slot(plan: Plan) -> Iterator[str]:
+def _one_more_slot(plan: Estimated) -> Iterator[str]:
     """What it would give and cost, of phases whose slots keep the map where it is."""
     for phase, more in plan.one_more_slot.items():
         slot_bytes = plan.slot_bytes(phase)
@@ -92,7 +92,7 @@ def _one_more_slot(plan: Plan) -> Iterator[str]:
         )
 
 
-def _fronts(plan: Plan) -> Iterator[str]:
+def _fronts(plan: Estimated) -> Iterator[str]:
     """Balance against bytes between nodes, of phases where groups of experts can stay on nodes."""
     for phase, each in plan.expert_maps.items():
         if not each.front:

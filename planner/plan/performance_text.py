@@ -17,7 +17,7 @@ from planner.estimate.utilisation import follows_from_promise
 from planner.facts.counted import counted
 from planner.facts.seconds import MS_PER_S, US_PER_S
 from planner.plan.columns import WIDTH, filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.spec.request_lengths import request_lengths
 
 __all__ = ["explained", "performance_text"]
@@ -29,7 +29,7 @@ LINK_MARKS = {"dispatch": "D", "combine": "C"}
 WAITING, EXCHANGING = ".", "x"  # a wait, and the kernels of an exchange
 
 
-def performance_text(plan: Plan) -> str:
+def performance_text(plan: Estimated) -> str:
     """The rates and latencies of each phase, with the range that their evidence gives them."""
     rates: list[tuple[str, ...]] = [("tokens/s", "per GPU", "GPU low", "GPU high", "per node", "node low", "node high")]
     latencies: list[tuple[str, ...]] = [("latency, ms", "", "mean", "low", "high")]
@@ -53,7 +53,7 @@ def performance_text(plan: Plan) -> str:
     return "\n".join([table(rates), "", table(latencies), *filled(note), *notes])
 
 
-def explained(plan: Plan) -> str:
+def explained(plan: Estimated) -> str:
     """The stages of the most frequent MoE layer of each phase: microseconds, and when they run."""
     parts = []
     for outlook in plan.outlooks:
@@ -80,7 +80,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * MS_PER_S:,.0f}" if seconds >= 1 else f"{seconds * MS_PER_S:,.1f}"
 
 
-def _notes(plan: Plan, outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
+def _notes(plan: Estimated, outlook: PhaseOutlook, found: Prediction, kv_room: int | None) -> Iterator[str]:
     point = found.point
     at = {
         "decode": f"{point.requests:,} requests per rank or group, each with {point.kv_tokens:,} tokens of KV",
@@ -124,7 +124,7 @@ def _notes(plan: Plan, outlook: PhaseOutlook, found: Prediction, kv_room: int | 
     yield from filled(f"The range is this wide because {_reason(found)}.")
 
 
-def _origin(plan: Plan, found: Prediction) -> str:
+def _origin(plan: Estimated, found: Prediction) -> str:
     """Say where a point comes from that nobody wrote."""
     if request_lengths(plan.spec, found.phase).are_assumed:
         return " The spec has no operating_point, so these are the phase's limits."
@@ -178,7 +178,7 @@ def _reason(found: Prediction) -> str:
     return f"{evidence.why}{scaled}"
 
 
-def _promises(plan: Plan, found: Prediction) -> Iterator[str]:
+def _promises(plan: Estimated, found: Prediction) -> Iterator[str]:
     slo, phase = plan.spec.slo, found.phase.capitalize()
     if any(load.phase == found.phase and load.is_over for load in plan.fullest):
         phase = f"At its operating point {found.phase}"
@@ -209,7 +209,7 @@ def _kept(found: Prediction, mean: Estimate, what: str, promised: float) -> str:
     return f"misses {what}, even at the fastest speed of its range ({fastest})"
 
 
-def _wait(plan: Plan, found: Prediction, *, is_kept: bool) -> Iterator[str]:
+def _wait(plan: Estimated, found: Prediction, *, is_kept: bool) -> Iterator[str]:
     """Say what a TTFT has of waiting."""
     if follows_from_promise(plan.spec, found.phase):
         waited = f"prompts wait {found.point.queued_steps:.2g} steps for their turn on average"

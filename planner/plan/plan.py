@@ -1,288 +1,249 @@
-"""The plan: all decisions, frozen, as one JSON document with a digest.
+"""The plan: all decisions, frozen, as one document with a digest.
 
-It is what a review reads, and what a later plan is compared with; `render` and `up` carry out its `Deployable`. The
-document is complete: it holds the spec, the launch documents and the digest of every file that was read, so it can be
-carried out without planning again. Nothing in it depends on the machine, the hour or the folder in which it was made.
+It is what a review reads, what `render`, `up`, `status` and the Pulumi program carry out, and what a later plan is
+compared with. Its fields are the keys of PLAN.json. It is complete: it holds the spec, the launch documents and the
+digest of every file that was read. So it can be carried out without planning again, and nobody downstream can tell
+whether it was compiled (`compiler.py`) or loaded (`loaded.py`). Nothing in it depends on the machine, the hour or the
+folder in which it was made.
+
+Estimates are there in a whole plan. A plan that is only carried out does without: they may take longer than all the
+rest, and change nothing that runs.
+
+`digest` covers what runs: units, nodes, maps, launch documents, the schedule, what pods need, and the spec's sections
+that manifests are made from, as far as they differ from their defaults. A field that a later version adds leaves the
+digests of earlier plans as they are, and a better estimate is not another plan.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
-from planner.cost.cost import DayCost
-from planner.cost.demand import PhaseLoad, loads_of_day
-from planner.estimate.coverage import FailureDomains, uncovered_experts
-from planner.estimate.failures import FailureReport
-from planner.estimate.fuller import full_rates
-from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
-from planner.estimate.links import PhaseTraffic
-from planner.estimate.performance import PhaseOutlook
+from pydantic import ConfigDict, Field
+
+from planner.estimate.failures import Loss
+from planner.estimate.kv_cache import KvCache
 from planner.estimate.uptime import Uptime
-from planner.estimate.utilisation import share_of_highest
-from planner.expert_map import ExpertMap
-from planner.facts.catalog import ASSUMED, Gpu
-from planner.facts.day import DAY_MINUTES
-from planner.facts.digest import digest_of
-from planner.facts.model import Model
-from planner.facts.terms import Phase
+from planner.facts import names
+from planner.facts.digest import digest_of, pretty_json
+from planner.facts.engines import OURS
+from planner.facts.part import Maybe, Part
+from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
-from planner.placement.place import Placement
-from planner.plan.cost_json import cost_json
-from planner.plan.decided import DecidedPlan
-from planner.plan.deployable import document_digest
-from planner.plan.kv_cache_json import kv_cache_json
-from planner.plan.map_json import one_more_slot_json, policy_json
-from planner.plan.performance_json import demand_json, performance_json
-from planner.plan.search_json import search_json
-from planner.plan.warned import warning_json
+from planner.layout.unit import Unit
+from planner.plan.expected import Balance, Cost, Demand, Performance, ReportRow, Search, Traffic
+from planner.plan.launch import LaunchDocument, with_map
+from planner.plan.pods import PhasePods, pods_of
+from planner.plan.sections import (
+    Digest,
+    Figures,
+    LaunchDocuments,
+    Map,
+    Memory,
+    ModelShape,
+    PhaseShape,
+    PlacementQuality,
+    PlannedUnit,
+    Schedule,
+    Warned,
+)
+from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Finding
+from planner.schedule.timetable import Timetable, timetable_of
 from planner.search.decision import Decision
-from planner.search.layouts import LayoutSearch
-from planner.spec.schema import Spec
+from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.schema import GatewaySpec, Spec
+from planner.spec.section import Section
 
-__all__ = ["PLAN_VERSION", "Plan"]
+__all__ = ["PLAN_VERSION", "Plan", "document_digest", "plan_digest", "sealed"]
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
+UNSEALED = f"sha256:{'0' * 64}"
+DEPLOYED_OF_UNIT = ("name", "phase", "nodes", "ranks", "unit_digest", "expert_map")  # not why it has these nodes
 
 
-@dataclass(frozen=True)
-class Plan(DecidedPlan):
-    """What `compile_plan` decided for a spec, why, and what is expected of it."""
+class Plan(Part):
+    """What was decided for a spec, why, and what is expected of it."""
 
-    written: Mapping[str, Any]  # the spec as its user would write it, with defaults and with numbers for `auto`
-    inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
-    model: Model
-    gpu: Gpu
-    phase_gpus: Mapping[Phase, Gpu]  # of phases that run on another
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    # The first of these that is wrong is the one that a reader is told of.
+    version: Literal[3]
+    units: tuple[PlannedUnit, ...] = Field(min_length=1)
+    expert_maps: dict[str, Map]  # by their digests
+    launch_documents: LaunchDocuments  # by file name; maps are named in them
+    name: str
+    written: dict[str, Any] = Field(alias="spec")  # as its user would write it, with defaults and numbers for `auto`
+    digest: Digest
+    document_digest: Digest
+    spec_digest: Digest
+    inputs: dict[str, Digest]  # of every file that the spec names, by the name that it has there
+    phases: dict[Phase, PhaseShape]
+    memory: dict[Phase, Memory]  # none where ranks share the host's
+    runnable: bool
+    why_not: tuple[str, ...]
+    refusals: tuple[Warned, ...]  # why its engine cannot run it
+    warnings: tuple[Warned, ...]  # what is lost, though it plans
+    model: ModelShape
+    gpu: Figures
+    phase_gpus: Maybe[dict[Phase, Figures]] = None  # of phases that run on another
+    sources: dict[str, str]  # of each number that no spec gives
+    assumed: dict[str, str]  # those that nobody read anywhere
     decisions: tuple[Decision, ...]  # what the spec leaves open
-    search: LayoutSearch | None  # none where no speed decided
-    cost: DayCost | None  # none where the spec says none
-    one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
-    sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
-    places: Mapping[Phase, FailureDomains]  # in which the ranks of a phase's units stand
-    traffic: tuple[PhaseTraffic, ...]  # none where links are not known
-    outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
-    failures: tuple[FailureReport, ...]
-    uptime: Uptime | None  # none where the spec does not ask
+    placement: PlacementQuality
+    schedule: Maybe[Schedule] = None  # none where all units are always on
+    search: Maybe[Search] = None  # none where no speed decided
 
-    @cached_property
-    def _document(self) -> dict[str, Any]:
-        document = self._content | {"digest": self.digest}
-        return document | {"document_digest": document_digest(document)}
+    balance: Maybe[dict[Phase, Balance]] = None
+    failures: Maybe[dict[Phase, dict[str, Loss]]] = None
+    traffic: Maybe[dict[Phase, Traffic]] = None  # none where links are not known
+    performance: Maybe[dict[Phase, Performance]] = None
+    demand: Maybe[dict[Phase, Demand]] = None
+    kv_cache: Maybe[KvCache] = None
+    uptime: Maybe[Uptime] = None
+    cost: Maybe[Cost] = None
+    report: Maybe[tuple[ReportRow, ...]] = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the contract's plan JSON."""
-        return dict(self._document)
+        """Return PLAN.json's content."""
+        return self.model_dump(mode="json")
 
-    @property
-    def sources(self) -> dict[str, str]:
-        """Return the source of each number that no spec gives."""
-        figures = {f"cluster.gpu.{figure}": source for figure, source in self.gpu.sources.items()}
-        for phase, gpu in self.phase_gpus.items():
-            figures |= {f"{phase}.gpu.{figure}": source for figure, source in gpu.sources.items()}
-        parts = {f"{each.phase}.{part}": source for each in self.memory for part, source in each.sources.items()}
-        return {"model": self.model.source} | figures | parts
-
-    @property
-    def assumed(self) -> dict[str, str]:
-        """Those that nobody read anywhere."""
-        return {name: source for name, source in self.sources.items() if source.startswith(ASSUMED)}
-
-    def slot_bytes(self, phase: Phase) -> int | None:
-        """Return the bytes of one more slot a GPU over all MoE layers, or None where memory is not planned."""
-        return next((each.weights.slot for each in self.memory if each.phase == phase), None)
-
-    def moved_bytes(self, phase: Phase) -> int | None:
-        """Return the bytes of the experts whose slots differ from the previous plan's map; None where unknown."""
-        each, slot_bytes = self.expert_maps[phase], self.slot_bytes(phase)
-        if each.moved_slots is None or slot_bytes is None:
-            return None
-        return each.moved_slots * (slot_bytes // len(each.bound))
+    def changed(self, **sections: Any) -> "Plan":
+        """Return a copy with other sections, which are taken as they are. Its digests are still of the old ones."""
+        known = {name: getattr(self, name) for name in type(self).model_fields} | sections
+        return type(self).model_construct(**known | {"spec": known["written"]})
 
     @cached_property
-    def _content(self) -> dict[str, Any]:
-        sections = self.sections
-        return {
-            "version": PLAN_VERSION,
-            "name": self.name,
-            "spec": self.written,
-            "spec_digest": digest_of(Spec.model_validate(self.written).model_dump(mode="json")),  # not of a forecast
-            "inputs": self.inputs,
-            "runnable": sections["runnable"],
-            "why_not": [finding.message for finding in self.refusals],
-            "warnings": [warning_json(finding) for finding in self.warnings],
-            "gpu": _gpu_json(self.gpu),
-            "sources": self.sources,
-            "assumed": self.assumed,
-            "decisions": [asdict(decision) for decision in self.decisions],
-            "phases": sections["phases"],
-            "memory": sections["memory"],
-            "failures": {each.phase: _failures_json(each) for each in self.failures},
-            "placement": _placement_json(self.placement),
-            "units": sections["units"],
-            "launch_documents": sections["launch_documents"],
-            "expert_maps": {
-                sha256: each | {"coverage": self._coverage_json(sha256)}
-                for sha256, each in sections["expert_maps"].items()
-            },
-            "balance": {layout.phase: self._balance_json(layout) for layout in self.layouts},
-        } | self._optional()
-
-    def _optional(self) -> dict[str, Any]:
-        """Sections of plans that have something to say there."""
-        sections: dict[str, Any] = {}
-        if self.schedule:
-            sections["schedule"] = self.sections["schedule"]
-        if self.search:
-            sections["search"] = search_json(self.search)
-        if self.cost:
-            sections["cost"] = cost_json(self.cost)
-        if self.phase_gpus:
-            sections["phase_gpus"] = {phase: _gpu_json(gpu) for phase, gpu in self.phase_gpus.items()}
-        if self.outlooks:
-            sections["performance"] = {each.phase: performance_json(each, self.spec.slo) for each in self.outlooks}
-        if self.demand:
-            sections["demand"] = {each.phase: demand_json(each) for each in self.demand}
-        if self.kv_cache:
-            sections["kv_cache"] = kv_cache_json(self.kv_cache)
-        if self.uptime:
-            sections["uptime"] = _uptime_json(self.uptime)
-        if self.traffic:
-            sections["traffic"] = {each.phase: _traffic_json(each) for each in self.traffic}
-        return sections
+    def spec(self) -> Spec:
+        """Return the spec that was planned."""
+        return Spec.model_validate(self.written)
 
     @property
-    def demand(self) -> tuple[PhaseLoad, ...]:
-        """Return how full the spec's traffic makes each phase whose speed is known, on a day like most."""
-        return self.demand_on(None)
+    def engine(self) -> EngineName:
+        """Return what serves."""
+        return self.spec.engine_name
 
     @property
-    def fullest(self) -> tuple[PhaseLoad, ...]:
-        """Return how full it makes each of them on the kind of day on which the phase is fullest.
+    def kubernetes(self) -> KubernetesSpec:
+        """Return what manifests are made from."""
+        return self.spec.kubernetes
 
-        Prefill is as full as its prompts may wait, where `slo` promises a TTFT.
-        """
-        traffic, schedule = self.spec.traffic, self.schedule
-        entries = (*(traffic.other_days if traffic else ()), *(schedule.other_days if schedule else ()))
-        days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
-        most = {
-            each.phase: 1 / share_of_highest(each.prediction, self.spec.slo.ttft_ms)
-            for each in self.outlooks
-            if each.prediction is not None
-        }
-        by_phase = zip(*(self._demand(day, most) for day in days), strict=True)
-        return tuple(max(loads, key=lambda each: each.load) for loads in by_phase)
+    @property
+    def gateway(self) -> GatewaySpec:
+        """Return what the gateway is told."""
+        return self.spec.gateway
 
-    def demand_on(self, day: str | None) -> tuple[PhaseLoad, ...]:
-        """Return how full the spec's traffic makes each phase whose speed is known, on a date or a weekday."""
-        return self._demand(day, {})
-
-    def _demand(self, day: str | None, times: Mapping[Phase, float]) -> tuple[PhaseLoad, ...]:
-        """Return how full a day makes phases that make so many `times` the tokens of their operating point."""
-        known = [each for each in self.outlooks if each.prediction is not None]
-        if self.spec.traffic is None or not known:
-            return ()
-        layouts = {each.phase: each for each in self.layouts}
-        rates = {
-            each.phase: each.prediction.tokens_per_s_per_gpu.mid
-            * layouts[each.phase].ep_size
-            * times.get(each.phase, 1.0)
-            for each in known
-            if each.prediction is not None
-        }
-        most = {phase: rate * layouts[phase].ep_size for phase, rate in self._full_rates.items()}
-        units = {phase: each.num_units for phase, each in layouts.items()}
-        return loads_of_day(self.spec.traffic, self.schedule, units, rates, most, day)
+    @property
+    def drain_s(self) -> float:
+        """Return the time that running answers have when their process is told to end."""
+        return self.spec.drain_s
 
     @cached_property
-    def _full_rates(self) -> Mapping[Phase, float]:
-        return full_rates(self.spec, self.memory, self.outlooks)
+    def pods(self) -> Mapping[Phase, PhasePods]:
+        """Return what the pods of each phase need that no launch file tells."""
+        return pods_of(self.spec, {phase: each.weights_bytes for phase, each in self.memory.items()})
 
     @cached_property
-    def kv_cache(self) -> KvCache | None:
-        """Return the cache of prompts' KV; None where no prompt hits one, or the KV of a token is not known."""
-        phase = self.layouts[0].phase
-        memory = next((each for each in self.memory if each.phase == phase), None)
-        if memory is None or self.spec.traffic is None or not self.spec.traffic.cache_hit_rate:
-            return None
-        layout = self.layouts[0]
-        on = [(layout.num_units, DAY_MINUTES)]
-        if self.schedule is not None:
-            on = [(step.num_units[phase], step.minutes) for step in self.schedule.steps]
-        mean_units = sum(units * minutes for units, minutes in on) / DAY_MINUTES
-        most = layout.nodes_per_unit * max(units for units, _ in on)
-        mean = layout.nodes_per_unit * mean_units
-        return kv_cache(self.spec.traffic, memory.kv_bytes_per_token, mean, most, CONVERSATION)
+    def timetable(self) -> Timetable | None:
+        """Return which units are on when; None where all are always on."""
+        return timetable_of(self.spec, self.units)
 
-    def _coverage_json(self, sha256: str) -> dict[str, Any]:
-        """Return the worst coverage among the phases that have this map."""
-        counts = [
-            uncovered_experts(each, self.places[phase])
-            for phase, each in self.expert_maps.items()
-            if each.sha256 == sha256
-        ]
-        kinds = [kind for kind in counts[0] if all(kind in each for each in counts)]
-        return {
-            "rule": self.spec.coverage,
-            "uncovered_experts": {kind: max(each[kind] for each in counts) for kind in kinds},
+    @property
+    def endpoint(self) -> str:
+        """Return the URL at which clients inside the cluster reach the gateway, without `/v1`."""
+        return names.cluster_endpoint(self.name, self.kubernetes.namespace, self.gateway.port)
+
+    @property
+    def switches_units(self) -> bool:
+        """True if its schedule turns some units off at some time."""
+        return self.timetable is not None and self.timetable.switches
+
+    @cached_property
+    def documents(self) -> dict[str, LaunchDocument]:
+        """Return the launch documents by file name, with their maps written out."""
+        maps = {sha256: each.physical_to_logical for sha256, each in self.expert_maps.items()}
+        return {file: with_map(each, maps) for file, each in self.launch_documents.items()}
+
+    def unit_document(self, unit: Unit) -> LaunchDocument:
+        """Return the launch document of `unit`."""
+        return self.documents[names.launch_file(unit.name)]
+
+    def launch_files(self) -> dict[str, str]:
+        """Return file name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
+        self.require_runnable()
+        return {name: pretty_json(document) for name, document in self.documents.items()}
+
+    def require_runnable(self) -> None:
+        """Raise InfeasibleError, with every reason, when the plan's engine cannot run it."""
+        if self.refusals:
+            raise InfeasibleError(self.refusals)
+
+    def require_local(self) -> None:
+        """Raise InfeasibleError when this machine cannot run the plan: other engines run in images, on GPUs."""
+        self.require_runnable()
+        if self.engine != OURS:
+            reason, fix = (
+                "other engines run only in a cluster, from their images",
+                "write manifests with tidemill render and apply them",
+            )
+            finding = Finding("engine", self.engine, "S753 must be tidemill to run on this machine", reason, fix)
+            raise InfeasibleError([finding.at(self.name)])
+
+    def units_of(self, phase: Phase) -> tuple[PlannedUnit, ...]:
+        """Return the units of `phase`, in order."""
+        return tuple(unit for unit in self.units if unit.phase == phase)
+
+    @property
+    def map_of(self) -> dict[Phase, str]:
+        """Return the digest of each phase's map."""
+        return {unit.phase: unit.expert_map for unit in self.units}
+
+    def rows_for(self, layout: PhaseLayout, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
+        """Return the phase's map where it has these layers, slots and experts; any other is no start for new maps."""
+        sha256 = self.map_of.get(layout.phase)
+        rows = self.expert_maps[sha256].physical_to_logical if sha256 else ()
+        experts = set(range(layout.num_logical_experts))
+        fits = len(rows) == num_layers and all(
+            len(row) == layout.num_physical_experts and set(row) == experts for row in rows
+        )
+        return rows if fits else None
+
+
+def sealed(sections: Mapping[str, Any]) -> Plan:
+    """Return the plan of these sections, with the digests of what they say."""
+    unsealed = dict.fromkeys(("digest", "document_digest", "spec_digest"), UNSEALED)
+    plan = Plan.model_validate({"version": PLAN_VERSION, **unsealed, **sections})
+    document = plan.as_json()
+    document["spec_digest"] = digest_of(plan.spec.model_dump(mode="json"))
+    document["digest"] = plan_digest(document, plan.spec)
+    digests = {key: document[key] for key in ("spec_digest", "digest")}
+    return plan.changed(**digests, document_digest=document_digest(document))
+
+
+def document_digest(document: Mapping[str, Any]) -> str:
+    """Digest all of the plan JSON `document` but this digest itself, so that no reviewer reads what nobody planned."""
+    return digest_of({key: value for key, value in document.items() if key != "document_digest"})
+
+
+def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
+    """Digest what the plan JSON `document` deploys; `spec` is the one that it holds."""
+    weights = {phase: each["weights_bytes"] for phase, each in document["memory"].items()}
+    return digest_of(
+        {
+            "name": document["name"],
+            "runnable": document["runnable"],
+            "phases": document["phases"],
+            "units": [{key: unit[key] for key in DEPLOYED_OF_UNIT} for unit in document["units"]],
+            "expert_maps": {sha256: each["physical_to_logical"] for sha256, each in document["expert_maps"].items()},
+            "launch_documents": document["launch_documents"],
+            "schedule": document.get("schedule"),
+            "pods": {phase: asdict(each) for phase, each in pods_of(spec, weights).items()},
+            "kubernetes": _as_deployed(spec.kubernetes),
+            "gateway": _as_deployed(spec.gateway),
         }
-
-    def _balance_json(self, layout: PhaseLayout) -> dict[str, Any]:
-        """What a phase makes of its map, which another phase may have too."""
-        phase = layout.phase
-        return {
-            "expert_map": self.expert_maps[phase].sha256,
-            "max_over_mean_sampled": list(self.sampled[phase]),
-            "one_more_slot": one_more_slot_json(
-                self.one_more_slot.get(phase), layout.slots_per_gpu, self.slot_bytes(phase)
-            ),
-            "moves": self._moves_json(phase),
-        } | policy_json(self.expert_maps[phase])
-
-    def _moves_json(self, phase: Phase) -> dict[str, Any] | None:
-        """Return the moves from the previous plan's map of the phase, if that has the same sizes."""
-        moved_slots = self.expert_maps[phase].moved_slots
-        return None if moved_slots is None else {"moved_slots": moved_slots, "bytes": self.moved_bytes(phase)}
+    )
 
 
-def _gpu_json(gpu: Gpu) -> dict[str, Any]:
-    """The figures that are known of it, as the catalog or the spec has them."""
-    return {figure: getattr(gpu, figure) for figure in gpu.sources}
-
-
-def _placement_json(placement: Placement) -> dict[str, Any]:
-    return {
-        "method": placement.method,
-        "why": placement.why,
-        "objectives": [asdict(each) | {"proven": each.is_proven} for each in placement.objectives],
-        "unusable_nodes": dict(placement.unusable),
-        "spares": list(placement.spares),
-    }
-
-
-def _uptime_json(uptime: Uptime) -> dict[str, Any]:
-    phases = {
-        each.phase: {key: value for key, value in asdict(each).items() if key != "phase"} for each in uptime.phases
-    }
-    return asdict(uptime) | {"phases": phases, "failures_per_day": uptime.failures_per_day}
-
-
-def _failures_json(report: FailureReport) -> dict[str, Any]:
-    return {
-        loss.domain: {
-            "units": loss.units,
-            "of_units": report.num_units,
-            "dark_experts": loss.dark_experts,
-            "at": loss.place,
-        }
-        for loss in report.losses
-    }
-
-
-def _traffic_json(traffic: PhaseTraffic) -> dict[str, Any]:
-    return {
-        "moe_layer": traffic.layer,
-        "tokens_per_rank": traffic.tokens_per_rank,
-        "links": [asdict(link) for link in traffic.links],
-        "busiest": asdict(traffic.busiest),
-    }
+def _as_deployed(section: Section) -> dict[str, Any]:
+    """The section as parsed, so that 1GiB and 1024MiB deploy the same, without what is as by default."""
+    return section.model_dump(mode="json", exclude_defaults=True)

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from planner.cluster.inventory import nodes_of
 from planner.facts import names
 from planner.facts.engines import ENGINES, OURS
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["relied_on"]
 
 
-def relied_on(plan: Plan) -> Iterator[tuple[str, str]]:
+def relied_on(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield what a plan relies on and what that means; nothing of pods where it has no checkpoint or runs on CPUs."""
     yield from _split_racks(plan)
     yield from _widened_weights(plan)
@@ -30,7 +30,7 @@ def relied_on(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _guessed_images(plan)
 
 
-def _split_racks(plan: Plan) -> Iterator[tuple[str, str]]:
+def _split_racks(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield racks with nodes under two leaf switches: their units reach each other over the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(plan.spec.cluster, plan.spec.gpu_names, plan.spec.kubernetes.tolerations):
@@ -43,7 +43,7 @@ def _split_racks(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "racks under several leaves", f"{rack} ({' and '.join(leaves)}){more}: units there use the spine"
 
 
-def _widened_weights(plan: Plan) -> Iterator[tuple[str, str]]:
+def _widened_weights(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
     for layout in plan.layouts:
         gpu = plan.phase_gpus.get(layout.phase, plan.gpu)
@@ -52,7 +52,7 @@ def _widened_weights(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"{layout.phase}.precision {layout.precision}", means
 
 
-def _counted_nodes(plan: Plan) -> Iterator[tuple[str, str]]:
+def _counted_nodes(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield the names that the planner gave to nodes which the spec counts."""
     nodes = plan.spec.cluster.nodes
     if isinstance(nodes, int):
@@ -60,7 +60,7 @@ def _counted_nodes(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "names of nodes", f"{names.logical_node(0)}{last}: a pod stays pending until a node has its name"
 
 
-def _unnamed_weights(plan: Plan) -> Iterator[tuple[str, str]]:
+def _unnamed_weights(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield a checkpoint whose weights the plan does not name; a bundled one has its manifest beside them."""
     checkpoint = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]
     if plan.spec.engine_name == OURS and checkpoint["weights_digest"] is None:
@@ -68,7 +68,7 @@ def _unnamed_weights(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "weights", f"{plan.spec.checkpoint}: {told}"
 
 
-def _folder_of_any_node(plan: Plan) -> Iterator[tuple[str, str]]:
+def _folder_of_any_node(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield a folder that the gateway needs on whatever node it runs, where nothing says which nodes have it."""
     kubernetes, stage = plan.spec.kubernetes, plan.spec.kubernetes.stage
     is_told = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
@@ -80,7 +80,7 @@ def _folder_of_any_node(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "folder on nodes", f"{folder}: the gateway starts only on a node that has it (kubernetes.gateway.volumes)"
 
 
-def _guessed_images(plan: Plan) -> Iterator[tuple[str, str]]:
+def _guessed_images(plan: Estimated) -> Iterator[tuple[str, str]]:
     """Yield images of other engines that nobody named: their names follow those of earlier versions."""
     kubernetes, engine = plan.spec.kubernetes, ENGINES[plan.spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}

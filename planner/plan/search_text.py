@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from planner.facts.terms import Phase
 from planner.plan.columns import filled, table, wrapped
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.search.front import FrontPoint
 from planner.search.layouts import PhaseSearch, Ranked
 from planner.search.speed import Numbers
@@ -15,7 +15,7 @@ LATENCIES: dict[Phase, tuple[str, ...]] = {"prefill": ("TTFT",), "decode": ("TPO
 MAX_FRONT = 8  # points of a front; of more, some between are left out
 
 
-def search_text(plan: Plan) -> str:
+def search_text(plan: Estimated) -> str:
     """Return the candidates of each phase that speed decided; empty where it decided none."""
     return "\n\n".join(_phase(each) for each in plan.search.phases) if plan.search else ""
 

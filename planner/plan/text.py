@@ -18,11 +18,11 @@ from planner.layout.memory import MemoryPlan
 from planner.plan.columns import WIDTH, filled, runs_of, table, wrapped
 from planner.plan.cost_text import cost_text
 from planner.plan.day_text import day_text
+from planner.plan.estimated import Estimated
 from planner.plan.idle_nodes import loss_text
 from planner.plan.kv_cache_text import kv_cache_text
 from planner.plan.map_text import expert_maps_text
 from planner.plan.performance_text import performance_text
-from planner.plan.plan import Plan
 from planner.plan.relied_on import relied_on
 from planner.plan.search_text import search_text
 from planner.plan.uptime_text import uptime_text
@@ -44,7 +44,7 @@ METHODS = {
 }
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Estimated) -> str:
     """The whole plan, ending with a line end."""
     sections = (
         _head,
@@ -72,7 +72,7 @@ def plan_text(plan: Plan) -> str:
     return "".join(f"{printable(line)}\n" for line in text.split("\n"))  # a spec's names and paths are a user's
 
 
-def _head(plan: Plan) -> str:
+def _head(plan: Estimated) -> str:
     cluster = plan.spec.cluster
     num_nodes = cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes)
     nodes = counted(num_nodes, "node")
@@ -80,7 +80,7 @@ def _head(plan: Plan) -> str:
     return "\n".join(
         (
             f"Plan {plan.name}",
-            f"  {plan.digest}",
+            f"  {plan.plan.digest}",
             _model(plan),
             f"  cluster   {nodes} of {cluster.gpus_per_node} {cluster.gpu_name}, {used} used",
             *_load_and_loss(plan),
@@ -91,7 +91,7 @@ def _head(plan: Plan) -> str:
     )
 
 
-def _load_and_loss(plan: Plan) -> Iterator[str]:
+def _load_and_loss(plan: Estimated) -> Iterator[str]:
     """What auto took for a load that nobody wrote, and what the loss of a node does while others are idle."""
     notes = {"lengths": f"auto {assuming_lengths(plan.spec)}" if plan.search else "", "idle": loss_text(plan)}
     for name, note in notes.items():
@@ -99,7 +99,7 @@ def _load_and_loss(plan: Plan) -> Iterator[str]:
             yield textwrap.fill(note, WIDTH, initial_indent=f"  {name:9} ", subsequent_indent=" " * 12)
 
 
-def _model(plan: Plan) -> str:
+def _model(plan: Estimated) -> str:
     written, model = plan.spec.model, plan.model
     name = written if isinstance(written, str) else written.catalog or written.config
     experts = f"{model.num_routed_experts} experts, {model.num_experts_per_token} a token"
@@ -112,7 +112,7 @@ def _unit_of_makers(gpu: Gpu) -> str:
     return " (of 2^30 bytes)" if gpu.usable_bytes and gpu.usable_bytes > (gpu.nominal_gb or 0) * 10**9 else ""
 
 
-def _phase_gpu(plan: Plan, phase: Phase) -> Iterator[str]:
+def _phase_gpu(plan: Estimated, phase: Phase) -> Iterator[str]:
     """What a phase runs on that has other GPUs than the cluster's."""
     yield f"  {phase:9} on {plan.spec.gpu_name(phase)}"
     yield from _gpu(plan.phase_gpus[phase], "its GPU", plan.spec.cluster.gpus_per_node)
@@ -133,12 +133,12 @@ def _gpu(gpu: Gpu, called: str, gpus_per_node: int) -> Iterator[str]:
         yield f"            one {gpu.nic_gbps:g} Gb/s NIC{sharing}"
 
 
-def _warnings(plan: Plan) -> str:
+def _warnings(plan: Estimated) -> str:
     """Return what a deployment loses, though it plans."""
     return "\n".join(["Warnings:", *_listed(plan.warnings)]) if plan.warnings else ""
 
 
-def _decisions(plan: Plan) -> str:
+def _decisions(plan: Estimated) -> str:
     """What the spec left to the planner with reasons, and the defaults that the figures below rest on."""
     decided = [each for each in plan.decisions if each.why != DEFAULT]
     rows = [("decided", "value", "why")]
@@ -148,7 +148,7 @@ def _decisions(plan: Plan) -> str:
     return "\n\n".join([*([wrapped(rows)] if decided else []), *_defaults(plan)])
 
 
-def _defaults(plan: Plan) -> Iterator[str]:
+def _defaults(plan: Estimated) -> Iterator[str]:
     """List the defaults that are guesses about a cluster, section by section, and count the others."""
     sections: dict[str, list[str]] = {}
     defaults = [each for each in plan.decisions if each.why == DEFAULT]
@@ -166,7 +166,7 @@ def _defaults(plan: Plan) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _relied_on(plan: Plan) -> str:
+def _relied_on(plan: Estimated) -> str:
     rows = list(relied_on(plan))
     return wrapped([("relies on", "what it means"), *rows]) if rows else ""
 
@@ -180,7 +180,7 @@ def _value(value: object) -> str:
     return json.dumps(value)
 
 
-def _phases(plan: Plan) -> str:
+def _phases(plan: Estimated) -> str:
     head = ("phase", "units", "nodes", "EP", "DP x TP", "experts", "slots/GPU", "overlap")
     limits_head = ("phase", "precision", "requests/rank", "tokens/request", "prompt tokens/step")
     layouts = table([head, *map(_phase_row, plan.layouts)])
@@ -216,7 +216,7 @@ def _limits_row(layout: PhaseLayout, spec: PhaseSpec) -> tuple[str, ...]:
     return layout.phase, f"{layout.precision}{kv}", *limits
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: Estimated) -> str:
     """Return the memory of one GPU, in GB of 1e9 bytes; what is left is KV."""
     if not plan.memory:
         return ""
@@ -256,10 +256,10 @@ def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f}"
 
 
-def _units(plan: Plan) -> str:
+def _units(plan: Estimated) -> str:
     """Return every unit with all its nodes: who is called at night looks for one of them."""
     rows = [("unit", "ranks", "placed", "nodes by rank")]
-    rows += [(unit.name, str(len(unit.ranks)), unit.why, _node_list(unit.nodes)) for unit in plan.units]
+    rows += [(unit.name, str(unit.ranks), unit.why, _node_list(unit.nodes)) for unit in plan.units]
     return wrapped(rows)
 
 
@@ -271,7 +271,7 @@ def _node_list(names: Sequence[str]) -> str:
     )
 
 
-def _placement(plan: Plan) -> str:
+def _placement(plan: Estimated) -> str:
     """How good it is, where places are known, and which nodes it leaves out."""
     placement = plan.placement
     lines: list[str] = []
@@ -293,7 +293,7 @@ def _placement(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _traffic(plan: Plan) -> str:
+def _traffic(plan: Estimated) -> str:
     """Expected, of one MoE layer of the largest step."""
     if not plan.traffic:
         return ""
@@ -315,13 +315,13 @@ def _traffic(plan: Plan) -> str:
     return "\n".join([table(rows), *filled(note)])
 
 
-def _failures(plan: Plan) -> str:
+def _failures(plan: Estimated) -> str:
     """The worst loss of each kind, and what could be saved."""
     rows = [("failure", "of one", "stops at most", "dark experts", "worst case")]
-    for report in plan.failures:
-        for loss in report.losses:
-            stops = f"{loss.units} of {report.num_units} unit{'' if report.num_units == 1 else 's'}"
-            rows.append((report.phase, loss.domain, stops, str(loss.dark_experts), _short(plan, loss.place)))
+    for phase, losses in plan.failures.items():
+        for domain, loss in losses.items():
+            stops = f"{loss.units} of {loss.of_units} unit{'' if loss.of_units == 1 else 's'}"
+            rows.append((phase, domain, stops, str(loss.dark_experts), _short(plan, loss.at)))
     lines = [table(rows)]
     coverage = plan.spec.coverage
     if coverage != "none":
@@ -333,12 +333,12 @@ def _failures(plan: Plan) -> str:
     return "\n".join([*lines, *filled(note)])
 
 
-def _short(plan: Plan, place: str) -> str:
+def _short(plan: Estimated, place: str) -> str:
     """A unit's place without the name that all units share."""
     return place.removeprefix(f"{plan.name}-")
 
 
-def _overlay(plan: Plan) -> str:
+def _overlay(plan: Estimated) -> str:
     """Every place that the spec's overlay changes; the rest is as planned, and values may be secrets."""
     overlay = plan.spec.kubernetes.overlay
     if overlay is None:
@@ -362,7 +362,7 @@ def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[str]:
             yield path
 
 
-def _runnable(plan: Plan) -> str:
+def _runnable(plan: Estimated) -> str:
     name, version = plan.spec.engine_name, plan.spec.engine_version
     called = "The bundled runtime" if version is None else f"{name} {version}"
     if plan.refusals:

@@ -1,12 +1,12 @@
 """Failures to expect, as text: how often, what each costs, and the spares for them."""
 
 from planner.plan.columns import filled, table
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 
 __all__ = ["uptime_text"]
 
 
-def uptime_text(plan: Plan) -> str:
+def uptime_text(plan: Estimated) -> str:
     """Return the section; empty where the spec does not ask."""
     uptime = plan.uptime
     if uptime is None:
@@ -14,13 +14,13 @@ def uptime_text(plan: Plan) -> str:
     rows = [("uptime", "failures/day", "node-hours lost/day", "down at once", "unit is up")]
     rows += [
         (
-            each.phase,
+            phase,
             f"{each.failures_per_day:.3f}",
             f"{each.node_hours_lost_per_day:.3f}",
             f"{each.capacity_at_once:.1%}",
             f"{each.availability:.4%}",
         )
-        for each in uptime.phases
+        for phase, each in uptime.phases.items()
     ]
     have = f"the spec has {uptime.spares}" if uptime.spares else "the spec has none"
     note = (

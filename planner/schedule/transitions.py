@@ -14,7 +14,9 @@ from planner.facts.day import DAY_MINUTES, MINUTE_S, hh_mm_ss
 from planner.schedule.starts import StartTimes, Window, loading_s, starts_of
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["Freed", "Stage", "State", "Transition", "nodes_taken", "stages_of", "transitions_of"]
+__all__ = ["Freed", "Number", "Stage", "State", "Transition", "nodes_taken", "stages_of", "transitions_of"]
+
+Number = int | float  # a digest is of JSON's text, in which 0 and 0.0 differ: what was counted as an int stays one
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Stage:
 
     name: str
     begins: str
-    seconds: float
+    seconds: Number
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Freed:
     begins: str
     ends: str
     num_nodes: int
-    node_hours: float
+    node_hours: Number
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Transition:
     stops: tuple[str, ...]  # in this order
     drained_by: str | None
     freed: tuple[Freed, ...]
-    freed_node_hours: float  # of the units that stop, until their nodes are taken again
+    freed_node_hours: Number  # of the units that stop, until their nodes are taken again
 
 
 def transitions_of(

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.command.options import add_command, add_format, add_given
 from planner.command.printed import print_json, say, warn
-from planner.compiler import deployable_from
+from planner.compiler import plan_from
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import warnings_json
 from planner.problems.printable import printable
@@ -38,7 +38,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stacks.doctor.examination import examine  # loads the Kubernetes client, which nothing else here needs
     from stacks.doctor.findings import findings_json, findings_lines
 
-    plan = deployable_from(arguments.given)
+    plan = plan_from(arguments.given)
     warn(plan.warnings)
     found = examine(plan, arguments.context, runs_probe=arguments.probe, report=say)
     if found.probed is not None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from stacks.doctor.checks import findings
 from stacks.doctor.findings import Finding
 from stacks.doctor.needs import read_needs
@@ -40,7 +40,7 @@ class Examination:
         return any(each.blocks for each in self.findings)
 
 
-def examine(plan: Deployable, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
+def examine(plan: Plan, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
     """Compare the cluster of that kubeconfig context with `plan`. Without a probe nothing is created.
 
     Raise InfeasibleError for a plan that cannot be rendered, ClusterError when the cluster cannot be asked.

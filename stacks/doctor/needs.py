@@ -15,7 +15,7 @@ from functools import reduce
 from typing import Any
 
 from planner.facts.names import KEYS_FILE, PLAN_LABEL, UNIT_LABEL
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.spec.pods import OverlaySpec
@@ -123,7 +123,7 @@ class Needs:
         return is_labelled and metadata.get("namespace") == self.namespace
 
 
-def read_needs(plan: Deployable) -> Needs:
+def read_needs(plan: Plan) -> Needs:
     """Return what `plan` asks for. Raise InfeasibleError when it cannot be rendered, or holds no pods.
 
     An overlay may write anything anywhere; without this check `up` would hear of it from the server.
@@ -180,7 +180,7 @@ def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts])
     return total
 
 
-def _require_readable(plan: Deployable, objects: Sequence[Manifest]) -> None:
+def _require_readable(plan: Plan, objects: Sequence[Manifest]) -> None:
     """Raise InfeasibleError with each object that no server would take, as far as `doctor` reads it."""
     findings = [
         Finding("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)

@@ -17,7 +17,7 @@ from typing import Literal
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.layout.unit import Unit
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
 from stacks.kube import pods
@@ -69,7 +69,7 @@ class ClusterError(TidemillError):
         super().__init__([Finding("", None, "R201 the cluster cannot be asked", reason, fix).at("tidemill")])
 
 
-def ask_cluster(plan: Deployable, context: str) -> LivePlan:
+def ask_cluster(plan: Plan, context: str) -> LivePlan:
     """Return the state of `plan` in the cluster of that kubeconfig context. Raises ClusterError."""
     try:
         return read_live_plan(plan, connect(context))
@@ -77,7 +77,7 @@ def ask_cluster(plan: Deployable, context: str) -> LivePlan:
         raise ClusterError(error) from None
 
 
-def read_live_plan(plan: Deployable, api: Api) -> LivePlan:
+def read_live_plan(plan: Plan, api: Api) -> LivePlan:
     """Return the state of `plan` in the cluster behind `api`. Raises ProviderError."""
     down, unseen = _nodes_down(api)
     refusals, unasked = _refusals(plan, api)
@@ -101,7 +101,7 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
         return frozenset(), str(error)
 
 
-def _refusals(plan: Deployable, api: Api) -> tuple[Mapping[str, str], str | None]:
+def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
     """Why gateways give units no requests, by unit, and why one was not asked. Other engines' routers refuse none."""
     found: dict[str, str] = {}
     unasked = None
@@ -118,21 +118,21 @@ def _refusals(plan: Deployable, api: Api) -> tuple[Mapping[str, str], str | None
     return found, unasked
 
 
-def _gateway_pods(plan: Deployable, api: Api) -> list[Manifest]:
+def _gateway_pods(plan: Plan, api: Api) -> list[Manifest]:
     """Those that run: what keeps another from running is not a unit's."""
     selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(plan.name).items())
     found = api.list_all("v1", "Pod", plan.kubernetes.namespace, labelSelector=selector)
     return [each for each in found if (each.get("status") or {}).get("phase") == "Running"]
 
 
-def _applied_digest(plan: Deployable, api: Api) -> str | None:
+def _applied_digest(plan: Plan, api: Api) -> str | None:
     account = Reference("v1", "ServiceAccount", plan.kubernetes.namespace, names.runtime_account(plan.name))
     annotations = (api.get(account) or {}).get("metadata", {}).get("annotations") or {}
     digest = annotations.get(names.digest_annotation("plan"))
     return str(digest) if digest else None
 
 
-def _reference(plan: Deployable, unit: Unit) -> Reference:
+def _reference(plan: Plan, unit: Unit) -> Reference:
     """The unit's own object."""
     api_version, kind = names.UNIT_OBJECTS[plan.kubernetes.unit_kind]
     return Reference(api_version, kind, plan.kubernetes.namespace, unit.name)
@@ -141,13 +141,13 @@ def _reference(plan: Deployable, unit: Unit) -> Reference:
 def _look_at_unit(unit: Unit, reference: Reference, spares: Sequence[str], api: Api, down: Set[str]) -> LiveUnit:
     live = api.get(reference)
     if live is None:
-        return LiveUnit(unit.name, unit.phase, len(unit.ranks), "absent", None, None)
+        return LiveUnit(unit.name, unit.phase, unit.ranks, "absent", None, None)
     selector = pods.pod_selector(live)
     assert selector
     found = api.list_all("v1", "Pod", reference.namespace, labelSelector=selector)
     state, reason = _judge(live, unit, spares, found, down)
     on_spares = stand_ins(unit.nodes, spares, found) or None
-    return LiveUnit(unit.name, unit.phase, len(unit.ranks), state, reason, on_spares)
+    return LiveUnit(unit.name, unit.phase, unit.ranks, state, reason, on_spares)
 
 
 def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:

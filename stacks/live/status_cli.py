@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.command.options import add_command, add_format, add_given
 from planner.command.printed import print_json, say
-from planner.compiler import deployable_from
+from planner.compiler import plan_from
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
@@ -127,7 +127,7 @@ def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | No
 def _cluster_status(arguments: argparse.Namespace) -> None:
     from stacks.live.status import ask_cluster  # loads the Kubernetes client, which nothing else here needs
 
-    plan = deployable_from(arguments.given or DEMO)
+    plan = plan_from(arguments.given or DEMO)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
         say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.facts import names
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
 from stacks.local.errors import LocalError
@@ -57,7 +57,7 @@ def require_runtime() -> None:
         )
 
 
-def require_cpu(plan: Deployable, source: Path) -> None:
+def require_cpu(plan: Plan, source: Path) -> None:
     """Raise InfeasibleError when `plan`, which was read from `source`, has units on GPUs."""
     devices = {plan.unit_document(unit)["device"] for unit in plan.units}
     if devices != {"cpu"}:
@@ -66,7 +66,7 @@ def require_cpu(plan: Deployable, source: Path) -> None:
         raise InfeasibleError([Finding("cluster.gpu", None, rule, reason, fix).at(str(source))])
 
 
-def require_keys(plan: Deployable, keys: Path | None) -> None:
+def require_keys(plan: Plan, keys: Path | None) -> None:
     """Raise CallError when `keys` cannot be read, or none are given though the plan's lie in a cluster's Secret."""
     if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
@@ -81,9 +81,9 @@ def require_keys(plan: Deployable, keys: Path | None) -> None:
         raise CallError([Finding("", None, rule, unreadable, fix).at("tidemill up")])
 
 
-def plan_day(plan: Deployable, length_s: float) -> DayRecord:
+def plan_day(plan: Plan, length_s: float) -> DayRecord:
     """Return the day of `plan`, to be played here in `length_s`. Raise CallError and InfeasibleError."""
-    ranks = {unit.name: len(unit.ranks) for unit in plan.units}
+    ranks = {unit.name: unit.ranks for unit in plan.units}
     return plan_play(plan.timetable, length_s, ranks, len(os.sched_getaffinity(0)))
 
 
@@ -103,7 +103,7 @@ def require_matching_run(running: Record, host: str | None, keys: Path | None, d
 
 
 def start(
-    plan: Deployable, host: str, *, detached: bool, keys: Path | None = None, day: DayRecord | None = None
+    plan: Plan, host: str, *, detached: bool, keys: Path | None = None, day: DayRecord | None = None
 ) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with us unless `detached`; it plays `day`, if any.
 
@@ -214,11 +214,11 @@ def stop(folder: RunFolder) -> None:
         time.sleep(POLL_S)
 
 
-def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
+def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
     """Return the first record: of every unit, or of those that the day begins with."""
     first = [unit.name for unit in plan.units] if day is None else day.first_units
     units = tuple(
-        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", len(unit.ranks))
+        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", unit.ranks)
         for unit in plan.units
     )
     return Record(
@@ -235,7 +235,7 @@ def _first_record(plan: Deployable, layout: Layout, keys: Path | None, day: DayR
     )
 
 
-def _previous_weights(folder: RunFolder, plan: Deployable) -> str | None:
+def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
     """Return the digest of the weights that the folder's last deployment served; None if it had another plan."""
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
@@ -263,7 +263,7 @@ def _write_launch_files(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def _model_name(plan: Deployable) -> str:
+def _model_name(plan: Plan) -> str:
     """Return the model's name as /v1/models will list it."""
     name: str = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["model"]["name"]
     return name

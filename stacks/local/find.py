@@ -160,7 +160,7 @@ def _deployment_name(given: Path) -> str:
         return str(given)
     if os.path.exists(given) and not os.path.isdir(given):
         found = read_given(given)
-        return found.written.name if isinstance(found, ResolvedSpec) else found.deployable.name
+        return found.written.name if isinstance(found, ResolvedSpec) else found.name
     others = _running_names()
     what = "it is a folder" if os.path.isdir(given) else "there is no such file"
     reason = f"{what}, and nothing of that name is running here"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.facts import names
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 
@@ -92,7 +92,7 @@ class Layout:
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
 
 
-def lay_out_locally(plan: Deployable, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
+def lay_out_locally(plan: Plan, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
     """Return the processes of `plan`, whose launch files lie in `folder`, and a folder for each one's certificate.
 
     `keys` is the gateways' file of keys.
@@ -126,9 +126,7 @@ def _gateway_names(number: int) -> list[str]:
     return [GATEWAY] if number == 1 else [f"{GATEWAY}-{index}" for index in range(number)]
 
 
-def _gateway_command(
-    plan: Deployable, folder: Path, certificate: Path, keys: Path | None, address: str
-) -> tuple[str, ...]:
+def _gateway_command(plan: Plan, folder: Path, certificate: Path, keys: Path | None, address: str) -> tuple[str, ...]:
     place = ("--launch", str(folder / names.GATEWAY_LAUNCH_FILE), "--address", address, "--tls", str(certificate))
     key_options = () if keys is None else ("--keys", str(keys.absolute()))
     number = ("--gateways", str(plan.gateway.replicas))
@@ -136,7 +134,7 @@ def _gateway_command(
     return _runtime("gateway", *place, *key_options, *number, *state_files, "--drain", f"{plan.drain_s:g}")
 
 
-def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
+def _identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
     """Return the identities of all processes. Gateways share one identity, each with a key of its own."""
     namespace = plan.kubernetes.namespace
     gateway_uri, units = names.gateway_identity(namespace, plan.name), names.unit_identities(namespace, plan.name)
@@ -146,9 +144,7 @@ def _identities(plan: Deployable, gateways: Sequence[GatewayProcess], folder: Pa
     )
 
 
-def _listeners(
-    plan: Deployable, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]
-) -> Iterator[Listener]:
+def _listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
     """Yield a listener for each address. Another deployment at that address would use one of these ports too."""
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")

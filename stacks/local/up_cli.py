@@ -15,8 +15,8 @@ from typing import Any
 
 from planner.command.options import add_command, add_format, add_given, add_previous
 from planner.command.printed import print_json, say, warn
-from planner.compiler import deployable_from
-from planner.plan.deployable import Deployable
+from planner.compiler import plan_from
+from planner.plan.plan import Plan
 from planner.problems.finding import warnings_json
 from stacks.local.api_key import new_key
 from stacks.local.cli import play_day, record_json, say_day, stay
@@ -95,7 +95,7 @@ def add_key(commands: Any) -> None:
 def _up(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     length_s = read_length(arguments.day) if arguments.day is not None else None
-    plan = deployable_from(arguments.given or DEMO, arguments.previous)
+    plan = plan_from(arguments.given or DEMO, arguments.previous)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
     require_keys(plan, arguments.keys)
@@ -123,7 +123,7 @@ def _up(arguments: argparse.Namespace) -> int:
     return _end(folder, has_json=arguments.format == "json")
 
 
-def _same_plan_running(plan: Deployable) -> Record | None:
+def _same_plan_running(plan: Plan) -> Record | None:
     folder = find_running(plan.name)
     record = folder.read() if folder else None
     if record is not None and record.is_stopping:
@@ -180,7 +180,7 @@ def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
     return seconds
 
 
-def _say_up(record: Record, plan: Deployable, output_format: str) -> None:
+def _say_up(record: Record, plan: Plan, output_format: str) -> None:
     if output_format == "json":
         print_json(record_json(record) | warnings_json(plan.warnings))
         return

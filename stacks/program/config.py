@@ -8,22 +8,22 @@ Paths are absolute, or from the program's folder.
 
 from pathlib import Path
 
-from planner.compiler import deployable_from
-from planner.plan.deployable import Deployable
+from planner.compiler import plan_from
 from planner.plan.loaded import read_plan
+from planner.plan.plan import Plan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 
 __all__ = ["configured_plan"]
 
 
-def configured_plan(spec: str | None, plan: str | None, previous: str | None) -> Deployable:
+def configured_plan(spec: str | None, plan: str | None, previous: str | None) -> Plan:
     """Return the plan of a stack with these values. Raises CallError if they name none."""
     match spec, plan:
         case str(), None:
-            return deployable_from(Path(spec), Path(previous) if previous else None)
+            return plan_from(Path(spec), Path(previous) if previous else None)
         case None, str() if previous is None:
-            return read_plan(Path(plan)).deployable
+            return read_plan(Path(plan))
         case None, str():
             rule = "R302 tidemill:previous must come with tidemill:spec"
             raise _configuration_error(rule, "a plan is not planned again", "pulumi config rm tidemill:previous")

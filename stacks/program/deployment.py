@@ -18,14 +18,14 @@ from typing import Any
 import pulumi
 
 from planner.facts import names
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from stacks.program.plan_objects import PlanObject, PlanObjects, plan_objects
 from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provider
 
 __all__ = ["Deployment", "deploy"]
 
 
-def deploy(plan: Deployable, context: str | None) -> "Deployment":
+def deploy(plan: Plan, context: str | None) -> "Deployment":
     """Declare the stack of `plan` on the cluster of kubeconfig `context` (None: the current one).
 
     Raises InfeasibleError, before anything is created, when the bundled runtime cannot run the plan.
@@ -57,7 +57,7 @@ def _omit_stack_traces() -> Iterator[None]:
 class Deployment(pulumi.ComponentResource):
     """All resources of a plan; `endpoint` is the gateway's address for clients inside the cluster."""
 
-    def __init__(self, plan: Deployable, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
+    def __init__(self, plan: Plan, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
         super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
         timeout = plan.kubernetes.ready_timeout
         shared = _create(self, objects.shared, timeout)

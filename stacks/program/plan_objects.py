@@ -10,7 +10,7 @@ import yaml
 
 from planner.facts import names
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 
 __all__ = ["PlanObject", "PlanObjects", "plan_objects"]
 
@@ -60,7 +60,7 @@ class PlanObjects:
         return [*self.shared, *self.gateway, *units, *self.controller]
 
 
-def plan_objects(plan: Deployable) -> PlanObjects:
+def plan_objects(plan: Plan) -> PlanObjects:
     """Return the objects of `plan`. Raises InfeasibleError if the bundled runtime cannot run it."""
     files = {file: text for file, text in render_files(plan).items() if file != KUSTOMIZATION}
     objects = [PlanObject(_name(file), yaml.load(text, Loader=yaml.CSafeLoader)) for file, text in files.items()]

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from planner.cost.overload import SEE_SIMULATE
 from planner.facts.calendar import is_day
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -132,7 +132,7 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     return Call(variants, failures, date, trace, window or WHOLE_TRACE, policies)
 
 
-def _warnings(plan: Plan) -> Sequence[Finding]:
+def _warnings(plan: Estimated) -> Sequence[Finding]:
     """Return the plan's warnings, without the advice to call `tidemill simulate`: the user has just called it."""
     return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.warnings]
 

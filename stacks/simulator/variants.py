@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.compiler import compile_plan
-from planner.plan.plan import Plan
+from planner.compiler import run_passes
+from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
@@ -77,7 +77,7 @@ def require_traffic(spec: ResolvedSpec) -> None:
         raise SpecError([spec.locate(Finding("traffic", None, rule, reason, fix))])
 
 
-def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
+def require_speeds(spec: ResolvedSpec, plan: Estimated) -> None:
     """Raise InfeasibleError if the speed of a phase of `plan` is not known."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
@@ -91,14 +91,14 @@ def require_speeds(spec: ResolvedSpec, plan: Plan) -> None:
 
 def plan_variant(
     spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
-) -> Plan | None:
+) -> Estimated | None:
     """Return the plan of a variant's `spec`; None if it cannot be planned or its speed is not known.
 
     The reason is then added to `failed`, with the variant's name. For the spec as written, raise InfeasibleError.
     """
     on_progress(0.0)
     try:
-        plan = compile_plan(spec)
+        plan = run_passes(spec)
         require_speeds(spec, plan)
     except InfeasibleError as error:
         if variant.title == AS_WRITTEN:

@@ -131,7 +131,7 @@ class Demo:
         self._folder, self._processes = folder, []
 
     def __enter__(self):
-        plan = compile_plan(check_spec(SPEC)).deployable
+        plan = compile_plan(check_spec(SPEC))
         for name, text in plan.launch_files().items():
             (self._folder / name).write_text(text)
         self._layout = lay_out_locally(plan, self._folder, self._folder / "tls", HOST)

@@ -57,7 +57,7 @@ def main():
 def measure(times, goals):
     """Rounds of some minutes of a night, after those in which units go and nodes are marked."""
     folder, nodes = Path(tempfile.mkdtemp()), h800_nodes(times * NUM_NODES)
-    plan = compile_plan(check_spec(night_spec(folder, nodes, times))).deployable
+    plan = compile_plan(check_spec(night_spec(folder, nodes, times)))
     with running_api_server(Daemons(folder), Address.on_loopback()) as control_plane:
         serve_leaderworkersets(control_plane)
         serve_definitions(control_plane, [OUR_DEFINITION])

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.spec.check import check_spec, with_values
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.autoscaler import ReactiveFleet
@@ -74,17 +74,17 @@ def peak_over_mean(profile):
 
 def carries_its_peak(name, spec):
     """Print how full the busiest entry makes each phase with all units on; return whether they carry it."""
-    loads = compile_plan(with_values(spec, {"schedule.windows": [ALWAYS]})).demand
+    loads = run_passes(with_values(spec, {"schedule.windows": [ALWAYS]})).demand
     print(f"{name}: " + ", ".join(f"{each.phase} is {each.load:.0%} full at {each.at}" for each in loads))
     return all(each.load <= 1 for each in loads)
 
 
 def day_of(spec):
     """Return (scale, fleet) -> what it takes and misses."""
-    static = compile_plan(with_values(spec, {"schedule.windows": [ALWAYS]}))
+    static = run_passes(with_values(spec, {"schedule.windows": [ALWAYS]}))
     units = {"prefill.units": 29, "decode.units": 9, "cluster.nodes": "auto"}
     planned = {
-        name: compile_plan(with_values(spec, {"schedule.windows": "auto", "schedule.headroom": headroom, **units}))
+        name: run_passes(with_values(spec, {"schedule.windows": "auto", "schedule.headroom": headroom, **units}))
         for name, headroom in PLANNED.items()
     }
     rows = {}

@@ -90,7 +90,7 @@ def main():
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     nodes = h800_nodes(NUM_NODES)
-    plan = compile_plan(check_spec(write_spec(folder, arguments.pace, nodes, times=1))).deployable
+    plan = compile_plan(check_spec(write_spec(folder, arguments.pace, nodes, times=1)))
     (folder / "cluster").mkdir()
     with running_control_plane_for_fake_nodes(folder / "cluster") as control_plane:
         create_nodes(control_plane, [*nodes, *SPARES])

@@ -21,7 +21,7 @@ import tempfile
 from itertools import chain, pairwise
 from pathlib import Path
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.spec.check import check_spec
 from stacks.simulator.requests.replay import replay
 from stacks.simulator.requests.step_times import PhaseSpeed, StepTable
@@ -164,7 +164,7 @@ def asked(trace):
 
 def simulated(trace, speed, outside):
     """Return the same of the simulation, with the seconds of a first token that are outside of its steps."""
-    found = replay(compile_plan(check_spec(SPEC)), trace, speeds={"mixed": speed})
+    found = replay(run_passes(check_spec(SPEC)), trace, speeds={"mixed": speed})
     assert not found.refused
     assert not found.too_long
     return (

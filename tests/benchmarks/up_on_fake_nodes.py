@@ -57,7 +57,7 @@ def main(engine):
     obtain(KUBECTL)  # not while the clock runs
     folder = Path(tempfile.mkdtemp())
     spec = write_published_spec(folder, engine)
-    plan = compile_plan(check_spec(spec)).deployable
+    plan = compile_plan(check_spec(spec))
     rendered = write_files(folder / "rendered", render_files(plan))
     manifests = [yaml.safe_load(path.read_text()) for path in rendered if path.name != KUSTOMIZATION]
     (folder / "cluster").mkdir()

@@ -15,7 +15,7 @@ from kubernetes import client
 from kubernetes.client import ApiClient
 
 from planner.compiler import compile_plan
-from planner.plan.deployable import Deployable
+from planner.plan.plan import Plan
 from planner.spec.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
@@ -53,9 +53,9 @@ class Deployed:
         return cls(cluster, new_stack(executable, folder, cluster.kubeconfig, spec), spec, namespace)
 
     @property
-    def plan(self) -> Deployable:
+    def plan(self) -> Plan:
         """Of the spec as it is now."""
-        return compile_plan(check_spec(self.spec)).deployable
+        return compile_plan(check_spec(self.spec))
 
     def write_plan(self, name: str, *flags: str) -> Path:
         """The plan JSON of the spec as it is now, in a file beside it."""

@@ -304,7 +304,7 @@ def test_a_probe_finds_the_image_that_nobody_has(cluster, spec, tmp_path):
 @pytest.fixture(scope="module")
 def needs():
     """The demo's, as it ships."""
-    return read_needs(compile_plan(check_spec(DEMO)).deployable)
+    return read_needs(compile_plan(check_spec(DEMO)))
 
 
 def api_of(control_plane, user):

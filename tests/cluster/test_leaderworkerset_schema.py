@@ -21,7 +21,7 @@ from tests.templates.test_gpu_manifests import EVERYTHING
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 DOCUMENTS = {
     name: yaml.safe_load(text)
-    for name, text in render_files(compile_plan(check_spec(DEMO)).deployable).items()
+    for name, text in render_files(compile_plan(check_spec(DEMO))).items()
     if name.startswith("leaderworkerset-")
 }
 

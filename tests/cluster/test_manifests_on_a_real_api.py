@@ -15,7 +15,7 @@ from tests.cluster.objects import FIELD_MANAGER, Objects, assert_holds
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 DOCUMENTS = {
     name: yaml.safe_load(text)
-    for name, text in render_files(compile_plan(check_spec(DEMO)).deployable).items()
+    for name, text in render_files(compile_plan(check_spec(DEMO))).items()
     if name != KUSTOMIZATION
 }
 WITH_PODS = [name for name, each in DOCUMENTS.items() if each["kind"] in ("Deployment", "LeaderWorkerSet")]

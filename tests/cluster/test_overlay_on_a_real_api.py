@@ -79,7 +79,7 @@ def needs_with(overlay, folder):
     spec["kubernetes"] = {"namespace": NAMESPACE, "create_namespace": False, "overlay": overlay}
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
-    return read_needs(compile_plan(check_spec(path)).deployable)
+    return read_needs(compile_plan(check_spec(path)))
 
 
 def looked(api_server, needs):

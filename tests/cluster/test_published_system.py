@@ -31,7 +31,7 @@ def spec(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plan(spec):
     """What of its plan is carried out."""
-    return compile_plan(check_spec(spec)).deployable
+    return compile_plan(check_spec(spec))
 
 
 @pytest.fixture(scope="module")

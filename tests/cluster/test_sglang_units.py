@@ -79,7 +79,7 @@ def plan(cluster, sources, tmp_path_factory):
     }
     path = tmp_path_factory.mktemp("sglang") / "spec.yaml"
     path.write_text(yaml.safe_dump(SPEC | {"kubernetes": kubernetes}))
-    return compile_plan(check_spec(path)).deployable
+    return compile_plan(check_spec(path))
 
 
 def router_pod(volumes):

@@ -10,7 +10,7 @@ import yaml
 from planner.compiler import compile_plan
 from planner.facts.digest import digest_of
 from planner.manifests.render import render_files
-from planner.plan.launch import launch_digest, unit_digest
+from planner.plan.launch import launch_digest, unit_digest, without_map
 from planner.spec.check import check_spec
 from runtime import launch as reader
 from runtime.errors import LaunchError
@@ -28,7 +28,7 @@ SMALL, LARGEST_IN_ONE, LARGE = 256, 2304, 5120  # slots
 @pytest.fixture(scope="module")
 def demo():
     """The demo's plan."""
-    return compile_plan(check_spec(DEMO)).deployable
+    return compile_plan(check_spec(DEMO))
 
 
 def with_slots(plan, num_slots, num_layers=LAYERS):
@@ -43,10 +43,12 @@ def with_slots(plan, num_slots, num_layers=LAYERS):
     for unit in (UNIT, SECOND):
         document = plan.launch_documents[FILE] | {"expert_map": named, "unit": unit}
         document |= {"unit_digest": unit_digest(document)}
-        told[f"{unit}.launch.json"] = document | {"launch_digest": launch_digest(document)}
+        told[f"{unit}.launch.json"] = without_map(document | {"launch_digest": launch_digest(document)})
     units = [each for each in plan.units if each.name == UNIT]
     units.append(replace(units[0], name=SECOND, index=1))
-    return replace(plan, units=tuple(units), launch_documents=plan.launch_documents | told)
+    large = plan.expert_maps[units[0].expert_map].model_copy(update={"physical_to_logical": rows})
+    maps = plan.expert_maps | {named["sha256"]: large}
+    return plan.changed(units=tuple(units), expert_maps=maps, launch_documents=plan.launch_documents | told)
 
 
 def objects_of(plan, unit=UNIT):
@@ -130,7 +132,7 @@ def test_the_runtime_reads_what_pods_mount(demo, num_slots, unit, tmp_path):
     """From several files every slot arrives, and the digests are over the whole."""
     plan = with_slots(demo, num_slots)
     launch = read_unit_launch(mount(objects_of(plan, unit), tmp_path))
-    document = plan.launch_documents[f"{unit}.launch.json"]
+    document = plan.documents[f"{unit}.launch.json"]
 
     assert launch.expert_map.physical_to_logical == document["expert_map"]["physical_to_logical"]
     assert (launch.launch_digest, launch.unit_digest) == (document["launch_digest"], document["unit_digest"])

@@ -33,7 +33,7 @@ VALIDATOR = Draft202012Validator(json.loads((HERE / "launch.schema.json").read_t
 def files(tmp_path_factory):
     """File name -> path of the demo's launch files, as the planner writes them."""
     folder = tmp_path_factory.mktemp("plan")
-    for name, text in compile_plan(check_spec(DEMO)).deployable.launch_files().items():
+    for name, text in compile_plan(check_spec(DEMO)).launch_files().items():
         (folder / name).write_text(text)
     return {path.name: path for path in folder.iterdir()}
 
@@ -71,7 +71,7 @@ def test_precision_travels_from_the_spec_to_the_runtime(tmp_path):
     text = DEMO.read_text().replace("precision: fp32", "precision: fp8")
     spec.write_text(text.replace("../../runtime/demo", str(HERE.parents[1] / "runtime" / "demo")))
     plan = compile_plan(check_spec(spec))
-    (tmp_path / "unit.json").write_text(next(iter(plan.deployable.launch_files().values())))
+    (tmp_path / "unit.json").write_text(next(iter(plan.launch_files().values())))
     launch = read_unit_launch(tmp_path / "unit.json")
 
     assert plan.refusals == ()

@@ -23,7 +23,7 @@ UNIT_DIGEST_KEYS = (
 @pytest.fixture(scope="module")
 def launch_files():
     """File name -> text, of the demo."""
-    return compile_plan(check_spec(DEMO)).deployable.launch_files()
+    return compile_plan(check_spec(DEMO)).launch_files()
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,12 @@ import re
 import pytest
 
 from tests.docs.pages import PAGES
+from tests.docs.plan_schema import schema_of_plans
 from tests.docs.rooms_table import ROOT
 from tests.docs.spec_page import _field_row
 from tests.planner.spec.spec_schema import all_kinds
+
+OF_LAUNCH_DOCUMENTS = {"_UnitDocument", "_GatewayDocument", "_NamedMap", "_TokenKv", "_Checkpoint"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -50,3 +53,12 @@ def test_every_rule_has_a_row():
 
     assert sorted(rule for rule in rules if f"| {rule} |" not in page) == []
     assert sorted({rule[:2] for rule in rules if f"{rule[:2]}xx" not in errors}) == []
+
+
+def test_every_key_of_a_plan_is_on_its_page():
+    """Those of launch documents have a schema of their own."""
+    schema, page = schema_of_plans(), (ROOT / "docs" / "plan-json.md").read_text()
+    sections = [schema, *(each for name, each in schema["$defs"].items() if name not in OF_LAUNCH_DOCUMENTS)]
+    said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", page))))
+
+    assert sorted({key for each in sections for key in each.get("properties", {})} - said) == []

@@ -45,7 +45,7 @@ SMALL = {  # of a model that a CPU computes in a test; DeepEP, FP8's blocks and 
 
 def launched(deployment):
     """Return the launch file of the first unit of a phase that the planner writes for the deployment's spec."""
-    files = compile_plan(deployment.spec).deployable.launch_files()
+    files = compile_plan(deployment.spec).launch_files()
     name = next(name for name in files if f"-{deployment.ledger.phase}-" in name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.families.published import FOLDER
 from planner.problems.errors import SpecError
 from planner.spec.check import check_spec
@@ -180,11 +180,18 @@ def write_spec_folder(folder):
         "few_layers.json": [[1] * 32] * 3,
         "unrecorded.json": {"logical_count": [[0] * 32, [5] * 32, [0] * 32, [5] * 32, [5] * 32]},
         "negative.json": [[1] * 31 + [-1]] * 4,
-        "old_plan.json": {"version": 1, "units": []},
+        "old_plan.json": {"version": 2, "units": []},
         "true_plan.json": {"version": True, "units": []},
-        "no_units.json": {"version": 2},
-        "half_plan.json": {"version": 2, "units": [{"name": "river-decode-0", "nodes": "node-0"}]},
-        "odd_map.json": {"version": 2, "units": [], "expert_maps": {"sha256:0": {"physical_to_logical": [[1, "2"]]}}},
+        "no_units.json": {"version": 3},
+        "half_plan.json": {"version": 3, "units": [{"name": "river-decode-0", "nodes": "node-0"}]},
+        "odd_map.json": {
+            "version": 3,
+            "units": [
+                {"name": "a", "phase": "decode", "index": 0, "nodes": ["n"], "ranks": 1}
+                | {"why": "", "unit_digest": "", "expert_map": ""}
+            ],
+            "expert_maps": {"sha256:0": {"physical_to_logical": [[1, "2"]]}},
+        },
         "ragged.json": [[1, 2], [1]],
     }
     for name, content in files.items():
@@ -232,11 +239,17 @@ def problems_of(spec_file):
 
 
 @pytest.fixture(scope="session")
-def plan_of(spec_file):
-    """A function: the plan of a spec text, made once."""
+def found_of(spec_file):
+    """A function: what the passes find for a spec text, made once."""
 
     @cache
-    def compiled(text=SPEC):
-        return compile_plan(check_spec(spec_file(text, "planned.yaml")))
+    def found(text=SPEC):
+        return run_passes(check_spec(spec_file(text, "planned.yaml")))
 
-    return compiled
+    return found
+
+
+@pytest.fixture(scope="session")
+def plan_of(found_of):
+    """A function: the plan of a spec text, made once."""
+    return lambda text=SPEC: found_of(text).plan

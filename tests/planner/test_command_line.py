@@ -8,8 +8,8 @@ import pytest
 from planner.cli import main
 from planner.facts.digest import pretty_json
 from planner.facts.loads import read_loads
-from planner.plan.deployable import document_digest
 from planner.plan.given import read_given
+from planner.plan.plan import document_digest
 from planner.spec.check import ResolvedSpec
 
 
@@ -141,9 +141,12 @@ def test_no_message_repeats_a_password(words, address, spec_file, spec_text, spe
 
 
 def test_a_reason_in_a_plan_does_not_write_to_the_terminal(plan_of, spec_text, tmp_path, capsys):
-    """S910 tells why the runtime cannot run it in the plan's own words, which whoever sealed it chose."""
-    document = plan_of(spec_text.replace("gpu: cpu", "gpu: mi300x")).as_json() | {"why_not": [ESCAPE]}
-    document = document | {"document_digest": document_digest(document)}
+    """It tells why the runtime cannot run it in the plan's own words, which whoever sealed it chose."""
+    document = plan_of(spec_text.replace("gpu: cpu", "gpu: mi300x")).as_json()
+    (refusal,) = document["refusals"]
+    message = refusal["message"].replace(refusal["reason"], ESCAPE)
+    document |= {"refusals": [refusal | {"reason": ESCAPE, "message": message}], "why_not": [message]}
+    document |= {"document_digest": document_digest(document)}
     (tmp_path / "plan.json").write_text(pretty_json(document))
     status = main(["render", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out")])
     err = capsys.readouterr().err

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from planner import compiler
-from planner.compiler import compile_plan, deployable_from
+from planner.compiler import compile_plan, plan_from, run_passes
+from planner.facts.digest import pretty_json
 from planner.plan import estimated
+from planner.plan.loaded import load_plan
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -17,13 +19,13 @@ from tests.planner.layout.test_memory import PAIR
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"
 
 
-def test_units_have_their_nodes_to_themselves(plan_of):
+def test_units_have_their_nodes_to_themselves(found_of):
     """Prefill first, in order of nodes; ranks run node by node."""
-    prefill, decode = plan_of().units
+    prefill, decode = found_of().units
 
     assert (prefill.name, prefill.nodes) == ("river-prefill-0", ("node-0",))
     assert (decode.name, decode.nodes) == ("river-decode-0", ("node-1", "node-2"))
-    assert [(rank.node, rank.local_rank, rank.rank) for rank in decode.ranks] == [
+    assert [(rank.node, rank.local_rank, rank.rank) for rank in decode.rank_places] == [
         ("node-1", 0, 0),
         ("node-1", 1, 1),
         ("node-2", 0, 2),
@@ -31,17 +33,17 @@ def test_units_have_their_nodes_to_themselves(plan_of):
     ]
 
 
-def test_a_unit_goes_into_one_rack_where_one_has_room(with_line, plan_of):
+def test_a_unit_goes_into_one_rack_where_one_has_room(with_line, found_of):
     """With racks of two, the second node of the first rack stays free for a unit of one node."""
-    plan = plan_of(with_line(8, "  nodes: 4\n  rack_size: 2"))
+    plan = found_of(with_line(8, "  nodes: 4\n  rack_size: 2"))
 
     assert [unit.nodes for unit in plan.units] == [("node-0",), ("node-2", "node-3")]
 
 
-def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, plan_of):
+def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, found_of):
     """S701: not a mistake in the spec, and with the line and the number."""
     with pytest.raises(InfeasibleError) as error:
-        plan_of(with_line(8, "  nodes: 2"))
+        found_of(with_line(8, "  nodes: 2"))
 
     (problem,) = error.value.findings
     assert (problem.rule[:4], problem.line, error.value.exit_status) == ("S701", 8, 3)
@@ -51,35 +53,36 @@ def test_too_few_nodes_is_infeasible_and_says_how_many_would_do(with_line, plan_
     )
 
 
-def test_a_mixed_deployment_plans(spec_text, plan_of):
+def test_a_mixed_deployment_plans(spec_text, found_of):
     """One phase that does both, and runs."""
     first, _, rest = spec_text.partition("decode:")
-    plan = plan_of(first.replace("prefill:", "mixed:") + rest[rest.index("expert_load") :])
+    plan = found_of(first.replace("prefill:", "mixed:") + rest[rest.index("expert_load") :])
 
     assert [(unit.name, unit.nodes) for unit in plan.units] == [("river-mixed-0", ("node-0",))]
-    assert list(plan.as_json()["phases"]) == ["mixed"]
+    assert list(plan.plan.as_json()["phases"]) == ["mixed"]
     assert plan.refusals == ()
 
 
-def test_grouped_attention_plans_from_its_config(with_line, plan_of):
+def test_grouped_attention_plans_from_its_config(with_line, found_of):
     """S709: it plans, with KV of whole keys and values, and the bundled runtime does not run it."""
-    plan = plan_of(with_line(4, "  config: grouped.json"))
+    plan = found_of(with_line(4, "  config: grouped.json"))
 
-    assert plan.deployable.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
+    assert plan.plan.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 4 * 2 * 2 * 32 * 4
     assert [problem.rule[:4] for problem in plan.refusals] == ["S709"]
 
 
 def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
     """`render` and `up` print none, and the published system's maps with one more slot take seconds for SGLang."""
     spec = SPECS / "demo.yaml"
-    plan = compile_plan(check_spec(spec))
+    whole = compile_plan(check_spec(spec))
     monkeypatch.setattr(compiler, "_one_more_slot", None)
     monkeypatch.setattr(estimated, "with_estimates", None)
 
-    deployable = deployable_from(spec)
+    plan = plan_from(spec)
 
-    assert deployable == plan.deployable
-    assert deployable.digest == plan.as_json()["digest"]
+    assert (plan.digest, plan.launch_documents) == (whole.digest, whole.launch_documents)
+    assert [plan.balance, plan.failures, plan.performance] == [None] * 3
+    assert load_plan(pretty_json(plan.as_json()).encode(), spec) == plan
 
 
 def test_a_section_of_nothing_is_none(spec_text, problems_of):
@@ -92,7 +95,7 @@ def test_a_section_of_nothing_is_none(spec_text, problems_of):
 
 def test_the_published_pair_plans():
     """DeepSeek's prefill and decode unit: 4 + 18 nodes, 9 and 2 routed experts a GPU, and nothing against running."""
-    plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
+    plan = run_passes(check_spec(SPECS / "h800-one-pair.yaml"))
     prefill, decode = plan.layouts
 
     assert [len(unit.nodes) for unit in plan.units] == [4, 18]
@@ -103,24 +106,24 @@ def test_the_published_pair_plans():
 
 def test_latent_kv_of_the_published_model_is_as_published():
     """70,272 bytes a token in BF16."""
-    plan = compile_plan(check_spec(SPECS / "h800-one-pair.yaml"))
+    plan = run_passes(check_spec(SPECS / "h800-one-pair.yaml"))
 
-    assert plan.deployable.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 70_272
+    assert plan.plan.unit_document(plan.units[0])["kv_cache"]["bytes_per_token"] == 70_272
 
 
 def test_the_demo_plans_and_runs():
     """Three nodes of two slots: prefill EP2 on one, decode EP4 on two, 36 slots as 18 and 9 a rank."""
-    plan = compile_plan(check_spec(SPECS / "demo.yaml"))
-    phases = plan.as_json()["phases"]
+    plan = run_passes(check_spec(SPECS / "demo.yaml"))
+    phases = plan.plan.as_json()["phases"]
 
     assert plan.refusals == ()
-    assert [(len(unit.nodes), len(unit.ranks)) for unit in plan.units] == [(1, 2), (2, 4)]
+    assert [(len(unit.nodes), unit.ranks) for unit in plan.units] == [(1, 2), (2, 4)]
     assert (phases["prefill"]["slots_per_gpu"], phases["decode"]["slots_per_gpu"]) == (18, 9)
 
 
-def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
+def test_plan_json_has_the_keys_that_others_rely_on(found_of):
     """The contract's keys of the passes that exist, and no other."""
-    plan = plan_of().as_json()
+    plan = found_of().plan.as_json()
 
     always = {"version", "digest", "spec_digest", "name", "phases", "runnable", "why_not", "units", "expert_maps"}
     assert plan.keys() == always | {
@@ -134,12 +137,14 @@ def test_plan_json_has_the_keys_that_others_rely_on(plan_of):
         "inputs",
         "launch_documents",
         "memory",
+        "model",
         "placement",
+        "refusals",
         "sources",
         "spec",
         "warnings",
     }
-    assert sorted(plan["units"][0]) == ["expert_map", "name", "nodes", "phase", "ranks", "unit_digest", "why"]
+    assert sorted(plan["units"][0]) == ["expert_map", "index", "name", "nodes", "phase", "ranks", "unit_digest", "why"]
     assert {unit["expert_map"] for unit in plan["units"]} == set(plan["expert_maps"])
 
 
@@ -156,27 +161,27 @@ def test_a_comment_changes_nothing(spec_text, plan_of):
     assert plan_of("# hello\n" + spec_text).digest == plan_of(spec_text).digest
 
 
-def test_an_edit_of_one_unit_leaves_the_others_digests(with_line, plan_of):
+def test_an_edit_of_one_unit_leaves_the_others_digests(with_line, found_of):
     """More requests in decode: decode restarts, prefill does not, and both still exchange KV."""
-    before, after = plan_of(), plan_of(with_line(24, "  max_request_tokens: 2048\n  max_requests: 99"))
-    digests = [[plan.deployable.unit_document(unit)["unit_digest"] for unit in plan.units] for plan in (before, after)]
+    before, after = found_of(), found_of(with_line(24, "  max_request_tokens: 2048\n  max_requests: 99"))
+    digests = [[plan.plan.unit_document(unit)["unit_digest"] for unit in plan.units] for plan in (before, after)]
 
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
     assert len({document["kv_digest"] for plan in (before, after) for document in plan.launch_documents.values()}) == 1
 
 
-def test_a_v2_model_that_chooses_experts_without_groups_plans(with_line, plan_of):
+def test_a_v2_model_that_chooses_experts_without_groups_plans(with_line, found_of):
     """Its config says n_group null, which is one group of all experts."""
-    plan = plan_of(with_line(4, "  config: v2_lite.json"))
+    plan = found_of(with_line(4, "  config: v2_lite.json"))
 
     assert [layout.num_logical_experts for layout in plan.layouts] == [32, 32]
 
 
-def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(plan_of):
+def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(found_of):
     """8 groups on 4 nodes: whole, a few experts on two nodes, or anywhere; the least product is chosen."""
-    plan = plan_of(json.dumps(PAIR))
-    balance = plan.as_json()["balance"]
+    plan = found_of(json.dumps(PAIR))
+    balance = plan.plan.as_json()["balance"]
     front = balance["prefill"]["front"]
     weighed = [each["max_over_mean"] * (each["bytes_per_token"] + each["extra_bytes_per_token"]) for each in front]
     text = " ".join(plan_text(plan).split())
@@ -189,27 +194,27 @@ def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(pl
     assert "a few experts on two nodes 1.006 17,739 chosen any expert on any node 1.001 19,787 " in text
 
 
-def test_a_wider_precision_crosses_nodes_in_more_bytes(plan_of):
+def test_a_wider_precision_crosses_nodes_in_more_bytes(found_of):
     """In BF16 a copy of 7,168 channels is 14,336 B."""
     wide = {phase: PAIR[phase] | {"precision": "bf16"} for phase in ("prefill", "decode")}
-    front = plan_of(json.dumps(PAIR | wide | {"cluster": PAIR["cluster"] | {"gpu": "h200"}})).as_json()["balance"]
+    front = found_of(json.dumps(PAIR | wide | {"cluster": PAIR["cluster"] | {"gpu": "h200"}})).plan.as_json()["balance"]
 
     assert front["prefill"]["front"][0]["bytes_per_token"] == pytest.approx(33_792, abs=1)
 
 
 @pytest.mark.slow
-def test_tokens_that_stay_near_are_balanced_without_groups(plan_of):
+def test_tokens_that_stay_near_are_balanced_without_groups(found_of):
     """Whole groups alone would make max/mean 1.14, and nothing between them and the global map is known."""
-    plan = plan_of(json.dumps(PAIR | {"split": "local_first"})).as_json()
+    plan = found_of(json.dumps(PAIR | {"split": "local_first"})).plan.as_json()
     prefill = plan["balance"]["prefill"]
 
     assert prefill["policy"] == "global"
     assert max(plan["expert_maps"][prefill["expert_map"]]["max_over_mean"]) < 1.05
 
 
-def test_groups_are_not_kept_on_nodes_that_nvlink_ties_together(plan_of):
+def test_groups_are_not_kept_on_nodes_that_nvlink_ties_together(found_of):
     """72 GPUs of 18 nodes are one domain: no NIC is crossed, so that the evenest map is taken."""
     cluster = {"gpu": "gb200", "gpus_per_node": 4, "nodes": 72, "rack_size": 18}
-    balance = plan_of(json.dumps(PAIR | {"cluster": cluster})).as_json()["balance"]
+    balance = found_of(json.dumps(PAIR | {"cluster": cluster})).plan.as_json()["balance"]
 
     assert (balance["prefill"]["policy"], balance["prefill"]["front"]) == ("global", [])

@@ -49,7 +49,7 @@ def started(*words):
 
 def test_up_starts_a_plan_as_it_stands(plan):
     """The same deployment as from its spec, and of the demo where nothing is given."""
-    assert started(plan) == started(DEMO_SPEC) == started() == read_plan(plan).deployable
+    assert started(plan) == started(DEMO_SPEC) == started() == read_plan(plan)
 
 
 def test_up_stays_near_a_previous_plan(plan, tmp_path, write_spec):
@@ -150,7 +150,7 @@ def demo_runs(plan, tmp_path):
     folder.make()
     supervisor = os.getpid()
     gateway = GatewayRecord("gateway", "http://127.0.0.1:8000", "ready")
-    digest = read_plan(plan).deployable.digest
+    digest = read_plan(plan).digest
     folder.write(Record("demo", digest, (gateway,), "demo", (), supervisor, supervisor_began=start_ticks(supervisor)))
     with folder.hold_lock():
         yield folder

@@ -1,7 +1,6 @@
 """Plans for GPUs, and their manifests, with whatever a test writes under `kubernetes`."""
 
 import json
-from dataclasses import replace
 
 import kubernetes_validate
 import yaml
@@ -9,7 +8,6 @@ import yaml
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.spec.check import check_spec
-from planner.spec.kubernetes import KubernetesSpec
 from tests.planner.conftest import CONFIG
 
 __all__ = ["container_of", "gpu_plan", "of_kind", "pod_of", "rendered", "unit_of", "validate"]
@@ -30,13 +28,17 @@ def gpu_plan(folder, **cluster):
     (folder / "config.json").write_text(json.dumps(CONFIG))
     path = folder / "spec.json"
     path.write_text(json.dumps(SPEC | {"cluster": SPEC["cluster"] | cluster}))
-    return replace(compile_plan(check_spec(path)).deployable, refusals=())
+    return compile_plan(check_spec(path)).changed(refusals=())
 
 
 def rendered(plan, **kubernetes):
     """The objects of `plan` with these fields of `kubernetes`, but for kustomize's own."""
-    spec = KubernetesSpec.model_validate(kubernetes)
-    files = render_files(replace(plan, kubernetes=spec, drain_s=spec.drain or plan.drain_s))
+    return objects_of(plan.changed(written=plan.written | {"kubernetes": kubernetes}))
+
+
+def objects_of(plan):
+    """The objects of `plan`, but for kustomize's own."""
+    files = render_files(plan)
     return [yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION]
 
 

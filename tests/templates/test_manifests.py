@@ -20,7 +20,7 @@ TEMPLATES = sorted(Path(templates.__file__).parent.glob("*.j2"))
 @pytest.fixture(scope="module")
 def plan():
     """The demo's."""
-    return compile_plan(check_spec(DEMO)).deployable
+    return compile_plan(check_spec(DEMO))
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,7 @@ def rendered_demo(folder, change):
     """The objects of the demo's spec after a change of its text."""
     path = folder / "spec.yaml"
     path.write_text(change(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/")))
-    return [
-        yaml.load(text, Loader=yaml.CSafeLoader)
-        for text in render_files(compile_plan(check_spec(path)).deployable).values()
-    ]
+    return [yaml.load(text, Loader=yaml.CSafeLoader) for text in render_files(compile_plan(check_spec(path))).values()]
 
 
 def test_every_object_has_its_file(objects):
@@ -424,7 +421,7 @@ def test_without_an_issuer_the_secrets_are_somebody_elses(tmp_path):
 
 def test_rendering_again_gives_the_same_bytes(files):
     """From the spec, twice."""
-    assert render_files(compile_plan(check_spec(DEMO)).deployable) == files
+    assert render_files(compile_plan(check_spec(DEMO))) == files
 
 
 def test_text_of_a_spec_cannot_become_yaml(tmp_path):

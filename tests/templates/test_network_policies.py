@@ -57,7 +57,7 @@ def test_every_port_that_a_pod_serves_is_somebodys_to_reach(demo):
 def test_scrapers_reach_another_engines_router_where_it_tells_its_figures(engine):
     """Its port is its own, and not the one that our gateway would have."""
     changes = {"engine": engine, "kubernetes.image": "engine:1", "mixed.redundant_experts": 0}
-    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes)).deployable
+    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
     files = {name: yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION}
     pod = files["deployment-deepseek-r1-gateway.yaml"]["spec"]["template"]["spec"]
     (served,) = (each["ports"] for each in pod["containers"])
@@ -103,7 +103,7 @@ def test_other_engines_talk_among_themselves(engine, tmp_path):
     document = PAIR | {"engine": engine, "model": {"catalog": "deepseek-r1", "checkpoint": "/models/deepseek-r1"}}
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(document))
-    files = render_files(compile_plan(check_spec(path)).deployable)
+    files = render_files(compile_plan(check_spec(path)))
     found = policies(yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION)
     unit = next(spec for name, spec in found.items() if "decode" in name)
 

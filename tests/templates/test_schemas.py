@@ -28,7 +28,7 @@ def rendered(folder, more):
     """File name -> object, for the demo with `more` text in its spec."""
     path = folder / "spec.yaml"
     path.write_text(DEMO.read_text().replace("../../", f"{DEMO.parents[2]}/") + more)
-    files = render_files(compile_plan(check_spec(path)).deployable)
+    files = render_files(compile_plan(check_spec(path)))
     return {name: yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION}
 
 

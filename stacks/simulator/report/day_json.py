@@ -32,7 +32,7 @@ def _column(column: DayColumn) -> dict[str, Any]:
         "title": column.variant.title,
         "set": dict(column.variant.changes),
         "scale": column.variant.scale,
-        "plan_digest": day.plan.digest,
+        "plan_digest": day.plan.plan.digest,
         "timezone": day.plan.schedule.timezone if day.plan.schedule else "UTC",
         "outages": [vars(each) for each in day.outages],
         "figures": {

@@ -39,7 +39,7 @@ def _column(column: ReplayColumn) -> dict[str, Any]:
         "set": dict(column.variant.changes),
         "scale": column.variant.scale,
         "balancer": column.replay.policy.value,
-        "plan_digest": column.plan.digest,
+        "plan_digest": column.plan.plan.digest,
         "figures": {figure.name: round_figure(figure.value(column)) for figure in REPLAY_FIGURES},
         "samples": [asdict(each) for each in column.replay.samples],
     }

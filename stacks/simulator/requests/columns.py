@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -28,7 +28,7 @@ class ReplayColumn:
 
     title: str
     variant: Variant
-    plan: Plan
+    plan: Estimated
     replay: Replay
 
     @cached_property

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any
 
 from planner.facts.terms import Phase
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
 from runtime.gateway.ranks.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
 from stacks.simulator.requests.step_times import PhaseSpeed, predicted_speeds
@@ -91,7 +91,7 @@ class _Units:
 
 
 def replay(
-    plan: Plan,
+    plan: Estimated,
     trace: Sequence[TraceRequest],
     policy: Policy = Policy.BALANCED,
     level: Level = "mid",
@@ -111,7 +111,7 @@ class _Loop:
     """The queue of events and their effects."""
 
     def __init__(
-        self, plan: Plan, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
+        self, plan: Estimated, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
     ) -> None:
         self.result = Replay(policy)
         self._trace = trace
@@ -230,7 +230,7 @@ class _Loop:
         )
 
 
-def _build_units(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
+def _build_units(plan: Estimated, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     """Return the units of `plan`, without requests."""
     found = _Units()
     for phase, speed in speeds.items():
@@ -246,7 +246,7 @@ def _build_units(plan: Plan, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     return found
 
 
-def _build_ranks(plan: Plan, phase: Phase, unit: str) -> list[Rank]:
+def _build_ranks(plan: Estimated, phase: Phase, unit: str) -> list[Rank]:
     """Return the attention groups of a unit, without requests."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens

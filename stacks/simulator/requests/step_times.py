@@ -13,7 +13,7 @@ from itertools import product
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import prompt_step_seconds, token_step_seconds
 from planner.facts.terms import Phase
-from planner.plan.plan import Plan
+from planner.plan.estimated import Estimated
 from stacks.simulator.speed import Level, known_case, slowdown
 
 __all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
@@ -61,7 +61,7 @@ class PhaseSpeed:
     tokens_per_step: float = 1.0  # of a request: more with drafts
 
 
-def predicted_speeds(plan: Plan, level: Level) -> dict[Phase, PhaseSpeed]:
+def predicted_speeds(plan: Estimated, level: Level) -> dict[Phase, PhaseSpeed]:
     """Return the speed of each phase of `plan`, as it is predicted."""
     found = {}
     for outlook in plan.outlooks:

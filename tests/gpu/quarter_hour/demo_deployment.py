@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from planner.compiler import deployable_from
-from planner.plan.deployable import Deployable
+from planner.compiler import plan_from
+from planner.plan.plan import Plan
 from stacks.local.certificates import Certificates, now
 from stacks.local.deployment import require_free
 from stacks.local.layout import Layout, NodeProcess, lay_out_locally
@@ -40,7 +40,7 @@ SHARED_GPU = {
 }
 
 
-def planned(folder: Path, device: str) -> Deployable:
+def planned(folder: Path, device: str) -> Plan:
     """Plan two units whose ranks are each alone on a node."""
     phase = {
         "ep_size": 2,
@@ -62,11 +62,11 @@ def planned(folder: Path, device: str) -> Deployable:
     }
     path = folder / "spec.yaml"
     path.write_text(json.dumps(spec))  # JSON is YAML
-    return deployable_from(path, None)
+    return plan_from(path, None)
 
 
 @contextmanager
-def served(plan: Deployable, folder: Path, one_host: bool) -> Iterator["Deployment"]:
+def served(plan: Plan, folder: Path, one_host: bool) -> Iterator["Deployment"]:
     """Start the plan as `tidemill up` would, and end it."""
     launch_files = folder / "launch"
     launch_files.mkdir()
@@ -91,7 +91,7 @@ def served(plan: Deployable, folder: Path, one_host: bool) -> Iterator["Deployme
 class Deployment:
     """The processes, and where they answer."""
 
-    def __init__(self, plan: Deployable, layout: Layout, folder: Path, one_host: bool) -> None:
+    def __init__(self, plan: Plan, layout: Layout, folder: Path, one_host: bool) -> None:
         """Start nothing yet; logs come into `folder`."""
         self._plan, self._layout, self._folder = plan, layout, folder
         members = layout.nodes if one_host else [_as_a_host_of_its_own(node) for node in layout.nodes]
@@ -121,7 +121,7 @@ class Deployment:
             if str(states) != shown:
                 shown = str(states)
                 print(f"{passed:5.1f} s {states}", flush=True)
-            if all(states.get(unit.name) == ["ready"] * len(unit.ranks) for unit in self._plan.units):
+            if all(states.get(unit.name) == ["ready"] * unit.ranks for unit in self._plan.units):
                 return round(passed, 1)
             time.sleep(POLL_S)
         raise Wrong(f"not ready within {within_s:g} s: {shown}")

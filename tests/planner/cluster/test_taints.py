@@ -44,7 +44,7 @@ def test_the_plan_uses_nodes_whose_taints_its_pods_tolerate(plan_of):
     tolerant = spec | {"kubernetes": {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}}
     without, with_it = plan_of(json.dumps(spec)), plan_of(json.dumps(tolerant))
 
-    assert without.placement.unusable == dict.fromkeys(("n0", "n1"), f"tainted {GPU}")
-    assert with_it.placement.unusable == {}
+    assert without.placement.unusable_nodes == dict.fromkeys(("n0", "n1"), f"tainted {GPU}")
+    assert with_it.placement.unusable_nodes == {}
     assert {node for unit in without.units for node in unit.nodes} == {"n2", "n3", "n4"}
     assert {node for unit in with_it.units for node in unit.nodes} == {"n0", "n1", "n2"}

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.cost.cost import plan_cost
 from planner.layout.unit import Unit
-from planner.plan.cost_json import cost_json
+from planner.plan.expected import Cost
 from planner.plan.text import plan_text
 from planner.schedule.schedule import plan_schedule
 from planner.spec.check import check_spec
@@ -38,8 +38,8 @@ def cost_by(data, most):
     """The cost of a spec whose units stand anywhere."""
     spec = Spec.model_validate(data)
     units = [
-        Unit(f"{phase}-{index}", phase, index, tuple(f"{phase}-{index}-{node}" for node in range(number)), 8, "")
-        for phase, number in NODES.items()
+        Unit(f"{phase}-{index}", phase, index, tuple(f"{phase}-{index}-{node}" for node in range(size)), 8 * size, "")
+        for phase, size in NODES.items()
         for index in range(spec.num_units(phase))
     ]
     return plan_cost(spec, plan_schedule(spec, units), units, most)
@@ -47,7 +47,7 @@ def cost_by(data, most):
 
 def test_deepseeks_day_costs_and_earns_what_was_published():
     """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a markup of 545 %, a margin of 84.5 %."""
-    document = cost_json(cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9)))
+    document = Cost.model_validate(cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9))).model_dump()
 
     assert document["usd_per_day"] == 87_072
     assert document["revenue_usd_per_day"] == pytest.approx(562_027, rel=2e-4)
@@ -141,8 +141,8 @@ def test_a_phase_of_unknown_speed_is_named():
 
 def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
     """The published day warns that requests are refused, counts the others, and says what all would bring in."""
-    plan = compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
-    cost, text = plan.as_json()["cost"], " ".join(plan_text(plan).split())
+    plan = run_passes(check_spec(SPECS / "deepseek-h800.yaml"))
+    cost, text = plan.plan.as_json()["cost"], " ".join(plan_text(plan).split())
 
     assert "income does not count them" in plan.warnings[-1].reason
     assert 0.98 < cost["answered_share"] < 1
@@ -227,21 +227,21 @@ def test_what_is_not_said_is_not_counted():
     assert cost_of(None) is None
 
 
-def test_the_bill_explains_the_row_of_own_nodes_that_are_off(plan_of, spec_text):
+def test_the_bill_explains_the_row_of_own_nodes_that_are_off(found_of, spec_text):
     """River takes three of its nodes; more own ones cost something all the same."""
     nodes = "cost: {usd_per_gpu_hour: 0.5, supplies: [{kind: own, nodes: %d, usd_per_gpu_hour: 0.4}]}\n"
-    off, on = (" ".join(plan_text(plan_of(spec_text + nodes % number)).split()) for number in (9, 1))
+    off, on = (" ".join(plan_text(found_of(spec_text + nodes % number)).split()) for number in (9, 1))
 
     assert "own, off: nodes of cost.supplies that are your own are paid while they are off, too" in off
     assert "own, off" not in on
 
 
-def test_money_changes_nothing_that_is_deployed(plan_of, spec_text):
+def test_money_changes_nothing_that_is_deployed(found_of, spec_text):
     """A plan with traffic and cost has the digest of one without, says the bill in its text."""
     sections = "traffic: {input_tokens: 2e9, output_tokens: 1e9}\ncost: {usd_per_gpu_hour: 0.5}\n"
-    plain, priced = plan_of(spec_text), plan_of(spec_text + sections)
+    plain, priced = found_of(spec_text), found_of(spec_text + sections)
     (row,) = [line.split() for line in plan_text(priced).splitlines() if line.startswith("  all ")]
 
-    assert plain.digest == priced.digest
-    assert priced.as_json()["cost"]["usd_per_day"] == 3 * 2 * 24 * 0.5
+    assert plain.plan.digest == priced.plan.digest
+    assert priced.plan.as_json()["cost"]["usd_per_day"] == 3 * 2 * 24 * 0.5
     assert row == ["all", "72", "3.00", "0.0720", "per", "million", "output", "tokens"]

@@ -22,9 +22,9 @@ def test_an_engine_runs_what_was_published_for_it_or_says_why_not(deployment):
 def test_it_plans_and_renders(deployment):
     """With the sizes that were published, in every unit."""
     plan = compile_plan(spec_of(deployment))
-    units = [each for name, each in plan.deployable.launch_documents.items() if name != "gateway.launch.json"]
+    units = [each for name, each in plan.launch_documents.items() if name != "gateway.launch.json"]
 
-    assert render_files(plan.deployable)
+    assert render_files(plan)
     for unit in units:
         words = unit["container"]["args"]
         said = dict(zip(words, [*words[1:], ""], strict=True))

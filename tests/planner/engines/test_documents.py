@@ -1,7 +1,6 @@
 """Plans for other engines: what their JSON holds, what is read back, and what is rendered of it."""
 
 import json
-from dataclasses import replace
 
 import kubernetes_validate
 import pytest
@@ -11,9 +10,9 @@ from planner.compiler import compile_plan
 from planner.engines.adapters import gateway_container
 from planner.facts.digest import pretty_json
 from planner.manifests.render import render_files
-from planner.plan.deployable import document_digest, plan_digest
 from planner.plan.launch import launch_digest, unit_digest, with_map, without_map
 from planner.plan.loaded import load_plan
+from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import CallError, InfeasibleError
 from planner.spec.check import check_spec
 from planner.spec.kubernetes import KubernetesSpec
@@ -54,7 +53,7 @@ def objects(plans):
     def read(plan):
         files = (
             yaml.load(text, Loader=yaml.CSafeLoader)
-            for name, text in render_files(plan.deployable).items()
+            for name, text in render_files(plan).items()
             if "kustom" not in name
         )
         return {(each["kind"], each["metadata"]["name"]): each for each in files}
@@ -95,9 +94,9 @@ def test_a_plan_names_the_version_that_its_units_are_told(plans, engine):
 def test_a_plan_read_back_deploys_the_same(plans, engine, tmp_path):
     """Every file, byte for byte."""
     content = pretty_json(plans[engine].as_json()).encode()
-    loaded = load_plan(content, tmp_path / "plan.json").deployable
+    loaded = load_plan(content, tmp_path / "plan.json")
 
-    assert render_files(loaded) == render_files(plans[engine].deployable)
+    assert render_files(loaded) == render_files(plans[engine])
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -128,6 +127,7 @@ def test_every_object_is_of_its_kind(objects, engine):
 
 def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
     """61 rows beside the launch files, where the command looks for them; the ports and probes of its server."""
+    plan = plans["sglang"]
     for unit, phase in zip(UNITS, ("prefill", "decode"), strict=True):
         template, container = pod_of(objects["sglang"], unit)
         rows = json.loads(mounted(objects["sglang"], template)["expert-location.json"])["physical_to_logical_map"]
@@ -139,7 +139,7 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
         )
         assert container["args"][container["args"].index("--disaggregation-ib-device") + 1] == "mlx5_0,mlx5_1"
         assert len(rows) == 61
-        assert [tuple(row) for row in rows[3:]] == list(plans["sglang"].expert_maps[phase].physical_to_logical)
+        assert tuple(map(tuple, rows[3:])) == plan.expert_maps[plan.map_of[phase]].physical_to_logical
         assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 30
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
         assert {"name": "SGLANG_HOST_IP", "value": "$(POD_IP)"} in container["env"]
@@ -279,9 +279,9 @@ def test_a_plan_for_vllm_says_that_its_map_is_told_to_nobody(plans):
 def test_only_the_bundled_runtime_runs_on_this_machine(plans):
     """`tidemill up` refuses others as infeasible (S753)."""
     with pytest.raises(InfeasibleError, match="S753"):
-        plans["sglang"].deployable.require_local()
+        plans["sglang"].require_local()
 
-    replace(plans["sglang"].deployable, engine="tidemill").require_local()
+    plans["sglang"].changed(written=plans["sglang"].written | {"engine": "tidemill"}).require_local()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.compiler import compile_plan
+from planner.compiler import compile_plan, run_passes
 from planner.engines import sglang
 from planner.engines.container import MAP_FILE, Phased
 from planner.facts import names
@@ -80,7 +80,7 @@ def unit_of(spec, phase):
     """The first unit of `phase`, on nodes that nobody placed."""
     num_gpus, per_node = spec.phase(phase).ep_size, spec.cluster.gpus_per_node
     nodes = tuple(f"node-{index}" for index in range(max(1, num_gpus // per_node)))
-    return Unit(f"{spec.written.name}-{phase}-0", phase, 0, nodes, num_gpus // len(nodes), "")
+    return Unit(f"{spec.written.name}-{phase}-0", phase, 0, nodes, num_gpus, "")
 
 
 def command_of(spec, phase, worker=0, model_type="deepseek_v3", **more):
@@ -225,7 +225,7 @@ def test_sglang_reads_our_map_layer_by_layer(ask, plan, tmp_path):
 
     Likewise where MoE layers start at 0, as gpt-oss's and Qwen3's do, and at 1, as GLM-4.5's.
     """
-    rows = plan.expert_maps["prefill"].physical_to_logical
+    rows = plan.expert_maps[plan.map_of["prefill"]].physical_to_logical
     path = tmp_path / Path(MAP_FILE).name
     path.write_text(export_map("sglang", rows, 32, plan.model.num_dense_layers))
     sizes = {"redundant": 32, "ep_size": 32, "nodes": 4, "layers": 61, "experts": 256, "a2a": "deepep"}
@@ -271,7 +271,7 @@ def slots_for(rank, slots, per_gpu, per_node):
 def test_one_attention_group_uses_all_replicas(ask, tmp_path):
     """Without dispatch every rank has the same choice, so that the map is planned for equal shares."""
     spec = spec_of(ONE_NODE.replace("attention_tp: 8", "attention_tp: 8, redundant_experts: 8"), tmp_path)
-    made = compile_plan(spec)
+    made = run_passes(spec)
     rows = made.expert_maps["mixed"].physical_to_logical
     path = tmp_path / "map.json"
     path.write_text(export_map("sglang", rows, 8, 3))

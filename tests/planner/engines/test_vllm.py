@@ -33,7 +33,7 @@ def spec(tmp_path_factory):
 def container_of(spec, phase):
     """What a phase's first unit runs."""
     nodes = tuple(f"node-{index}" for index in range(spec.phase(phase).ep_size // 8))
-    return vllm.unit_container(spec, Unit(f"pair-{phase}-0", phase, 0, nodes, 8, ""), KNOWN, "image")
+    return vllm.unit_container(spec, Unit(f"pair-{phase}-0", phase, 0, nodes, 8 * len(nodes), ""), KNOWN, "image")
 
 
 def words_of(spec, phase):
@@ -120,7 +120,7 @@ def test_sizes_are_those_of_the_plan(spec):
 
 def test_code_of_the_checkpoint_runs_only_where_it_brings_some(spec):
     """Without the option vLLM takes another tokenizer, and says nothing."""
-    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     kimi = vllm.unit_container(spec, unit, replace(KNOWN, model_type="kimi_k2", brings_code=True), "image")
 
     assert mistakes([WORKER.sub("1", word) for word in kimi.args], TABLE["options"]) == []
@@ -150,7 +150,7 @@ def test_both_phases_are_told_how_tokens_are_drafted(spec):
 
 def test_experts_are_moved_only_where_vllm_can(spec):
     """MiniMax-M2's class is none of those that EPLB knows; the state of linear layers travels in one layout only."""
-    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     fixed, linear = (
         vllm.unit_container(spec, unit, replace(KNOWN, model_type=model_type), "image")
         for model_type in ("minimax_m2", "qwen3_next")
@@ -179,7 +179,7 @@ def test_experts_are_moved_only_where_vllm_can(spec):
 )
 def test_experts_are_moved_only_in_forms_that_vllm_can_move(spec, precision, other_method, is_moved):
     """vLLM raises while it loads other forms with EPLB, and serves them without the option."""
-    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     decode = spec.decode.model_copy(update={"precision": precision, "redundant_experts": 0})
     known = replace(KNOWN, other_method=other_method)
     told = vllm.unit_container(spec.model_copy(update={"decode": decode}), unit, known, "image")
@@ -200,7 +200,7 @@ def test_queues_hold_a_groups_largest_step(spec):
 
 def test_decode_on_joined_nodes_uses_their_nvlink(spec):
     """vLLM keeps NVSHMEM from it unless told, and has no buffer that ranks of other nodes could not open."""
-    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 8, "")
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     joined = vllm.unit_container(spec, unit, replace(KNOWN, joins_nodes=True), "image").env
     apart = vllm.unit_container(spec, unit, KNOWN, "image").env
 

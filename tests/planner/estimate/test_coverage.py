@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.estimate.coverage import require_covered
 from planner.plan.fit import check_fit
 from planner.plan.text import plan_text
@@ -40,8 +40,8 @@ def small(with_line):
 def test_a_covered_plan_darkens_no_expert(spec_file):
     """DeepSeek's two units on H200: with two replicas of each expert, no loss of a node leaves one without any."""
     spec = PAIR | WHOLE | {"coverage": "node"}
-    plan = compile_plan(check_spec(spec_file(json.dumps(spec, indent=1), "covered.yaml")))
-    document = plan.as_json()
+    plan = run_passes(check_spec(spec_file(json.dumps(spec, indent=1), "covered.yaml")))
+    document = plan.plan.as_json()
 
     assert {
         loss["dark_experts"] for phase in document["failures"].values() for k, loss in phase.items() if k == "node"
@@ -53,9 +53,9 @@ def test_a_covered_plan_darkens_no_expert(spec_file):
     assert "only a runtime that keeps running without a dead rank" in " ".join(plan_text(plan).split())
 
 
-def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
+def test_a_plan_without_coverage_counts_who_would_go_dark(found_of):
     """The default: 36 slots of 32 experts leave most with one replica."""
-    (*_, decode) = plan_of().as_json()["expert_maps"].values()
+    (*_, decode) = found_of().plan.as_json()["expert_maps"].values()
 
     assert decode["coverage"]["rule"] == "none"
     assert decode["coverage"]["uncovered_experts"]["gpu"] >= 28
@@ -64,8 +64,8 @@ def test_a_plan_without_coverage_counts_who_would_go_dark(plan_of):
 @pytest.mark.parametrize("split", ["equal", pytest.param("local_first", marks=pytest.mark.slow)])
 def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
-    plan = compile_plan(check_spec(spec_file(json.dumps(PAIR | {"split": split}, indent=1), "pair.yaml")))
-    document = plan.as_json()
+    plan = run_passes(check_spec(spec_file(json.dumps(PAIR | {"split": split}, indent=1), "pair.yaml")))
+    document = plan.plan.as_json()
     of_phase = {
         phase: document["expert_maps"][each["expert_map"]] | each for phase, each in document["balance"].items()
     }
@@ -78,10 +78,10 @@ def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     assert "decode: with these slots no map is below 1." in plan_text(plan)
 
 
-def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
+def test_too_few_slots_say_what_would_do_and_cost(small, found_of):
     """S720: slots, bytes and balance, on the line of the slots; and the change that is printed does."""
     with pytest.raises(InfeasibleError) as error:
-        plan_of(small("node"))
+        found_of(small("node"))
 
     (problem,) = error.value.findings
     first, second = problem.changes
@@ -92,21 +92,21 @@ def test_too_few_slots_say_what_would_do_and_cost(small, plan_of):
         "stays 1."
     )
     assert problem.message.endswith("; nearest: decode.redundant_experts 32, or coverage none")
-    assert plan_of(small("node", redundant=first["decode.redundant_experts"])).spec.coverage == "node"
+    assert found_of(small("node", redundant=first["decode.redundant_experts"])).spec.coverage == "node"
     assert second == {"coverage": "none"}
 
 
-def test_the_balance_that_slots_would_have_is_the_plans_own(plan_of):
+def test_the_balance_that_slots_would_have_is_the_plans_own(found_of):
     """Both figures of S720 are those of the plan without coverage, and of the plan with the slots that it offers."""
     cluster = {"gpu": "h200", "nodes": 2, "gpus_per_node": 8}
     spec = PAIR | {"cluster": cluster, "mixed": {"ep_size": 16, "precision": "fp8"}}
     spec = {key: value for key, value in spec.items() if key not in ("prefill", "decode")}
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec | {"coverage": "node"}, indent=1))
+        found_of(json.dumps(spec | {"coverage": "node"}, indent=1))
 
     (problem,) = error.value.findings
     now, then = (
-        f"{fmean(plan_of(each).expert_maps['mixed'].max_over_mean):.3f}"
+        f"{fmean(found_of(each).expert_maps['mixed'].max_over_mean):.3f}"
         for each in (json.dumps(spec), json.dumps(applied(spec | {"coverage": "node"}, problem.changes[0])))
     )
     assert problem.reason.endswith(f"max/mean load becomes {then} instead of {now}")
@@ -128,10 +128,10 @@ def test_validate_says_that_racks_are_left_to_plan(small, spec_file):
     assert [(problem.rule[:4], problem.path) for problem in left] == [("S723", "coverage")]
 
 
-def test_a_unit_of_one_node_cannot_survive_it(small, plan_of):
+def test_a_unit_of_one_node_cannot_survive_it(small, found_of):
     """S721: wherever replicas are, they are on that node."""
     with pytest.raises(InfeasibleError) as error:
-        plan_of(small("node", redundant=32, gpus_per_prefill=2))
+        found_of(small("node", redundant=32, gpus_per_prefill=2))
 
     (problem,) = error.value.findings
     assert problem.rule == "S721 must not be node, since prefill has units inside a single node"
@@ -143,18 +143,18 @@ def test_racks_are_those_in_which_units_stand(spec_file):
     spec = PAIR | WHOLE | {"coverage": "rack"}
     checked = check_spec(spec_file(json.dumps(spec, indent=1), "racks.yaml"))
     with pytest.raises(InfeasibleError) as error:
-        compile_plan(checked)
-    plan = compile_plan(with_values(checked, {"cluster.rack_size": 2}))
+        run_passes(checked)
+    plan = run_passes(with_values(checked, {"cluster.rack_size": 2}))
 
     assert error.value.findings[0].rule.startswith(
         "S721 must not be rack, since prefill has units inside a single rack"
     )
     assert {"coverage": "node"} in error.value.findings[0].changes
-    for each in plan.as_json()["expert_maps"].values():
+    for each in plan.plan.as_json()["expert_maps"].values():
         assert each["coverage"]["uncovered_experts"]["rack"] == 0
 
 
-def test_a_map_that_was_not_found_is_infeasible(plan_of, small, spec_file):
+def test_a_map_that_was_not_found_is_infeasible(found_of, small, spec_file):
     """S722: slots suffice for each unit, but no map was found that is right for all of them."""
     checked = check_spec(spec_file(small("node", redundant=32)))
     with pytest.raises(InfeasibleError) as error:

@@ -20,9 +20,9 @@ def test_deepseeks_disks_give_278_gb_per_s():
     """342 G tokens of hits a day, 70,272 bytes each; without a profile the busiest hour is the mean."""
     cache = kv_cache(TrafficSpec(**DEEPSEEK), 70_272, 95.5, 116, CONVERSATION)
 
-    assert cache.mean_reads == cache.reads == pytest.approx(278.2e9, rel=1e-3)
-    assert cache.writes == pytest.approx((608 - 342 + 168) * 1e9 * 70_272 / 86_400)
-    assert cache.saved_nodes == pytest.approx(95.5 * 342 / 266)
+    assert cache.mean_read_bytes_per_s == cache.read_bytes_per_s == pytest.approx(278.2e9, rel=1e-3)
+    assert cache.write_bytes_per_s == pytest.approx((608 - 342 + 168) * 1e9 * 70_272 / 86_400, rel=1e-5)
+    assert cache.saved_nodes == pytest.approx(95.5 * 342 / 266, rel=1e-5)
 
 
 def test_the_busiest_hour_asks_for_more():
@@ -32,9 +32,9 @@ def test_the_busiest_hour_asks_for_more():
         for profile in ([1.0] * 24, [2.0] + [22 / 23] * 23)
     )
 
-    assert peaked.reads == pytest.approx(2 * even.reads)
-    assert peaked.mean_reads == pytest.approx(even.mean_reads)
-    assert [each.num_bytes for each in peaked.sizes] == pytest.approx([2 * each.num_bytes for each in even.sizes])
+    assert peaked.read_bytes_per_s == pytest.approx(2 * even.read_bytes_per_s, rel=1e-5)
+    assert peaked.mean_read_bytes_per_s == even.mean_read_bytes_per_s
+    assert [each.bytes for each in peaked.sizes] == pytest.approx([2 * each.bytes for each in even.sizes], rel=1e-5)
 
 
 def test_a_trace_of_three_prompts_by_hand():

@@ -29,7 +29,7 @@ def topology(gpu="h800", num_nodes=2, per_node=8, leaf_size=1, rack_size=18, **f
     """Return the topology of a unit on nodes in a row."""
     gpu = replace(GPUS[gpu], **figures)
     nodes = {f"n{i}": Node(i, f"n{i}", f"r{i // rack_size}", f"l{i // leaf_size}", "", None) for i in range(num_nodes)}
-    unit = Unit("any", "prefill", 0, tuple(nodes), per_node, "")
+    unit = Unit("any", "prefill", 0, tuple(nodes), num_nodes * per_node, "")
     return topology_of(unit, nodes, nvlink_domains(nodes.values(), gpu, per_node), gpu)
 
 
@@ -109,7 +109,7 @@ def test_an_own_gpu_can_be_all_that_one_of_the_catalog_is(plan_of):
     known, described = (plan_of(json.dumps(applied(spec, {"cluster.gpu": gpu}))) for gpu in ("mi300x", own))
 
     assert (described.memory, described.traffic) == (known.memory, known.traffic)
-    assert any(link.attention_gb_per_s == 64 for each in known.traffic for link in each.links)
+    assert any(link.attention_gb_per_s == 64 for each in known.traffic.values() for link in each.links)
 
 
 def test_two_gpus_that_share_a_nic_share_its_bandwidth():

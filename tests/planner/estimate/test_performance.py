@@ -8,7 +8,7 @@ import pytest
 
 import stacks
 from planner.cli import main
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.plan.performance_text import explained
 from planner.plan.text import plan_text
 from planner.spec.check import check_spec, with_values
@@ -22,13 +22,13 @@ NODE = 14_800  # published output of a decode node
 @pytest.fixture(scope="module")
 def pair():
     """The plan of one prefill unit and one decode unit of the published system."""
-    return compile_plan(check_spec(SPEC))
+    return run_passes(check_spec(SPEC))
 
 
 @pytest.fixture(scope="module")
 def performance(pair):
     """Its predictions."""
-    return pair.as_json()["performance"]
+    return pair.plan.as_json()["performance"]
 
 
 def test_the_published_decode_is_predicted(performance):
@@ -61,29 +61,29 @@ def test_an_engine_that_nobody_measured_has_no_narrow_range(performance):
 
 def test_predictions_are_not_deployed(pair):
     """Another operating point, other predictions, the same digest."""
-    other = compile_plan(with_values(check_spec(SPEC), {"operating_point.decode.requests": 44, "slo.tpot_ms": 45}))
+    other = run_passes(with_values(check_spec(SPEC), {"operating_point.decode.requests": 44, "slo.tpot_ms": 45}))
 
-    assert other.digest == pair.digest
-    assert other.as_json()["performance"]["decode"]["slo"]["tpot_ms"]["met"] is True
-    assert pair.as_json()["performance"]["decode"] != other.as_json()["performance"]["decode"]
+    assert other.plan.digest == pair.plan.digest
+    assert other.plan.as_json()["performance"]["decode"]["slo"]["tpot_ms"]["met"] is True
+    assert pair.plan.as_json()["performance"]["decode"] != other.plan.as_json()["performance"]["decode"]
 
 
 @pytest.mark.parametrize(("utilisation", "is_kept"), [(1.0, False), (0.5, True)])
 def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_kept):
     """Prompts wait longer and longer; text, JSON and a warning say so. The warning's fix keeps the promise."""
     values = {"slo.ttft_ms": 60_000, "operating_point.prefill.utilisation": utilisation}
-    plan = compile_plan(with_values(check_spec(SPEC), values))
+    plan = run_passes(with_values(check_spec(SPEC), values))
     text, missed = " ".join(plan_text(plan).split()), [each for each in plan.warnings if each.rule.startswith("W115")]
 
     assert ("Prefill keeps the mean TTFT of 60000 ms that slo promises, even at the slowest" in text) is is_kept
     assert ("at utilisation 1 prompts wait longer and longer" in text) is not is_kept
-    assert plan.as_json()["performance"]["prefill"]["slo"]["ttft_ms"]["met"] is is_kept
+    assert plan.plan.as_json()["performance"]["prefill"]["slo"]["ttft_ms"]["met"] is is_kept
     assert [each.changes for each in missed] == ([] if is_kept else [({"operating_point.prefill.utilisation": None},)])
 
 
 def test_mixed_units_tell_both_of_their_latencies():
     """Whoever promises a TTFT reads the one that keeps it, with its range. It is of whole ms from a second on."""
-    plan = compile_plan(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
+    plan = run_passes(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
     found = plan.outlooks[0].prediction.ttft_seconds
     lines = plan_text(plan).splitlines()
     rows = {name: line.split() for line in lines for name in ("TPOT", "TTFT") if f"  {name} " in line}
@@ -105,9 +105,10 @@ def test_mixed_units_tell_both_of_their_latencies():
 )
 def test_a_promise_names_the_speeds_at_which_it_is_kept(pair, tpot_ms, said, at_speeds):
     """Text and JSON tell the slowest, the expected and the fastest speed apart, and what is known of their chance."""
-    plan = replace(pair, spec=pair.spec.model_copy(update={"slo": SloSpec(tpot_ms=tpot_ms)}))
+    spec = pair.spec.model_copy(update={"slo": SloSpec(tpot_ms=tpot_ms)})
+    plan = replace(pair, choice=replace(pair.choice, spec=replace(pair.resolved, written=spec)))
     text = " ".join(plan_text(plan).split())
-    slo = plan.as_json()["performance"]["decode"]["slo"]["tpot_ms"]
+    slo = plan.plan.as_json()["performance"]["decode"]["slo"]["tpot_ms"]
 
     assert f"Decode {said}" in text
     assert (slo["met_at_slowest"], slo["met"], slo["met_at_fastest"]) == tuple(map(bool, at_speeds))
@@ -147,8 +148,8 @@ def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
 )
 def test_an_indexer_is_predicted_with_a_wide_range(change):
     """No kernel of sparse attention was measured, on whatever engine: over tokens or over blocks that are picked."""
-    plan = compile_plan(with_values(check_spec(SPEC), change))
-    decode = plan.as_json()["performance"]["decode"]
+    plan = run_passes(with_values(check_spec(SPEC), change))
+    decode = plan.plan.as_json()["performance"]["decode"]
 
     assert decode["evidence"]["why"] == "no kernel of this attention was measured"
     assert decode["tokens_per_s_per_gpu"]["low"] == pytest.approx(decode["tokens_per_s_per_gpu"]["mid"] / 2, rel=1e-3)
@@ -170,8 +171,8 @@ def test_stages_are_those_of_the_layer_that_is_told():
     """gpt-oss has as many layers with a window as without: text, timeline and JSON are of one kind."""
     spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
     changes = {"model": "gpt-oss-120b", "engine": "sglang", "mixed.ep_size": 8, "mixed.redundant_experts": 0}
-    plan = compile_plan(with_values(spec, changes))
-    performance, step = plan.as_json()["performance"]["mixed"], plan.outlooks[0].prediction.step
+    plan = run_passes(with_values(spec, changes))
+    performance, step = plan.plan.as_json()["performance"]["mixed"], plan.outlooks[0].prediction.step
     text = " ".join(explained(plan).split())
 
     assert len(step.moe_kinds) == 2
@@ -197,7 +198,7 @@ def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more
     """It is kept with what is offered, and not with a little more, or with steps twice as long."""
 
     def missed(**values):
-        plan = compile_plan(with_values(check_spec(SPEC), {**promise, **values}))
+        plan = run_passes(with_values(check_spec(SPEC), {**promise, **values}))
         return [each for each in plan.warnings if each.rule.startswith("W115")]
 
     (first,) = missed()
@@ -214,7 +215,7 @@ def test_the_load_of_a_unit_without_an_operating_point_is_its_limit(promise, mos
 
     def missed(**values):
         spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
-        plan = compile_plan(with_values(spec, promise | values))
+        plan = run_passes(with_values(spec, promise | values))
         rate = plan.outlooks[0].prediction.tokens_per_s_per_gpu.mid
         return [each for each in plan.warnings if each.rule.startswith("W115")], rate
 
@@ -238,7 +239,7 @@ def test_a_promise_that_no_load_keeps_is_told_what_comes_nearest(promised, of_lo
     """Both together are a change, and with it the promise is kept."""
 
     def missed(values):
-        plan = compile_plan(with_values(check_spec(SPEC), values))
+        plan = run_passes(with_values(check_spec(SPEC), values))
         return [each for each in plan.warnings if each.rule.startswith("W115")]
 
     (first,) = missed(promised)
@@ -254,7 +255,7 @@ def test_requests_of_mixed_units_are_those_of_the_traffic():
     """Without an operating point, a request of half the longest length is divided as the day's tokens are."""
     spec = check_spec(SPEC.parent / "h200-single-node.yaml")
     traffic = {"traffic": {"input_tokens": 3e8, "output_tokens": 1e8, "cache_hit_rate": 0.25}}
-    alone, asked = (compile_plan(each).outlooks[0].prediction.point for each in (spec, with_values(spec, traffic)))
+    alone, asked = (run_passes(each).outlooks[0].prediction.point for each in (spec, with_values(spec, traffic)))
 
     assert (alone.prompt_tokens, alone.output_tokens, alone.computed_tokens) == (10_923, 5461, 10_923)
     assert (asked.prompt_tokens, asked.output_tokens, asked.computed_tokens) == (12_288, 4096, 9216)

@@ -44,8 +44,8 @@ def test_failures_are_those_of_metas_parts(uptime_of):
 
 def test_smaller_units_fail_as_often_and_lose_half_as_much(uptime_of):
     """EP72 beside EP144 on the same nodes: five minutes of 9 nodes instead of 18, and half the capacity at once."""
-    large = uptime_of(SPEC).phases[1]
-    small = uptime_of(SPEC.replace("units: 9, ep_size: 144", "units: 18, ep_size: 72")).phases[1]
+    large = uptime_of(SPEC).phases["decode"]
+    small = uptime_of(SPEC.replace("units: 9, ep_size: 144", "units: 18, ep_size: 72")).phases["decode"]
 
     assert small.failures_per_day == pytest.approx(large.failures_per_day)
     assert small.node_hours_lost_per_day == pytest.approx(large.node_hours_lost_per_day / 2)
@@ -63,7 +63,7 @@ def test_units_that_are_off_do_not_fail(uptime_of):
     spec = SPEC.replace("units: 29, ", "").replace("units: 9, ", "").replace("nodes: 278", "nodes: 292")
     day, always = uptime_of(spec + windows), uptime_of(SPEC.replace("29", "28").replace("9,", "10,"))
 
-    assert day.phases[0].failures_per_day == pytest.approx(always.phases[0].failures_per_day * 0.75)
+    assert day.phases["prefill"].failures_per_day == pytest.approx(always.phases["prefill"].failures_per_day * 0.75)
 
 
 def test_a_spec_that_does_not_ask_gets_no_estimate(uptime_of):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.estimate.throughput.calibration import calibrated, read_calibration
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
@@ -84,7 +84,7 @@ def test_a_day_keeps_what_a_search_promised():
         "prefill": {"step_tokens": "auto", "prompt_tokens": 3000},
         "decode": {"requests": "auto", "kv_tokens": 4000},
     }
-    plan = compile_plan(
+    plan = run_passes(
         spec_of(16, {"ttft_ms": 2000, "tpot_ms": 60}, prefill=free, traffic=traffic, operating_point=point)
     )
 

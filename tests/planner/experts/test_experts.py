@@ -150,20 +150,6 @@ def test_the_front_of_auto_ends_without_groups(loads_file, experts, capsys):
     assert line.endswith("cross-node dispatch bytes, no groups kept  <- chosen")
 
 
-def test_the_front_counts_with_the_gate_that_is_given(loads_file, experts):
-    """A token's copies go to fewer nodes with fewer groups; where it may go to all, none is kept on nodes."""
-    words = (loads_file([list(range(1, 17))]), "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 3, "--groups", 8)
-    few, usual, all_of_them = (
-        experts(*words, "--groups-per-token", picked, "--experts-per-token", 8)[1] for picked in (1, 4, 8)
-    )
-    _, by_default = experts(*words)
-
-    assert few["dispatch"]["bytes_per_token"] == pytest.approx(3 / 4 * 7392)  # one group, on another node
-    assert usual["front"] == by_default["front"]
-    assert (all_of_them["policy"], all_of_them["front"]) == ("global", [])
-    assert all_of_them["policy_reason"].startswith("no groups to keep on nodes")
-
-
 @pytest.mark.parametrize(
     ("loads", "reason"),
     [
@@ -331,14 +317,14 @@ def test_options_of_moves_and_exports_are_checked(loads_file, experts):
 
 
 def test_what_one_more_slot_gives_where_slots_bind(loads_file, experts):
-    """One hot expert on two GPUs of two slots: a third slot on each halves it, and costs an expert of each layer."""
+    """One hot expert on two GPUs of two slots: a third slot on each halves it."""
     path = loads_file([[90, 2, 2]] * 2)
-    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 1, "--expert-bytes", "40MB")
+    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 1)
     _, document = experts(path, *words)
     more = document["one_more_slot"]
 
     assert set(document["binding"]) == {"replicas"}
-    assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (2, 80_000_000)
+    assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (2, None)
     assert more["mean_bound"] <= more["mean_max_over_mean"] < document["bound"][0]
 
 
@@ -349,17 +335,14 @@ def test_nothing_is_said_of_slots_that_do_not_bind(loads_file, experts):
     assert document["one_more_slot"] is None
 
 
-@pytest.mark.parametrize(("coverage", "racks"), [("node", ()), ("rack", ("--nodes-per-rack", 2))])
-def test_no_expert_goes_dark_with_a_domain(loads_file, experts, coverage, racks):
-    """Eight experts on four nodes of two GPUs: the slots outside of each node, or pair of nodes, hold all of them."""
+def test_no_expert_goes_dark_with_a_node(loads_file, experts):
+    """Eight experts on four nodes of two GPUs: the slots outside of each node hold all of them."""
     path = loads_file([[9, 8, 7, 6, 5, 4, 3, 2]])
-    words = ("--gpus", 8, "--nodes", 4, "--slots-per-gpu", 2, "--coverage", coverage, *racks)
-    status, document = experts(path, *words)
+    status, document = experts(path, "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 2, "--coverage", "node")
     (slots,) = document["physical_to_logical"]
-    per_domain = 4 if coverage == "node" else 8
-    left = [set(slots[:first] + slots[first + per_domain :]) for first in range(0, 16, per_domain)]
+    left = [set(slots[:first] + slots[first + 4 :]) for first in range(0, 16, 4)]
 
-    assert (status, document["coverage"], document["uncovered_experts"]) == (0, coverage, 0)
+    assert (status, document["coverage"], document["uncovered_experts"]) == (0, "node", 0)
     assert all(each == set(range(8)) for each in left)
 
 
@@ -367,7 +350,7 @@ def test_no_expert_goes_dark_with_a_domain(loads_file, experts, coverage, racks)
     ("words", "found"),
     [
         (
-            ("--gpus", 4, "--nodes", 2, "--slots-per-gpu", 3, "--expert-bytes", "40MB"),
+            ("--gpus", 4, "--nodes", 2, "--slots-per-gpu", 3),
             ("S817", [{"--slots-per-gpu": 4}]),
         ),
         (
@@ -385,44 +368,24 @@ def test_coverage_that_cannot_be_had_is_infeasible(loads_file, experts, words, f
 
 
 def test_options_of_coverage_are_checked(loads_file, experts):
-    """S813, S814, S815: racks of unknown size, groups that stay on nodes, and a size without a unit."""
-    words = ("--gpus", 2, "--nodes", 2, "--coverage", "rack", "--policy", "hierarchical", "--groups", 2)
-    status, document = experts(loads_file([[1, 2]]), *words, "--expert-bytes", "40")
+    """S814: groups stay on nodes that they would go dark with."""
+    words = ("--gpus", 2, "--nodes", 2, "--coverage", "node", "--policy", "hierarchical", "--groups", 2)
+    status, document = experts(loads_file([[1, 2]]), *words)
 
     assert status == 2
-    assert facts_of(document) == [("S813", []), ("S814", [{"--policy": "auto"}]), ("S815", [])]
+    assert facts_of(document) == [("S814", [{"--policy": "auto"}])]
 
 
-def test_a_step_has_its_luck_on_top(loads_file, experts):
-    """With --step-tokens; without, null. Options of steps are counted things."""
-    path = loads_file([[6, 4, 1, 1]])
-    words = (path, "--gpus", 2, "--nodes", 1, "--slots-per-gpu", 3)
-    _, without = experts(*words)
-    _, document = experts(*words, "--step-tokens", 1000, "--experts-per-token", 2)
-    status, _ = experts(*words, "--step-tokens", 0)
-
-    assert without["max_over_mean_sampled"] is None
-    assert 1.0 < document["max_over_mean_sampled"][0] < 1.05
-    assert document["max_over_mean"] == [1.0]
-    assert status == 2
-
-
-def test_moves_are_counted_in_bytes_by_link(loads_file, experts, map_file):
+def test_moves_are_counted_by_link(loads_file, experts, map_file):
     """Two GPUs on two nodes: what moves crosses NICs, and the busiest GPU sends or receives half of it at least."""
     held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]
     path = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held])
-    words = ("--gpus", 2, "--nodes", 2, "--previous", map_file, "--expert-bytes", "10B")
+    words = ("--gpus", 2, "--nodes", 2, "--previous", map_file)
     _, document = experts(path, *words)
     (total,) = document["link_totals"]
 
-    assert (total["kind"], total["experts"], total["bytes"]) == (
-        "nic",
-        document["moved_slots"],
-        10 * document["moved_slots"],
-    )
+    assert (total["kind"], total["experts"]) == ("nic", document["moved_slots"])
     assert total["experts"] / 2 <= total["busiest_experts"] <= total["experts"]
-    assert total["busiest_bytes"] == 10 * total["busiest_experts"]
-    assert sum(link["bytes"] for link in document["links"]) == total["bytes"]
     assert document["keep_map"] is False
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.facts.digest import pretty_json
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay, read_history
@@ -261,7 +261,7 @@ def test_a_higher_quantile_asks_for_more(tmp_path):
         traffic = f"traffic: {{{tokens}, history: days.csv, quantile: {quantile}}}\n"
         spec = PAIR.replace("units: 2", "units: auto").replace("nodes: 44", "nodes: auto")
         (tmp_path / "spec.yaml").write_text(f"{spec}{traffic}schedule: auto\n")
-        plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+        plan = run_passes(check_spec(tmp_path / "spec.yaml"))
         asked[quantile] = (plan.spec.traffic.output_tokens, plan.schedule.mean_nodes)
         assert plan.spec.traffic.output_tokens / plan.spec.traffic.requests == pytest.approx(400)  # as long as before
 
@@ -280,11 +280,11 @@ def test_a_plan_follows_the_forecast(tmp_path):
     (tmp_path / "days.csv").write_text("time,demand\n" + "".join(lines))
     traffic = "traffic: {input_tokens: 1e9, output_tokens: 1e8, history: days.csv, capacity: 1300}\n"
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{traffic}schedule: auto\n".replace("units: 2", "units: 4"))
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     assert [(each.at, each.num_units["decode"]) for each in plan.schedule.steps] == [("00:00", 1), ("08:00", 2)]
-    assert list(plan.inputs) == ["days.csv"]
+    assert list(plan.plan.inputs) == ["days.csv"]
     (decision,) = [each for each in plan.decisions if each.path == "traffic.profile"]
     assert decision.why.startswith("quantile 0.75 of the forecast for 2026-11-16 from 14 past days")
     assert re.search(r"^ *traffic\.profile +24 numbers, 31\d\.\d+ to 61\d\.\d+ ", plan_text(plan), re.MULTILINE)
-    assert load_plan(pretty_json(plan.as_json()).encode(), tmp_path / "plan.json").deployable.digest == plan.digest
+    assert load_plan(pretty_json(plan.plan.as_json()).encode(), tmp_path / "plan.json").digest == plan.plan.digest

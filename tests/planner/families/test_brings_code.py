@@ -62,7 +62,7 @@ def test_units_are_told_and_the_plan_warns(spec_with, engine, tmp_path):
     """Every unit, and also after the plan was read back."""
     plan = compile_plan(spec_with(CODE, engine=engine))
     content = pretty_json(plan.as_json()).encode()
-    loaded = load_plan(content, tmp_path / "plan.json").deployable
+    loaded = load_plan(content, tmp_path / "plan.json")
     documents = [each for each in loaded.launch_documents.values() if each["kind"] != "gateway"]
 
     assert all("--trust-remote-code" in each["container"]["args"] for each in documents)
@@ -74,4 +74,4 @@ def test_our_runtime_runs_none(spec_with):
     plan = compile_plan(spec_with(CODE, engine="tidemill"))
 
     assert not any(each.rule.startswith("W160") for each in plan.warnings)
-    assert not any("brings_code" in each for each in plan.deployable.launch_documents.values())
+    assert not any("brings_code" in each for each in plan.launch_documents.values())

@@ -30,12 +30,12 @@ CONTEXTS = (1, 127, 128, 129, 4096, 65536)
 
 
 @pytest.fixture
-def planned(plan_of):
+def planned(found_of):
     """A function: the plan of a model of the catalog."""
 
     def plan(name, **section):
         model = SPEC["model"] | {"catalog": name}
-        return plan_of(json.dumps(SPEC | {"model": model, "mixed": SPEC["mixed"] | section}, indent=1))
+        return found_of(json.dumps(SPEC | {"model": model, "mixed": SPEC["mixed"] | section}, indent=1))
 
     return plan
 
@@ -57,7 +57,7 @@ def test_windows_are_reserved_for_each_request(planned, tmp_path):
     """18 layers keep 128 tokens of 8 heads; a plan's JSON and its text say so, and the JSON is read back."""
     few, many = (planned("gpt-oss-120b", max_requests=number) for number in (16, 48))
     of_request = 18 * 128 * 2 * 8 * 64 * 2
-    memory = few.as_json()["memory"]["mixed"]
+    memory = few.plan.as_json()["memory"]["mixed"]
     (container,) = (each["container"] for each in few.launch_documents.values() if each["kind"] == "vllm")
 
     assert memory["kv_bytes_per_request"] == of_request
@@ -66,20 +66,20 @@ def test_windows_are_reserved_for_each_request(planned, tmp_path):
     assert many.memory[0].free - many.memory[0].fixed_kv < few.memory[0].free - few.memory[0].fixed_kv
     assert "bytes/request" in plan_text(few)
     assert str(few.memory[0].kv_bytes) in container["args"]
-    assert load_plan(pretty_json(few.as_json()).encode(), tmp_path / "plan.json").deployable.digest == few.digest
+    assert load_plan(pretty_json(few.plan.as_json()).encode(), tmp_path / "plan.json").digest == few.plan.digest
 
 
 def test_a_model_without_windows_says_nothing_of_them(planned):
     """Plans of models whose KV only grows are as they were."""
     plan = planned("minimax-m2.7", precision="fp8")
 
-    assert "kv_bytes_per_request" not in plan.as_json()["memory"]["mixed"]
+    assert "kv_bytes_per_request" not in plan.plan.as_json()["memory"]["mixed"]
     assert "bytes/request" not in plan_text(plan)
-    assert "towers" not in plan.as_json()["memory"]["mixed"]["weights"]
+    assert "towers" not in plan.plan.as_json()["memory"]["mixed"]["weights"]
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_a_checkpoint_of_another_method_says_itself_what_it_is_in(engine, plan_of, spec_folder):
+def test_a_checkpoint_of_another_method_says_itself_what_it_is_in(engine, found_of, spec_folder):
     """Engines refuse to start where --quantization is not the checkpoint's quant_method; such a plan is read back."""
     group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
     said = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
@@ -88,30 +88,30 @@ def test_a_checkpoint_of_another_method_says_itself_what_it_is_in(engine, plan_o
     (spec_folder / "packed.json").write_text(json.dumps(config))
     model = {"config": "packed.json", "checkpoint": "/models/it"}
     section = SPEC["mixed"] | {"attention_tp": 8}
-    plan = plan_of(json.dumps(SPEC | {"engine": engine, "model": model, "mixed": section}, indent=1))
-    (document,) = (each for each in plan.as_json()["launch_documents"].values() if each["kind"] == engine)
+    plan = found_of(json.dumps(SPEC | {"engine": engine, "model": model, "mixed": section}, indent=1))
+    (document,) = (each for each in plan.plan.as_json()["launch_documents"].values() if each["kind"] == engine)
 
     assert document["precision"] == "fp4"
     assert document["quant_method"] == "compressed-tensors"
     assert "--quantization" not in str(document["container"])
-    assert load_plan(pretty_json(plan.as_json()).encode(), spec_folder / "plan.json")
+    assert load_plan(pretty_json(plan.plan.as_json()).encode(), spec_folder / "plan.json")
 
 
 def test_a_tower_is_on_every_gpu(planned):
     """Kimi-K2.5's takes 0.9 GB, beside INT4 experts with a scale for 32 weights."""
     plan = planned("kimi-k2.5")
-    weights = plan.as_json()["memory"]["mixed"]["weights"]
+    weights = plan.plan.as_json()["memory"]["mixed"]["weights"]
 
     assert weights["towers"] == 2 * MODELS["kimi-k2.5"].tower_weights == pytest.approx(0.94e9, rel=0.01)
     assert weights["routed"] == 48 * 60 * 3 * 7168 * 2048 * (16 + 2) // 32
     assert "towers" in plan_text(plan)
 
 
-def test_the_bundled_runtime_loads_no_tower(plan_of):
+def test_the_bundled_runtime_loads_no_tower(found_of):
     """Kimi-K2.5 in FP8 on 16 H200: nothing but the folder of such a checkpoint is lacking to run it."""
     cluster = {"gpu": "h200", "nodes": 2, "gpus_per_node": 8}
     spec = {key: value for key, value in SPEC.items() if key != "engine"} | {"cluster": cluster, "model": "kimi-k2.5"}
-    plan = plan_of(json.dumps(spec | {"mixed": SPEC["mixed"] | {"ep_size": 16, "precision": "fp8"}}, indent=1))
+    plan = found_of(json.dumps(spec | {"mixed": SPEC["mixed"] | {"ep_size": 16, "precision": "fp8"}}, indent=1))
 
     assert [problem.rule[:4] for problem in plan.refusals] == ["S702"]
     assert (plan.memory[0].weights.towers, "towers" in plan_text(plan)) == (0, False)

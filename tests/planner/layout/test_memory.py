@@ -143,7 +143,7 @@ def test_shared_attention_keeps_latent_kv_whole_and_splits_kv_heads():
 
 def test_a_plan_says_how_attention_is_shared(compiled):
     """dp_size is GPUs over attention_tp; the other parts of the weights stay as they are."""
-    alone, shared = (compiled(applied(PAIR, {"decode.attention_tp": gpus})).as_json() for gpus in (1, 8))
+    alone, shared = (compiled(applied(PAIR, {"decode.attention_tp": gpus})).plan.as_json() for gpus in (1, 8))
     weights = [plan["memory"]["decode"]["weights"] for plan in (alone, shared)]
 
     assert [plan["phases"]["decode"]["dp_size"] for plan in (alone, shared)] == [144, 18]
@@ -224,7 +224,7 @@ def test_the_published_units_fit(compiled):
 
 def test_plan_json_adds_up(compiled):
     """Weights, activations, buffers, reserve and KV are the GPU, to a page."""
-    for memory in compiled(PAIR).as_json()["memory"].values():
+    for memory in compiled(PAIR).plan.as_json()["memory"].values():
         parts = ("weights_bytes", "activation_bytes", "buffer_bytes", "reserve_bytes")
         rest = memory["gpu_bytes"] - sum(memory[part] for part in parts)
         page_bytes = KV_PAGE_TOKENS * memory["kv_bytes_per_token"]
@@ -249,9 +249,9 @@ def test_less_kv_than_memory_holds_is_what_the_spec_allows(compiled):
     assert plan.memory[1].full_requests == 40_000 // 1024
 
 
-def test_ranks_on_cpus_have_no_memory_of_their_own(plan_of):
+def test_ranks_on_cpus_have_no_memory_of_their_own(found_of):
     """They share the host's, whose size no spec states: the plan says nothing rather than something wrong."""
-    assert plan_of().as_json()["memory"] == {}
+    assert found_of().plan.as_json()["memory"] == {}
 
 
 def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
@@ -394,9 +394,9 @@ class Checked:
 
 
 @pytest.fixture
-def compiled(plan_of):
+def compiled(found_of):
     """A function: the plan of a spec given as data."""
-    return lambda spec: plan_of(json.dumps(spec, indent=1))
+    return lambda spec: found_of(json.dumps(spec, indent=1))
 
 
 def decoding(**changes):

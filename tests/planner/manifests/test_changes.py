@@ -22,7 +22,7 @@ def spec():
 @pytest.fixture(scope="module")
 def before(spec):
     """What the spec deploys."""
-    return compile_plan(spec).deployable
+    return compile_plan(spec)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def before(spec):
 )
 def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     """Each is named with the fields that differ; what only an estimate reads restarts nothing."""
-    found = pod_changes(before, compile_plan(with_values(spec, change)).deployable)
+    found = pod_changes(before, compile_plan(with_values(spec, change)))
 
     assert {each.name: each.why for each in found if each.fate == "restarted"} == restarted
     assert {each.name for each in found if each.fate == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
@@ -57,10 +57,10 @@ def test_pods_restart_whose_template_differs(change, restarted, spec, before):
 def test_pods_restart_for_an_order_and_in_another_place(spec, before):
     """Variables in another order are another template; in another namespace, or as another kind, all are new."""
     ordered, turned = (
-        compile_plan(with_values(spec, {"kubernetes.env": dict(each)})).deployable
+        compile_plan(with_values(spec, {"kubernetes.env": dict(each)}))
         for each in ((("A", "1"), ("B", "2")), (("B", "2"), ("A", "1")))
     )
-    moved = compile_plan(with_values(spec, {"kubernetes.namespace": "another"})).deployable
+    moved = compile_plan(with_values(spec, {"kubernetes.namespace": "another"}))
 
     assert {each.name: each.why for each in pod_changes(ordered, turned) if each.why} == dict.fromkeys(
         UNITS, ("an order",)
@@ -70,7 +70,7 @@ def test_pods_restart_for_an_order_and_in_another_place(spec, before):
 
 def test_units_come_and_go(spec, before):
     """One more unit is new, and gone again on the way back; who has its nodes still keeps its pods."""
-    more = compile_plan(with_values(spec, {"prefill.units": 2})).deployable
+    more = compile_plan(with_values(spec, {"prefill.units": 2}))
     there, back = pod_changes(before, more), pod_changes(more, before)
 
     assert PodChange("deepseek-r1-prefill-1", "new") in there

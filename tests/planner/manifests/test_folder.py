@@ -20,7 +20,7 @@ UNIT = "leaderworkerset-river-decode-0.yaml"
 @pytest.fixture(scope="module")
 def files(spec_file):
     """The right spec's manifests."""
-    return render_files(compile_plan(check_spec(spec_file(SPEC, "rendered.yaml"))).deployable)
+    return render_files(compile_plan(check_spec(spec_file(SPEC, "rendered.yaml"))))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_other_line_ends_are_no_change(folder, files):
 def test_an_interrupted_run_can_be_repeated(folder, files, spec_file, monkeypatch):
     """Wherever it stopped: the folder is still ours, and what is half written is no change by hand."""
     other = SPEC.replace("port: 8000", "port: 8001").replace("runtime:0.1.0", "runtime:0.1.1")
-    new = render_files(compile_plan(check_spec(spec_file(other, "other.yaml"))).deployable)
+    new = render_files(compile_plan(check_spec(spec_file(other, "other.yaml"))))
     write = writer._write
     for stop_at in range(len(files) + 1):
         calls = iter(range(len(files) + 1))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.cluster.inventory import nodes_of
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.facts.catalog import GPUS
 from planner.placement.place import place_units
-from planner.plan.previous import PreviousPlan
 from planner.plan.relied_on import relied_on
 from planner.problems.errors import InfeasibleError
 from planner.spec.check import check_spec
@@ -46,11 +45,13 @@ def cases(draw, max_nodes=20):
         SimpleNamespace(
             phase=phase,
             num_units=draw(st.integers(0 if phase == "prefill" else 1, 4)),
-            nodes_per_unit=draw(st.integers(1, 6)),
+            nodes_per_unit=nodes_per_unit,
             ranks_per_node=2,
+            ep_size=2 * nodes_per_unit,
             gpu="cpu",
         )
         for phase in ("prefill", "decode")
+        for nodes_per_unit in [draw(st.integers(1, 6))]
     ]
     windows = None
     if draw(st.booleans()):
@@ -187,12 +188,12 @@ def assignments(units, nodes):
             yield [list(chosen), *others]
 
 
-def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
+def test_nodes_that_take_no_pods_are_left_out(with_line, found_of):
     """Cordoned, tainted, of another GPU, or with too few: each is named with the reason."""
-    plan = plan_of(with_line(8, LISTED.rstrip()))
+    plan = found_of(with_line(8, LISTED.rstrip()))
 
     assert [unit.nodes for unit in plan.units] == [("a1",), ("c2", "d1")]
-    assert plan.as_json()["placement"]["unusable_nodes"] == {
+    assert plan.plan.as_json()["placement"]["unusable_nodes"] == {
         "a2": "cordoned",
         "b1": "tainted team=research:NoSchedule",
         "b2": "has h20",
@@ -200,40 +201,40 @@ def test_nodes_that_take_no_pods_are_left_out(with_line, plan_of):
     }
 
 
-def test_spares_are_kept_free(with_line, plan_of):
+def test_spares_are_kept_free(with_line, found_of):
     """No unit is planned on one; the plan names them, but for those that take no pods."""
     names = [*"abcde", "f, cordoned: true"]
     nodes = ", ".join(f"{{name: {name}}}" for name in names)
-    plan = plan_of(with_line(8, f"  nodes: [{nodes}]\n  spares: [d, a, f]"))
+    plan = found_of(with_line(8, f"  nodes: [{nodes}]\n  spares: [d, a, f]"))
 
     assert [unit.nodes for unit in plan.units] == [("b",), ("c", "e")]
-    assert plan.as_json()["placement"]["spares"] == ["a", "d"]
-    assert plan.as_json()["placement"]["unusable_nodes"] == {"f": "cordoned"}
+    assert plan.plan.as_json()["placement"]["spares"] == ["a", "d"]
+    assert plan.plan.as_json()["placement"]["unusable_nodes"] == {"f": "cordoned"}
 
 
-def test_counted_nodes_have_spares_too(with_line, plan_of):
+def test_counted_nodes_have_spares_too(with_line, found_of):
     """By the names that they have in the plan."""
-    plan = plan_of(with_line(8, "  nodes: 5\n  spares: [node-0, node-2]"))
+    plan = found_of(with_line(8, "  nodes: 5\n  spares: [node-0, node-2]"))
 
     assert [unit.nodes for unit in plan.units] == [("node-1",), ("node-3", "node-4")]
     assert plan.placement.spares == ("node-0", "node-2")
 
 
-def test_a_node_without_a_rack_stands_alone(with_line, plan_of):
+def test_a_node_without_a_rack_stands_alone(with_line, found_of):
     """The racks of the others are counted all the same."""
     names = [("a1", "a"), ("b1", "b"), ("x", None), ("b2", "b"), ("a2", "a")]
     listed = [{"name": name} | ({"rack": rack} if rack else {}) for name, rack in names]
-    plan = plan_of(with_line(8, f"  nodes: {json.dumps(listed)}"))
+    plan = found_of(with_line(8, f"  nodes: {json.dumps(listed)}"))
     placement = plan.placement
 
     assert [(each.name, each.value) for each in placement.objectives[:2]] == [("racks", 2), ("rack_loss", 1)]
     assert {len({name[0] for name in unit.nodes}) for unit in placement.units} == {1}
 
 
-def test_a_rack_under_two_leaf_switches_is_told(with_line, plan_of):
+def test_a_rack_under_two_leaf_switches_is_told(with_line, found_of):
     """Racks of three nodes and leaves of two: the plan names one such rack and counts the others."""
-    torn = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2"))
-    whole = plan_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3"))
+    torn = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2"))
+    whole = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3"))
 
     assert list(relied_on(torn)) == [
         ("racks under several leaves", "rack-0 (leaf-0 and leaf-1) and 1 more of 2: units there use the spine")
@@ -241,20 +242,20 @@ def test_a_rack_under_two_leaf_switches_is_told(with_line, plan_of):
     assert list(relied_on(whole)) == []
 
 
-def test_a_node_that_is_not_used_splits_no_rack(with_line, plan_of):
+def test_a_node_that_is_not_used_splits_no_rack(with_line, found_of):
     """One that is cordoned may stand anywhere, or nowhere."""
     nodes = [{"name": f"n{index}", "rack": "r", "leaf": "l"} for index in range(3)]
     away = [{"name": "x", "cordoned": True}, {"name": "y", "rack": "r", "leaf": "m", "cordoned": True}]
-    plan = plan_of(with_line(8, f"  nodes: {json.dumps([*away, *nodes])}"))
+    plan = found_of(with_line(8, f"  nodes: {json.dumps([*away, *nodes])}"))
 
     assert list(relied_on(plan)) == []
 
 
-def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
+def test_too_few_usable_nodes_says_why(with_line, problems_of, found_of):
     """S701: which nodes would have done."""
     text = with_line(8, LISTED.replace("name: d1,", "name: d1, cordoned: true,").rstrip())
     with pytest.raises(InfeasibleError) as error:
-        plan_of(text)
+        found_of(text)
 
     assert error.value.findings[0].message == (
         "cluster.nodes must have at least 3 usable nodes (units x nodes of a unit: prefill 1 x 1 + decode 1 x 2), "
@@ -264,9 +265,9 @@ def test_too_few_usable_nodes_says_why(with_line, problems_of, plan_of):
     )
 
 
-def test_a_unit_stays_under_one_leaf_where_one_has_room(with_line, plan_of):
+def test_a_unit_stays_under_one_leaf_where_one_has_room(with_line, found_of):
     """Four nodes under leaves of two: the decode unit takes a leaf of its own."""
-    plan = plan_of(with_line(8, "  nodes: 4\n  leaf_size: 2"))
+    plan = found_of(with_line(8, "  nodes: 4\n  leaf_size: 2"))
 
     assert [(unit.nodes, unit.why) for unit in plan.units] == [
         (("node-0",), "in 1 leaf"),
@@ -274,13 +275,13 @@ def test_a_unit_stays_under_one_leaf_where_one_has_room(with_line, plan_of):
     ]
 
 
-def test_the_night_frees_whole_racks(with_line, plan_of):
+def test_the_night_frees_whole_racks(with_line, found_of):
     """Units that are on all day stand together, so that the others' racks are free at night."""
     windows = "[{at: 08:00, prefill_units: 4, decode_units: 2}, {at: 20:00, prefill_units: 2, decode_units: 1}]"
     text = with_line(
         25, f"schedule: {{windows: {windows}}}\nexpert_load:", with_line(19, "", with_line(8, "  nodes: 8"))
     )
-    plan = plan_of(text.replace("  nodes: 8\n", "  nodes: 8\n  rack_size: 4\n"))
+    plan = found_of(text.replace("  nodes: 8\n", "  nodes: 8\n  rack_size: 4\n"))
     night = set(plan.schedule.steps[1].units)
     racks = {node for unit in plan.units if unit.name in night for node in unit.nodes}
 
@@ -308,14 +309,14 @@ def test_a_previous_plan_is_kept_where_it_can_be(spec_file, with_line, tmp_path,
 
 def test_a_node_that_is_gone_moves_one_node(with_line, spec_file):
     """The unit keeps its other nodes at their ranks, and says how many."""
-    plan = compile_plan(check_spec(spec_file(with_line(8, "  nodes: 6\n  rack_size: 6"), "moved.yaml")))
+    plan = run_passes(check_spec(spec_file(with_line(8, "  nodes: 6\n  rack_size: 6"), "moved.yaml")))
     decode = plan.units[1]
     listed = "".join(
         f"\n    - {{name: node-{i}, rack: rack-0, cordoned: {str(f'node-{i}' == decode.nodes[0]).lower()}}}"
         for i in range(6)
     )
     path = spec_file(with_line(8, f"  nodes:{listed}"), "cordoned.yaml")
-    after = compile_plan(check_spec(path), PreviousPlan(plan.deployable, {}))
+    after = run_passes(check_spec(path), plan.plan)
 
     assert after.units[0].nodes == plan.units[0].nodes
     assert after.units[1].nodes[1] == decode.nodes[1] != after.units[1].nodes[0]
@@ -324,9 +325,9 @@ def test_a_node_that_is_gone_moves_one_node(with_line, spec_file):
     assert after.placement.objectives[-1].value == after.placement.objectives[-1].bound == 1
 
 
-def test_bounds_that_are_reached_need_no_exact_search(plan_of):
+def test_bounds_that_are_reached_need_no_exact_search(found_of):
     """The plan names the search and why it was enough; each count says whether it is proven."""
-    placement = plan_of().as_json()["placement"]
+    placement = found_of().plan.as_json()["placement"]
 
     assert (placement["method"], placement["why"]) == ("greedy", "every value is at its bound")
 
@@ -341,7 +342,9 @@ def test_bounds_that_are_reached_need_no_exact_search(plan_of):
 )
 def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method, bound):
     """Small tasks end with a proof, whether a bound is one or the exact search is asked."""
-    layout = SimpleNamespace(phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ranks_per_node=2, gpu="cpu")
+    layout = SimpleNamespace(
+        phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ep_size=2 * num_nodes, gpu="cpu"
+    )
     cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2} | places)
     placement = placed((cluster, [layout], None))
     first = placement.objectives[0]
@@ -351,7 +354,8 @@ def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method
 
 def test_a_task_too_large_for_the_exact_search_says_so():
     """Units times places is compared with the limit, and what is not proven is not called so."""
-    layout = SimpleNamespace(phase="decode", num_units=20, nodes_per_unit=3, ranks_per_node=2, gpu="cpu")
+    sizes = {"nodes_per_unit": 3, "ranks_per_node": 2, "ep_size": 6}
+    layout = SimpleNamespace(phase="decode", num_units=20, gpu="cpu", **sizes)
     cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 4})
     placement = placed((cluster, [layout], None))
 
@@ -370,10 +374,10 @@ def test_a_previous_plan_that_is_none_is_exit_2(content, rule_id, spec_file, tmp
     assert (status, rule_id in capsys.readouterr().err) == (2, True)
 
 
-def test_a_unit_over_more_racks_than_calls_may_nest(with_line, plan_of):
+def test_a_unit_over_more_racks_than_calls_may_nest(with_line, found_of):
     """1,200 racks of one node each: as many as the unit needs, one after the other."""
     small = with_line(8, "  nodes: 1200\n  rack_size: 1\n  gpus_per_node: 1")
     text = small.replace("  gpus_per_node: 2\n", "").replace("  ep_size: 4\n  redundant_experts: 4", DECODE_OVER_RACKS)
-    decode = next(unit for unit in plan_of(text).units if unit.phase == "decode")
+    decode = next(unit for unit in found_of(text).units if unit.phase == "decode")
 
     assert len(set(decode.nodes)) == 1152

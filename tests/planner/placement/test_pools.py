@@ -22,7 +22,7 @@ MIXED_GPUS = [
 ]
 
 
-def two_gpus(plan_of, **changes):
+def two_gpus(found_of, **changes):
     """Prefill on four nodes of H800, decode on two of H20, and a node of neither."""
     phase = {"precision": "fp8", "max_request_tokens": 8192}
     spec = {
@@ -36,14 +36,14 @@ def two_gpus(plan_of, **changes):
     for path, value in changes.items():
         section, key = path.split("__")
         spec[section][key] = value
-    return plan_of(json.dumps(spec, indent=1))
+    return found_of(json.dumps(spec, indent=1))
 
 
-def test_a_phase_stands_on_nodes_with_its_gpu(plan_of):
+def test_a_phase_stands_on_nodes_with_its_gpu(found_of):
     """Each with its own memory and links, and each pool has its own counts and bounds."""
-    plan = two_gpus(plan_of)
+    plan = two_gpus(found_of)
     nodes = {unit.phase: set(unit.nodes) for unit in plan.units}
-    document = plan.as_json()
+    document = plan.plan.as_json()
 
     assert nodes == {"prefill": {"a0", "a1", "a2", "a3"}, "decode": {"b0", "b1"}}
     assert plan.placement.unusable == {"c0": "has mi300x"}
@@ -58,10 +58,10 @@ def test_a_phase_stands_on_nodes_with_its_gpu(plan_of):
     assert "decode    on h20" in plan_text(plan)
 
 
-def test_a_gpu_with_too_few_nodes_says_which(plan_of):
+def test_a_gpu_with_too_few_nodes_says_which(found_of):
     """Nodes of another GPU do not help."""
     with pytest.raises(InfeasibleError) as error:
-        two_gpus(plan_of, decode__ep_size=32)
+        two_gpus(found_of, decode__ep_size=32)
 
     assert error.value.findings[0].message.startswith(
         "cluster.nodes must have at least 4 usable nodes of h20 (units x nodes of a unit: decode 1 x 4), but there "
@@ -69,9 +69,9 @@ def test_a_gpu_with_too_few_nodes_says_which(plan_of):
     )
 
 
-def test_two_pools_are_placed_near_a_previous_plan(plan_of):
+def test_two_pools_are_placed_near_a_previous_plan(found_of):
     """Planned after itself nothing moves, on either GPU."""
-    plan = two_gpus(plan_of)
+    plan = two_gpus(found_of)
     before = {unit.name: unit.nodes for unit in plan.units}
     written = SimpleNamespace(name="mixed-pools", schedule=None, kubernetes=KubernetesSpec(), gpu_names=("h800", "h20"))
     cluster = ClusterSpec.model_validate({"gpu": "h800", "gpus_per_node": 8, "nodes": MIXED_GPUS})
@@ -83,16 +83,16 @@ def test_two_pools_are_placed_near_a_previous_plan(plan_of):
     assert again.method == "previous"
 
 
-def test_a_unit_moves_only_to_spares_with_its_gpu(plan_of):
+def test_a_unit_moves_only_to_spares_with_its_gpu(found_of):
     """Launch files name those of the phase's own pool, and the plan reads back."""
     more = [{"name": "a4", "rack": "r4"}, {"name": "b2", "rack": "r4", "gpu": "h20"}]
-    plan = two_gpus(plan_of, cluster__nodes=[*MIXED_GPUS, *more], cluster__spares=["a4", "b2"])
+    plan = two_gpus(found_of, cluster__nodes=[*MIXED_GPUS, *more], cluster__spares=["a4", "b2"])
     spares = {each["phase"]: each["spares"] for each in plan.launch_documents.values() if each["kind"] == "unit"}
 
     assert spares == {"prefill": ["a4"], "decode": ["b2"]}
     assert plan.placement.spares == ("a4", "b2")
     assert plan.placement.unusable == {"c0": "has mi300x"}
-    assert load_plan(pretty_json(plan.as_json()).encode(), Path("plan.json")).document == plan.as_json()
+    assert load_plan(pretty_json(plan.plan.as_json()).encode(), Path("plan.json")).as_json() == plan.plan.as_json()
 
 
 def domains_of(plan, unit):
@@ -101,7 +101,7 @@ def domains_of(plan, unit):
 
 
 @pytest.mark.parametrize("places", [{}, {"rack_size": 18}, {"rack_size": 36, "leaf_size": 36}])
-def test_a_unit_stays_in_one_nvlink_domain_where_one_has_room(plan_of, places):
+def test_a_unit_stays_in_one_nvlink_domain_where_one_has_room(found_of, places):
     """Domains of 18 nodes of four GB200, whatever else the spec names: dispatch inside one takes no NIC."""
     phase = {"precision": "fp8", "max_request_tokens": 8192}
     spec = {
@@ -112,7 +112,7 @@ def test_a_unit_stays_in_one_nvlink_domain_where_one_has_room(plan_of, places):
         "prefill": {"ep_size": 32, "units": 3} | phase,
         "decode": {"ep_size": 64, "units": 2} | phase,
     }
-    plan = plan_of(json.dumps(spec, indent=1))
+    plan = found_of(json.dumps(spec, indent=1))
     first = plan.placement.objectives[0]
 
     assert [len(domains_of(plan, unit)) for unit in plan.units] == [1] * 5

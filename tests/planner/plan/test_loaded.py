@@ -9,18 +9,20 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from planner.cli import main
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of, pretty_json
-from planner.plan.deployable import document_digest, plan_digest
 from planner.plan.given import read_given
 from planner.plan.launch import launch_digest, unit_digest, with_map
-from planner.plan.loaded import LoadedPlan, load_plan, read_plan
+from planner.plan.loaded import load_plan, read_plan
+from planner.plan.plan import Plan, document_digest, plan_digest
 from planner.problems.errors import CallError, SpecError
 from planner.spec.check import ResolvedSpec
 from planner.spec.schema import Spec
+from tests.docs.plan_schema import schema_of_plans
 
 SCHEDULE = """\
 schedule:
@@ -88,6 +90,8 @@ def edited(document, keys, change):
 
 def other(value):
     """Another value of the same kind."""
+    if isinstance(value, str) and value.startswith("sha256:"):
+        return f"{value[:-1]}{int(value[-1], 16) ^ 1:x}"
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
@@ -165,7 +169,7 @@ def of_the_catalog(plan_of, spec_text):
 
 def test_digests_that_the_spec_says_reach_the_ranks(of_the_catalog, tmp_path):
     """As written; another one in a launch document is refused."""
-    checkpoint = loaded(of_the_catalog, tmp_path).deployable.launch_documents[DECODE]["checkpoint"]
+    checkpoint = loaded(of_the_catalog, tmp_path).launch_documents[DECODE]["checkpoint"]
     keys = ("launch_documents", GATEWAY, "checkpoint", "weights_digest")
 
     assert checkpoint == {
@@ -198,33 +202,59 @@ def test_an_edited_plan_says_so(document, tmp_path):
     )
 
 
+OF_DECODE = ("launch_documents", DECODE)
 DIGESTS = [
-    (("launch_documents", GATEWAY, "max_queued_requests"), f"launch_documents.{GATEWAY}.launch_digest"),
-    (("launch_documents", DECODE, "limits", "max_requests"), f"launch_documents.{DECODE}.launch_digest"),
-    (("spec", "decode", "max_requests"), "spec_digest"),
+    (("launch_documents", GATEWAY, "max_queued_requests"), "S908"),
+    (("launch_documents", GATEWAY, "launch_digest"), "S908"),
+    ((*OF_DECODE, "limits", "max_requests"), "S908"),
+    ((*OF_DECODE, "launch_digest"), "S908"),
+    ((*OF_DECODE, "kv_cache", "bytes_per_token"), "S908"),
+    (("spec_digest",), "S909"),
 ]
 
 
-@pytest.mark.parametrize(("keys", "where"), DIGESTS, ids=[where for _, where in DIGESTS])
-def test_each_digest_is_computed_again(document, keys, where, tmp_path):
-    """S909: that of the plan alone is not enough."""
-    after = edited(document, keys, lambda value: value + 1)
+@pytest.mark.parametrize(("keys", "rule"), DIGESTS, ids=[" ".join(keys) for keys, _ in DIGESTS])
+def test_each_digest_is_computed_again(document, keys, rule, tmp_path):
+    """That of the plan alone is not enough: what it covers agrees with its own digest and the rest of the plan."""
+    after = edited(document, keys, other)
     after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
-    problem = refusal(after, tmp_path / "plan.json")
+    problem = refusal(after | {"document_digest": document_digest(after)}, tmp_path / "plan.json")
 
-    assert (problem.rule[:4], problem.path) == ("S909", where)
+    assert problem.rule[:4] == rule
+    assert problem.path.startswith(".".join(keys[:2]))
 
 
 def test_a_unit_digest_is_computed_again(document, tmp_path):
-    """S909: a unit whose document is sealed as a file, and not for its ranks."""
-    after = edited(document, ("launch_documents", DECODE, "limits", "max_requests"), lambda value: value + 1)
-    launch = after["launch_documents"][DECODE]
+    """S908: a unit whose document is sealed as a file, and not for its ranks."""
+    after = edited(document, ("units", 1, "unit_digest"), other)
+    launch = after["launch_documents"][DECODE] = document["launch_documents"][DECODE] | {
+        "unit_digest": after["units"][1]["unit_digest"]
+    }
     maps = {sha256: each["physical_to_logical"] for sha256, each in after["expert_maps"].items()}
     launch["launch_digest"] = launch_digest(with_map(launch, maps))
     after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
-    problem = refusal(after, tmp_path / "plan.json")
+    problem = refusal(after | {"document_digest": document_digest(after)}, tmp_path / "plan.json")
 
-    assert (problem.rule[:4], problem.path) == ("S909", f"launch_documents.{DECODE}.unit_digest")
+    assert (problem.rule[:4], problem.path) == ("S908", f"launch_documents.{DECODE}.launch_digest")
+
+
+def test_the_schema_takes_what_is_written(document, estimated):
+    """And not what somebody misspelt."""
+    validator = Draft202012Validator(schema_of_plans())
+
+    assert [list(validator.iter_errors(each)) for each in (document, estimated)] == [[], []]
+    assert list(validator.iter_errors(edited(document, ("memory",), lambda _: {"decode": {"kv_token": 1}})))
+
+
+def test_a_key_of_no_version_is_refused(document, tmp_path):
+    """S906: whoever sealed it may read something into it; inside launch documents and dataclasses too."""
+    places = [(), ("phases", "decode"), ("units", 0), ("schedule", "transitions", 0), ("decisions", 0), ("model",)]
+    for keys in places:
+        added = edited(document, keys, lambda each: each | {"extra": 1}) if keys else document | {"extra": 1}
+        problem = refusal(resealed(added), tmp_path / "plan.json")
+
+        assert problem.rule[:4] == "S906", keys
+        assert "extra" in problem.reason, keys
 
 
 def test_a_map_is_known_by_its_digest(document, tmp_path):
@@ -244,7 +274,7 @@ def without(file):
 REFERENCES = [
     (("name",), lambda _: "brook", "name"),
     (("runnable",), lambda _: False, "runnable"),
-    (("why_not",), lambda _: ["it is late"], "runnable"),
+    (("why_not",), lambda _: ["it is late"], "why_not"),
     (("launch_documents",), without(GATEWAY), "launch_documents"),
     (("launch_documents",), without(DECODE), "launch_documents"),
     (("launch_documents",), lambda each: each | {"../x": each[GATEWAY]}, "launch_documents"),
@@ -346,7 +376,7 @@ def test_another_map_of_the_phase_is_another_plan(document, tmp_path):
     """One that moves experts around is carried out as it stands: who sealed it has chosen it."""
     other_map = with_map_of(document, lambda rows: [row[::-1] for row in rows])
 
-    assert loaded(resealed(other_map), tmp_path / "plan.json").deployable.digest != document["digest"]
+    assert loaded(resealed(other_map), tmp_path / "plan.json").digest != document["digest"]
 
 
 def test_a_name_that_would_leave_the_folder_is_refused(document, tmp_path):
@@ -373,8 +403,8 @@ def test_a_loaded_plan_has_the_day_that_was_planned(plan_of, spec_text, tmp_path
     """Units, times, and what ways in and out take: whoever follows it does the same with either."""
     plan = plan_of(spec_text.replace("  units: 1\n", "") + SCHEDULE)
 
-    assert plan.deployable.timetable is not None
-    assert loaded(plan.as_json(), tmp_path / "plan.json").deployable.timetable == plan.deployable.timetable
+    assert plan.timetable is not None
+    assert loaded(plan.as_json(), tmp_path / "plan.json").timetable == plan.timetable
 
 
 def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
@@ -408,14 +438,14 @@ def test_a_plan_is_not_planned_again(document, tmp_path, capsys):
 
 
 def test_a_plan_that_cannot_run_is_refused_with_its_reasons(estimated, tmp_path, capsys):
-    """S910: exit 3, a problem for each reason in `why_not`, and no folder."""
+    """Exit 3, the same refusals as for its spec, and no folder."""
     (tmp_path / "plan.json").write_text(pretty_json(estimated))
     status = main(["render", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out"), "--format", "json"])
     errors = json.loads(capsys.readouterr().out)["errors"]
 
     assert status == 3
-    assert [error["rule"][:4] for error in errors] == ["S910"] * len(estimated["why_not"])
-    assert [error["reason"] for error in errors] == estimated["why_not"]
+    assert [error["message"] for error in errors] == estimated["why_not"]
+    assert [error["rule"] for error in errors] == [each["rule"] for each in estimated["refusals"]]
     assert not (tmp_path / "out").exists()
 
 
@@ -434,7 +464,7 @@ def test_a_spec_written_in_json_is_a_spec(spec_folder, document):
     (spec_folder / "plan_in.yaml").write_text(pretty_json(document))
 
     assert isinstance(read_given(path), ResolvedSpec)
-    assert isinstance(read_given(spec_folder / "plan_in.yaml"), LoadedPlan)
+    assert isinstance(read_given(spec_folder / "plan_in.yaml"), Plan)
 
 
 def test_the_spec_in_a_plan_plans_to_the_same_plan(spec_folder, document, capsys):
@@ -514,7 +544,7 @@ def test_no_torn_plan_is_a_traceback(document, data, tmp_path):
         content[start:end] = data.draw(st.binary(max_size=6) | st.sampled_from([b"[", b"{", b'"', b"9" * 30, b"NaN"]))
     (tmp_path / "torn.json").write_bytes(bytes(content))
     with contextlib.suppress(CallError, SpecError):
-        assert read_given(tmp_path / "torn.json").deployable.digest == document["digest"]
+        assert read_given(tmp_path / "torn.json").digest == document["digest"]
 
 
 def test_a_plan_that_is_not_there_is_refused(tmp_path):

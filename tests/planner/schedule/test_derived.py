@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.schedule.demand import units_at_rate, units_of_busiest
 from planner.schedule.derived import derived_days
@@ -145,7 +145,7 @@ TRAFFIC = f"traffic: {{input_tokens: 1e9, output_tokens: 1e8, profile: {[0.4] * 
 def test_a_plan_has_the_windows_that_its_traffic_asks_for(written, tmp_path):
     """Units that stand in the phases are those of the busiest hour; both forms of the word are the same."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC}schedule: {written}\n")
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     steps = [(each.at, each.num_units["prefill"], each.num_units["decode"]) for each in plan.schedule.steps]
     assert steps == [("00:00", 1, 1), ("08:00", 2, 2)]
@@ -158,7 +158,7 @@ def test_each_field_is_decided_once(tmp_path):
     """Units that speed would count are those of the day, and are told as such."""
     spec = PAIR.replace("units: 2", "units: auto").replace("nodes: 44", "nodes: 100")
     (tmp_path / "spec.yaml").write_text(f"{spec}{TRAFFIC}schedule: auto\n")
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     paths = [each.path for each in plan.decisions]
     assert len(paths) == len(set(paths))
@@ -170,9 +170,9 @@ def test_the_spec_of_a_plan_with_a_day_of_auto_plans_to_the_same_plan(tmp_path):
     """Its windows are written, so that what only auto heeded has no effect there: it stands at its default."""
     heeded = "{windows: auto, headroom: 0.1, min_units: {decode: 1}}"
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC.replace('}', ', capacity: 2}')}schedule: {heeded}\n")
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml")).as_json()
+    plan = run_passes(check_spec(tmp_path / "spec.yaml")).plan.as_json()
     (tmp_path / "again.json").write_text(json.dumps(plan["spec"]))
-    again = compile_plan(check_spec(tmp_path / "again.json")).as_json()
+    again = run_passes(check_spec(tmp_path / "again.json")).plan.as_json()
 
     assert (again["digest"], again["spec"]) == (plan["digest"], plan["spec"])
 
@@ -182,14 +182,14 @@ def test_a_day_may_be_left_to_the_planner_by_a_change(tmp_path):
     (tmp_path / "spec.yaml").write_text(f"{PAIR.replace('nodes: 44', 'nodes: 66')}{TRAFFIC}")
     changed = with_values(check_spec(tmp_path / "spec.yaml"), {"schedule": {"windows": "auto", "headroom": 0.1}})
 
-    assert compile_plan(changed).schedule is not None
+    assert run_passes(changed).schedule is not None
 
 
 def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):
     """S762: a floor above the cluster is infeasible, and the most that fits is offered."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC}schedule: {{windows: auto, min_units: {{decode: 3}}}}\n")
     with pytest.raises(InfeasibleError) as caught:
-        compile_plan(check_spec(tmp_path / "spec.yaml"))
+        run_passes(check_spec(tmp_path / "spec.yaml"))
 
     (problem,) = caught.value.findings
     assert (problem.rule[:4], problem.changes) == ("S762", ({"schedule.min_units.decode": 2},))
@@ -199,7 +199,7 @@ def test_headroom_counts_in_nodes_that_are_auto(tmp_path):
     """Units that just carry the busiest hour need another of each kind for a tenth more, and nodes for both."""
     spec = f"{PAIR}{TRAFFIC}schedule: {{windows: auto, headroom: 0.1}}\n".replace("nodes: 44", "nodes: auto")
     (tmp_path / "spec.yaml").write_text(spec)
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     assert [each.num_units for each in plan.schedule.steps][1] == {"prefill": 3, "decode": 3}
     assert plan.spec.cluster.nodes == 3 * (4 + 18)
@@ -217,7 +217,7 @@ def test_days_that_are_unlike_have_windows_of_their_own(tmp_path):
     traffic = TRAFFIC.replace("traffic: {", "traffic:\n  ").replace(", output", "\n  output")
     traffic = traffic.replace(", profile", "\n  profile").replace("}\n", OTHERS)
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{traffic}schedule: auto\n")
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
     schedule = plan.schedule
 
     assert [each.days for each in schedule.other_days] == [("saturday", "sunday"), ("2026-12-24",)]
@@ -228,7 +228,7 @@ def test_days_that_are_unlike_have_windows_of_their_own(tmp_path):
         ("12:00", 2),
     ]
     assert (schedule.peak_nodes, schedule.mean_nodes, schedule.other_days[1].mean_nodes) == (44, 22, 33)
-    assert plan.as_json()["schedule"]["other_days"][1]["transitions"][1]["warm_up_from"] == "11:50:00"
+    assert plan.plan.as_json()["schedule"]["other_days"][1]["transitions"][1]["warm_up_from"] == "11:50:00"
     assert [each.path for each in plan.decisions if "days" in each.path] == [
         "schedule.other_days.0.windows",
         "schedule.other_days.1.windows",
@@ -239,7 +239,7 @@ def too_few_nodes(folder, spec):
     """Return the reason for which `spec` asks for more nodes."""
     (folder / "spec.yaml").write_text(spec)
     with pytest.raises(InfeasibleError) as caught:
-        compile_plan(check_spec(folder / "spec.yaml"))
+        run_passes(check_spec(folder / "spec.yaml"))
     (problem,) = caught.value.findings
     assert problem.rule.startswith("S701")
     return problem.reason
@@ -274,7 +274,7 @@ def test_windows_that_follow_no_traffic_are_refused(tmp_path):
     """S521: without a profile every hour would be alike."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR}schedule: auto\n")
     with pytest.raises(SpecError) as caught:
-        compile_plan(check_spec(tmp_path / "spec.yaml"))
+        run_passes(check_spec(tmp_path / "spec.yaml"))
 
     (problem,) = caught.value.findings
     assert problem.rule[:4] == "S521"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.schedule.drain import drain_s, share_left
 from planner.spec.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
@@ -44,7 +44,7 @@ def test_a_plan_derives_the_drain(tmp_path):
     windows = '[{at: "00:00", prefill_units: 1, decode_units: 1}, {at: "08:00", prefill_units: 2, decode_units: 2}]'
     spec = spec.replace("LENGTHS", "{median: 1000, p99: 12000}").replace("units: 2, ", "max_request_tokens: 32768, ")
     (tmp_path / "spec.yaml").write_text(f"{spec}schedule: {{drain: auto, answered: 0.99, windows: {windows}}}\n")
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     (decision,) = [each for each in plan.decisions if each.path == "schedule.drain"]
     assert plan.spec.schedule.drain == pytest.approx(drain_s(1000, 12_000, 0.99, 32768, 0.05), abs=1)

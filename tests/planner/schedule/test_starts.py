@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_s, starts_of
@@ -126,7 +126,7 @@ def spec_of(tmp_path, warm_up, storage):
 
 def test_a_warm_up_that_is_auto_is_the_least_that_suffices(tmp_path):
     """A plan with one second less is refused, and its stages end at the window."""
-    plan = compile_plan(spec_of(tmp_path, "auto", "10GB/s"))
+    plan = run_passes(spec_of(tmp_path, "auto", "10GB/s"))
     warm_up = plan.spec.schedule.warm_up
     (_, up) = plan.schedule.transitions
     with pytest.raises(InfeasibleError):
@@ -166,10 +166,10 @@ def test_the_morning_after_a_day_of_fewer_units_is_a_start_too(tmp_path):
 """
     )
     (tmp_path / "spec.yaml").write_text(text)
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
     (why,) = [each.why for each in plan.decisions if each.path == "schedule.warm_up"]
 
-    assert plan.spec.schedule.warm_up == compile_plan(spec_of(tmp_path, "auto", "10GB/s")).spec.schedule.warm_up
+    assert plan.spec.schedule.warm_up == run_passes(spec_of(tmp_path, "auto", "10GB/s")).spec.schedule.warm_up
     assert why.startswith("what the start at 00:00 takes: loading the weights of 1 prefill unit and 1 decode unit")
 
 
@@ -182,7 +182,7 @@ def test_where_windows_follow_traffic_warm_up_and_windows_suit_each_other(tmp_pa
     (tmp_path / "spec.yaml").write_text(
         f"{text}traffic: {{input_tokens: 1e9, output_tokens: 1e9, profile: {profile}}}\n"
     )
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     longest = max(sum(stage.seconds for stage in each.stages) for each in plan.schedule.transitions)
     assert plan.spec.schedule.warm_up - 1 < longest <= plan.spec.schedule.warm_up

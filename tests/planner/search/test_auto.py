@@ -17,9 +17,9 @@ SMALL = applied(PAIR, {"prefill.redundant_experts": 0, "decode.max_requests": 1}
 
 
 @pytest.fixture
-def compiled(plan_of):
+def compiled(found_of):
     """A function: the plan of a spec given as data."""
-    return lambda spec: plan_of(json.dumps(spec, indent=1))
+    return lambda spec: found_of(json.dumps(spec, indent=1))
 
 
 def decided(plan):
@@ -130,17 +130,17 @@ def test_requests_are_as_many_as_fit(compiled):
     assert more.memory[1].full_requests < most + 1
 
 
-def test_cpus_decide_nothing_by_memory(with_line, plan_of):
+def test_cpus_decide_nothing_by_memory(with_line, found_of):
     """A unit is one node, and the reason says why."""
-    plan = plan_of(with_line(11, "  ep_size: auto", with_line(12, "  redundant_experts: auto")))
+    plan = found_of(with_line(11, "  ep_size: auto", with_line(12, "  redundant_experts: auto")))
 
     assert decided(plan) == {"prefill.ep_size": 2, "prefill.redundant_experts": 2}
     assert plan.decisions[0].why == "memory of a CPU is not known: one node"
 
 
-def test_defaults_are_told(plan_of):
+def test_defaults_are_told(found_of):
     """Every value that the spec does not say, in the plan's JSON too."""
-    told = {each["path"]: each["value"] for each in plan_of().as_json()["decisions"]}
+    told = {each["path"]: each["value"] for each in found_of().plan.as_json()["decisions"]}
 
     assert told["prefill.units"] == 1
     assert told["decode.max_requests"] == 32
@@ -162,8 +162,8 @@ def test_with_a_schedule_its_windows_decide_how_many_units_there_are(compiled):
 
 def test_auto_and_the_number_it_becomes_plan_alike(compiled):
     """Only what is told differs, and the digest is of what is planned."""
-    auto = compiled(applied(PAIR, {"prefill.redundant_experts": "auto"})).as_json()
-    written = compiled(PAIR).as_json()
+    auto = compiled(applied(PAIR, {"prefill.redundant_experts": "auto"})).plan.as_json()
+    written = compiled(PAIR).plan.as_json()
 
     assert {key for key in auto if auto[key] != written[key]} == {"decisions", "document_digest"}
 
@@ -192,7 +192,7 @@ AUTO_FIELDS = [f"{phase}.{field}" for phase in ("prefill", "decode") for field i
     per_node=st.sampled_from([1, 4, 6, 8]),
     tokens=st.sampled_from([100, 4096, 40_000]),
 )
-def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node, tokens, plan_of):
+def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node, tokens, found_of):
     """Never a broken rule that the user did not break, and never a word where a number belongs."""
     small = {"ep_size": 1, "redundant_experts": 0, "precision": "fp8", "max_request_tokens": tokens}
     spec = PAIR | {
@@ -203,7 +203,7 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
     }
     spec = applied(spec, dict.fromkeys(fields, "auto"))
     try:
-        plan = plan_of(json.dumps(spec, indent=1))
+        plan = found_of(json.dumps(spec, indent=1))
     except InfeasibleError:
         return
 
@@ -221,9 +221,9 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
         ("config.json", "bf16"),
     ],
 )
-def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, spec_text, plan_of):
+def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, spec_text, found_of):
     """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned so, with the reason; without any, as by default."""
-    plan = plan_of(spec_text.replace("config.json", config).replace("  precision: fp32\n", ""))
+    plan = found_of(spec_text.replace("config.json", config).replace("  precision: fp32\n", ""))
     told = {each.path: each.why for each in plan.decisions if each.path.endswith(".precision")}
 
     assert {layout.precision for layout in plan.layouts} == {precision}
@@ -231,8 +231,8 @@ def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, s
 
 
 @pytest.mark.parametrize("config", ["fp8.json", "other_fp8.json", "awq.json"])
-def test_a_precision_that_is_written_stays(config, spec_text, plan_of):
+def test_a_precision_that_is_written_stays(config, spec_text, found_of):
     """Whatever the checkpoint is in, and whether that is known or not."""
-    plan = plan_of(spec_text.replace("config.json", config))
+    plan = found_of(spec_text.replace("config.json", config))
 
     assert {layout.precision for layout in plan.layouts} == {"fp32"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.estimate.throughput.imbalance import imbalance_of
 from planner.estimate.utilisation import KEPT
 from planner.expert_map import balance
@@ -116,7 +116,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     """
     free = {"ep_size": 96, "redundant_experts": 32, "max_requests": "auto", "max_request_tokens": 8192}
     spec = spec_of(20, {"tpot_ms": 50}, free, {"max_request_tokens": 8192}, operating_point=None)
-    plan = compile_plan(spec)
+    plan = run_passes(spec)
     decode = next(each.prediction for each in plan.outlooks if each.phase == "decode")
     searched = next(each for each in plan.search.phases if each.phase == "decode")
 
@@ -125,7 +125,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     assert 48.5 < decode.tpot_seconds.mid * 1e3 <= 50
     assert decode.tokens_per_s_per_gpu.mid == pytest.approx(searched.chosen.speed.tokens_per_s_per_gpu, rel=0.01)
     assert [each.candidate for each in searched.ranked if each.why_not is None] == [searched.chosen]
-    assert json.dumps(plan.as_json()["search"])
+    assert json.dumps(plan.plan.as_json()["search"])
     text = " ".join(plan_text(plan).split())
     assert "decode EP x TP redundant requests node tokens/s" in text
     assert "1 layout was tried" in text  # of prefill or decode, of which one number alone is free
@@ -177,7 +177,7 @@ def test_a_cluster_gets_the_nodes_that_the_peak_hour_needs():
     """
     batches = {"max_batch_tokens": 16_384}
     spec = spec_of("auto", {"tpot_ms": 60}, {}, batches, traffic=TRAFFIC)
-    plan = compile_plan(spec)
+    plan = run_passes(spec)
     loads = {each.phase: each for each in plan.demand}
     nodes = sum(len(unit.nodes) for unit in plan.units)
 
@@ -261,7 +261,7 @@ def test_requests_of_a_point_are_as_many_as_the_slo_allows():
     free = {"ep_size": 72, "redundant_experts": 32, "max_requests": "auto", "max_request_tokens": 8192}
     steps = {"ep_size": 32, "redundant_experts": 32, "max_batch_tokens": "auto", "max_request_tokens": 8192}
     spec = spec_of(20, {"tpot_ms": 50, "ttft_ms": 2000}, free, steps, operating_point=point)
-    plan = compile_plan(spec)
+    plan = run_passes(spec)
     decode = next(each.prediction for each in plan.outlooks if each.phase == "decode")
     chosen = next(each.chosen for each in plan.search.phases if each.phase == "decode").numbers
 
@@ -271,9 +271,9 @@ def test_requests_of_a_point_are_as_many_as_the_slo_allows():
     assert plan.spec.operating_point.prefill.step_tokens == plan.spec.prefill.max_batch_tokens
 
 
-def test_units_fill_a_cluster_whose_speed_nobody_knows(plan_of, spec_text):
+def test_units_fill_a_cluster_whose_speed_nobody_knows(found_of, spec_text):
     """On CPUs, as many of each phase as nodes hold: one prefill unit of a node, one decode unit of two."""
-    plan = plan_of(spec_text.replace("units: 1", "units: auto").replace("  max_batch_tokens: 2048\n", ""))
+    plan = found_of(spec_text.replace("units: 1", "units: auto").replace("  max_batch_tokens: 2048\n", ""))
 
     assert [unit.phase for unit in plan.units] == ["prefill", "decode"]
     assert plan.search is None
@@ -354,7 +354,7 @@ def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
     fixed = {"attention_tp": 1, "max_batch_tokens": 16384, "max_request_tokens": 16384, "max_requests": "auto"}
     fixed |= {"units": "auto", "ep_size": 32, "redundant_experts": 32}
     slo = {"ttft_ms": 7000, "tpot_ms": 50}
-    plan = compile_plan(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
+    plan = run_passes(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
 
     for outlook, searched in zip(plan.outlooks, plan.search.phases, strict=True):
         foreseen = searched.chosen.speed
@@ -366,9 +366,9 @@ def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
 def test_a_promise_that_the_plan_misses_is_a_warning():
     """Said of the field, with what is predicted and with the least that would be kept."""
     fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
-    plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed))
+    plan = run_passes(spec_of(16, {"ttft_ms": 5}, fixed, fixed))
     missed = next(each for each in plan.warnings if each.rule.startswith("W115"))
-    kept = compile_plan(spec_of(16, {"ttft_ms": missed.changes[0]["slo.ttft_ms"]}, fixed, fixed))
+    kept = run_passes(spec_of(16, {"ttft_ms": missed.changes[0]["slo.ttft_ms"]}, fixed, fixed))
 
     assert missed.message.startswith("slo.ttft_ms (5.0) is missed by prefill, whose TTFT is predicted at")
     assert not [each for each in kept.warnings if each.rule.startswith("W115")]
@@ -378,7 +378,7 @@ def test_minutes_are_told_in_whole_digits():
     """A TTFT of 100 s and more is a number as one writes it, not 1.1e+05 ms."""
     fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
     point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16384, "utilisation": 0.999}}
-    plan = compile_plan(spec_of(16, {"ttft_ms": 5}, fixed, fixed, operating_point=point))
+    plan = run_passes(spec_of(16, {"ttft_ms": 5}, fixed, fixed, operating_point=point))
     (missed,) = [each for each in plan.warnings if each.rule.startswith("W115")]
 
     assert re.search(r"is predicted at [0-9,]+\.[0-9] ms \([0-9,]+\.[0-9] to [0-9,]+\.[0-9]\)$", missed.rule)
@@ -390,7 +390,7 @@ def test_a_missed_ttft_offers_units_that_are_less_full():
 
     def warned(ttft_ms, utilisation):
         point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16384, "utilisation": utilisation}}
-        plan = compile_plan(spec_of(16, {"ttft_ms": ttft_ms}, fixed, fixed, operating_point=point))
+        plan = run_passes(spec_of(16, {"ttft_ms": ttft_ms}, fixed, fixed, operating_point=point))
         found = next(each.prediction.ttft_seconds.mid for each in plan.outlooks if each.phase == "prefill")
         return found * 1e3, [each for each in plan.warnings if each.rule.startswith("W115")]
 

@@ -34,20 +34,20 @@ def test_units_that_share_nodes_become_whole_ones(units, merged, tmp_path):
     assert [(each["mixed.ep_size"], each["mixed.units"]) for each in changes] == [(8, number) for number in merged]
 
 
-def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(plan_of):
+def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(found_of):
     """Kimi-K2 on eight H200: with the offered change each group has KV for its 32 requests at full length."""
     one_node = {"gpu": "h200", "nodes": 1, "gpus_per_node": 8}
     mixed = {"ep_size": 8, "precision": "fp8"}
     spec = {"version": 1, "name": "kimi", "model": "kimi-k2", "cluster": one_node, "mixed": mixed}
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     for change in error.value.findings[0].changes:
-        (memory,) = plan_of(json.dumps(applied(spec, change), indent=1)).memory
+        (memory,) = found_of(json.dumps(applied(spec, change), indent=1)).memory
         assert memory.full_requests >= 32
 
 
-def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(plan_of):
+def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(found_of):
     """A warm-up is too short for experts that no GPU has room for; the printed change plans, warm-up and all."""
     windows = [
         {"at": "08:00", "prefill_units": 2, "decode_units": 1},
@@ -56,26 +56,26 @@ def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(plan
     day = {"prefill.units": None, "decode.units": None, "schedule": {"windows": windows, "warm_up": "10min"}}
     spec = applied(PAIR, day | {"cluster.nodes": 300, "prefill.redundant_experts": 7936})
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     (problem,) = error.value.findings
     assert problem.rule.startswith("S707")
-    assert plan_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
+    assert found_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
 
 
-def test_what_memory_is_made_for_runs(plan_of):
+def test_what_memory_is_made_for_runs(found_of):
     """vLLM runs no prefill unit of 12 GPUs on nodes of four, whatever steps it has: a smaller step is no way out."""
     model, cluster = {"catalog": "deepseek-r1", "checkpoint": "/models/r"}, {"gpu": "h800", "nodes": 24}
     unit = {"ep_size": 12, "redundant_experts": 8, "max_request_tokens": 50_000, "precision": "fp8"}
     decode = {"ep_size": 64, "redundant_experts": 0, "max_request_tokens": 50_000, "precision": "fp8"}
     spec = {"version": 1, "name": "r", "model": model, "engine": "vllm", "cluster": {**cluster, "gpus_per_node": 4}}
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec | {"prefill": unit, "decode": decode}, indent=1))
+        found_of(json.dumps(spec | {"prefill": unit, "decode": decode}, indent=1))
 
     assert [(problem.rule[:4], problem.changes) for problem in error.value.findings] == [("S707", ())]
 
 
-def test_gpus_of_listed_nodes_are_no_wish(plan_of):
+def test_gpus_of_listed_nodes_are_no_wish(found_of):
     """Nodes that say their GPU are what there is: four H800 are not planned as H200 because two others are."""
     nodes = [{"name": f"a{number}"} for number in range(4)] + [
         {"name": f"b{number}", "gpu": "h200"} for number in (0, 1)
@@ -84,36 +84,36 @@ def test_gpus_of_listed_nodes_are_no_wish(plan_of):
     spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed}
     spec |= {"cluster": {"gpu": "h800", "gpus_per_node": 8, "nodes": nodes}}
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     assert error.value.findings[0].changes == ({"mixed.ep_size": 32},)
 
 
-def test_two_phases_that_are_short_get_a_change_each(plan_of):
+def test_two_phases_that_are_short_get_a_change_each(found_of):
     """No single change mends both: each phase's own limit is lowered, and both together plan."""
     spec = applied(PAIR, {"prefill.max_batch_tokens": 100_000, "decode.max_requests": 4096})
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     assert {problem.path for problem in error.value.findings} == {"prefill.max_batch_tokens", "decode.max_requests"}
     for problem in error.value.findings:
         (change,) = problem.changes
         assert change.keys() == {"prefill.max_batch_tokens", "decode.max_requests"}
-    assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
+    assert found_of(json.dumps(applied(spec, change), indent=1)).layouts
 
 
-def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(plan_of):
+def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(found_of):
     """V3 in BF16 with steps of 200,000 tokens on one node: in its own FP8, with shorter steps, it is served there."""
     mixed = {"ep_size": 8, "max_batch_tokens": 200_000, "precision": "bf16"}
     cluster = {"gpu": "h200", "gpus_per_node": 8, "nodes": [{"name": "a", "gpu": "h200"}]}
     spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed, "cluster": cluster}
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     changes = error.value.findings[0].changes
     assert {"mixed.precision", "mixed.max_batch_tokens"} in [set(change) for change in changes]
     for change in changes:
-        assert plan_of(json.dumps(applied(spec, change), indent=1)).layouts
+        assert found_of(json.dumps(applied(spec, change), indent=1)).layouts
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(pla
         ("73GB", "mixed.ep_size 16 and mixed.redundant_experts 0 (then no hot expert has a second replica)"),
     ],
 )
-def test_redundant_experts_stay_where_memory_has_room(plan_of, memory, fix):
+def test_redundant_experts_stay_where_memory_has_room(found_of, memory, fix):
     """Two nodes for three: a slot more on each GPU rather than none to spare; to lose them all is said."""
     gpu = {"name": "mine", "memory": memory, "nvlink": "400GB/s", "nic": "400Gbps"}
     mixed = {"ep_size": 24, "redundant_experts": 8, "precision": "fp8", "max_requests": 8}
@@ -131,13 +131,13 @@ def test_redundant_experts_stay_where_memory_has_room(plan_of, memory, fix):
     cluster = {"gpu": gpu, "gpus_per_node": 8, "nodes": [{"name": "a"}, {"name": "b"}]}
     spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed, "cluster": cluster}
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     assert str(error.value.findings[0].fix) == f"nearest: {fix}"
 
 
 @pytest.mark.parametrize("units", ["auto", 9])
-def test_units_that_traffic_counts_ask_for_nodes_only(plan_of, units):
+def test_units_that_traffic_counts_ask_for_nodes_only(found_of, units):
     """Other units would be counted anew: the printed nodes hold those of the busiest hour, and it plans with them."""
     traffic = {"input_tokens": 608e9, "output_tokens": 168e9, "profile": [0.2] * 12 + [1.0] * 12}
     spec = applied(
@@ -151,9 +151,9 @@ def test_units_that_traffic_counts_ask_for_nodes_only(plan_of, units):
     )
     spec = applied(spec, {"cluster.nodes": 200})
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(spec, indent=1))
+        found_of(json.dumps(spec, indent=1))
 
     (problem,) = error.value.findings
     assert ("busiest hour" in problem.reason) is (units == "auto")
     assert [set(change) for change in problem.changes] == [{"cluster.nodes"}]
-    assert plan_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
+    assert found_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts

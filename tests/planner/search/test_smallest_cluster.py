@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.plan.fit import check_fit
 from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
@@ -95,7 +95,7 @@ def test_lengths_that_nobody_wrote_are_told_where_they_decide():
     (counted,) = check_fit(spec_of(1, traffic=traffic, **limits)).left_to_plan
     points = {"decode": {"kv_tokens": 1250}, "prefill": {"prompt_tokens": 1000}}
     (written,) = check_fit(spec_of(1, operating_point=points, **limits)).left_to_plan
-    head = plan_text(compile_plan(spec_of(20, **limits))).split("\n\n")[0]
+    head = plan_text(run_passes(spec_of(20, **limits))).split("\n\n")[0]
 
     assumed = "auto assumes prompts of 4,989 tokens and requests of 4,989 KV tokens (half of max_request_tokens"
     assert assumed in refused.message
@@ -108,7 +108,7 @@ def test_requests_of_the_traffic_are_the_point_of_phases_without_one():
     """The plan is predicted as with the lengths that follow from them, and as many requests as limits allow."""
     traffic = {"input_tokens": 16e9, "output_tokens": 8e9, "requests": 16e6} | HALF_DAY
     points = {"decode": {"kv_tokens": 1250}, "prefill": {"prompt_tokens": 1000}}
-    counted, written = compile_plan(spec_of(20, traffic=traffic)), compile_plan(spec_of(20, operating_point=points))
+    counted, written = run_passes(spec_of(20, traffic=traffic)), run_passes(spec_of(20, operating_point=points))
 
     assert [each.prediction.point.kv_tokens for each in counted.outlooks if each.phase == "decode"] == [1250]
     for one, other in zip(counted.outlooks, written.outlooks, strict=True):
@@ -123,16 +123,16 @@ def test_a_point_says_lengths_and_leaves_the_load_to_the_planner():
         "decode": {"kv_tokens": 1250, "requests": "auto"},
         "prefill": {"prompt_tokens": 1000, "step_tokens": "auto"},
     }
-    plan, same = compile_plan(spec_of(20, operating_point=points)), compile_plan(spec_of(20, operating_point=autos))
+    plan, same = run_passes(spec_of(20, operating_point=points)), run_passes(spec_of(20, operating_point=autos))
 
     assert plan.decisions == same.decisions
-    assert plan.digest == same.digest
+    assert plan.plan.digest == same.plan.digest
     assert plan.spec.operating_point.decode.requests == plan.spec.decode.max_requests
 
 
 def test_idle_nodes_are_offered_as_spares():
     """Until there is one, a lost node stops its unit for the day; with the spare that is offered nothing is said."""
-    plan = compile_plan(spec_of(20))
+    plan = run_passes(spec_of(20))
     head = " ".join(plan_text(plan).split("\n\n")[0].split())
     used = {node for unit in plan.units for node in unit.nodes}
     (spare,) = re.findall(r"with cluster\.spares: \[(node-\d+)\] the unit serves again after 10 min\.", head)
@@ -140,7 +140,7 @@ def test_idle_nodes_are_offered_as_spares():
 
     assert f"idle {20 - len(used)} nodes. Losing another one stops the only prefill unit that is on at 00:00" in head
     assert spare not in used
-    assert "idle" not in plan_text(compile_plan(spec_of(20, cluster=cluster))).split("\n\n")[0]
+    assert "idle" not in plan_text(run_passes(spec_of(20, cluster=cluster))).split("\n\n")[0]
 
 
 def test_traffic_beyond_any_cluster_is_refused_as_such():

@@ -16,8 +16,8 @@ from planner.compiler import compile_plan
 from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
-from planner.plan.deployable import document_digest, plan_digest
 from planner.plan.fit import check_fit, memory_of
+from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
 from planner.spec.check import check_spec
@@ -109,7 +109,7 @@ def _spec(folder, data):
 
 def _of_another_engine(folder):
     plan, _ = plan_or_problems(folder, SPEC)
-    return _raised(replace(plan.deployable, engine="sglang", refusals=()).require_local)
+    return _raised(plan.changed(written=plan.written | {"engine": "sglang"}, refusals=()).require_local)
 
 
 def _of_an_unknown_model(folder):
@@ -174,7 +174,6 @@ OTHERS = {
     "S760": _of_an_unknown_model,
     "S908": _with_other_references,
     "S909": lambda folder: _rendered(folder, _with_other_nodes(folder)),
-    "S910": lambda folder: _rendered(folder, _plan(folder, SPEC.replace("gpu: cpu", "gpu: mi300x"))),
     "S911": lambda folder: _rendered(folder, _plan(folder), "--previous", "plan.json"),
     "S912": lambda folder: _validated("plan.json", pretty_json(_plan(folder)))(folder),
     "S913": _changed_by_hand,

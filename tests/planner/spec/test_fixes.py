@@ -123,7 +123,7 @@ def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, pr
     (fix,) = {str(problem.fix) for problem in problems_of(text)}
     plan = plan_of(with_line(20, f"  ep_size: {fix.removeprefix('nearest: ')}"))
 
-    assert len(plan.layouts) == 2
+    assert len(plan.phases) == 2
 
 
 @pytest.mark.parametrize(("num_nodes", "offered"), [(4, "nearest: 4"), (5, "nearest: 4 or 6")])

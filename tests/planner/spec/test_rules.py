@@ -79,7 +79,7 @@ def test_what_the_runtime_cannot_run_says_so(index, case, spec_folder):
     assert facts_of(found[:1]) == expected(case)
     assert found[0].message in plan.as_json()["why_not"]
     with pytest.raises(InfeasibleError, match=case["rule"]):
-        plan.deployable.launch_files()
+        plan.launch_files()
 
 
 @numbered("engines")

@@ -24,7 +24,7 @@ DEMO_SPEC = Path(__file__).parents[3] / "stacks" / "specs" / "demo.yaml"
 def launch_file(tmp_path):
     """The demo's decode unit, as the planner writes it."""
     path = tmp_path / "demo-decode-0.launch.json"
-    path.write_text(compile_plan(check_spec(DEMO_SPEC)).deployable.launch_files()[path.name])
+    path.write_text(compile_plan(check_spec(DEMO_SPEC)).launch_files()[path.name])
     return path
 
 

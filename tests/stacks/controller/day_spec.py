@@ -24,4 +24,4 @@ def write_day(folder, *, cluster=None, schedule=None, **kubernetes):
 
 def day_plan(folder, *, cluster=None, schedule=None, **kubernetes):
     """Its plan."""
-    return compile_plan(check_spec(write_day(folder, cluster=cluster, schedule=schedule, **kubernetes))).deployable
+    return compile_plan(check_spec(write_day(folder, cluster=cluster, schedule=schedule, **kubernetes)))

@@ -15,7 +15,7 @@ __all__ = ["changed_pods", "demo_needs", "found", "good_cluster", "node", "pod"]
 
 def demo_needs() -> Needs:
     """The demo's: prefill on node-0, decode on node-1 and node-2, a gateway, and nothing asked of resources."""
-    return read_needs(compile_plan(check_spec(DEMO_SPEC)).deployable)
+    return read_needs(compile_plan(check_spec(DEMO_SPEC)))
 
 
 def changed_pods(needs: Needs, change, component: str | None = None) -> Needs:

@@ -28,7 +28,7 @@ def patched_needs(patch, folder):
     document.setdefault("kubernetes", {})["overlay"] = {"objects": [{"kind": "Deployment", "patch": patch}]}
     spec = folder / "spec.json"
     spec.write_text(json.dumps(document))
-    return read_needs(compile_plan(check_spec(spec)).deployable)
+    return read_needs(compile_plan(check_spec(spec)))
 
 
 def test_each_workload_is_a_set_of_pods_on_its_nodes(needs):
@@ -146,16 +146,14 @@ def test_networks_may_be_a_json_list():
 
 def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
     """Before the cluster is asked anything."""
-    from dataclasses import replace
-
     from planner.compiler import compile_plan
     from planner.problems.errors import InfeasibleError
     from planner.problems.finding import Finding
     from planner.spec.check import check_spec
     from tests.stacks.deployments import DEMO_SPEC
 
-    plan = compile_plan(check_spec(DEMO_SPEC)).deployable
-    refused = replace(plan, refusals=(Finding("", None, "S700 no", "why", "fix").at("x"),))
+    plan = compile_plan(check_spec(DEMO_SPEC))
+    refused = plan.changed(refusals=(Finding("", None, "S700 no", "why", "fix").at("x"),))
 
     with pytest.raises(InfeasibleError):
         read_needs(refused)

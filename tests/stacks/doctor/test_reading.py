@@ -39,7 +39,7 @@ def overlaid(tmp_path_factory):
         spec[section][key] = str((DEMO_SPEC.parent / spec[section][key]).resolve())
     path = tmp_path_factory.mktemp("overlaid") / "spec.json"
     path.write_text(json.dumps(spec | {"kubernetes": {"overlay": {"unit_pod": unit_pod, "objects": [service]}}}))
-    return read_needs(compile_plan(check_spec(path)).deployable)
+    return read_needs(compile_plan(check_spec(path)))
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """What `status` finds in a cluster, against a fake API server that holds what controllers would have made of a plan."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.problems.fix import applied
 from planner.spec.check import check_spec
 from stacks import cli
 from stacks.live import status, status_cli
@@ -31,7 +31,7 @@ NO_NODES = 'nodes is forbidden: User "eve" cannot list resource "nodes" in API g
 @pytest.fixture(scope="module")
 def plan():
     """The demo's."""
-    return compile_plan(check_spec(DEMO_SPEC)).deployable
+    return compile_plan(check_spec(DEMO_SPEC))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_unit_scaled_to_nothing_is_off(server, plan):
 
 def test_units_may_be_stateful_sets(plan):
     """Ready when all their pods are."""
-    of_sets = replace(plan, kubernetes=plan.kubernetes.model_copy(update={"unit_kind": "statefulset"}))
+    of_sets = plan.changed(written=applied(plan.written, {"kubernetes.unit_kind": "statefulset"}))
     with running_fake_api() as (fake, api):
         for text in render_files(of_sets).values():
             document = yaml.safe_load(text)
@@ -107,7 +107,7 @@ def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys
             f"{NAMESPACE}/pods/pod-{number}", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         )
     monkeypatch.setattr(status, "connect", lambda context: api)
-    monkeypatch.setattr(status_cli, "deployable_from", lambda given: spared)
+    monkeypatch.setattr(status_cli, "plan_from", lambda given: spared)
 
     assert cli.main(["status", "--context", "any"]) == 0
     assert "  demo-decode-0  decode  4 ranks  ready, on spare node-7 for node-2" in capsys.readouterr().out.splitlines()
@@ -173,7 +173,7 @@ def with_spare(plan, unit, node):
     """The plan with a spare for that unit."""
     file = f"{unit}.launch.json"
     document = plan.launch_documents[file] | {"spares": [node]}
-    return replace(plan, launch_documents={**plan.launch_documents, file: document})
+    return plan.changed(launch_documents={**plan.launch_documents, file: document})
 
 
 def test_rights_in_the_namespace_are_enough(server, plan):

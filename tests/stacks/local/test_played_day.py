@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.compiler import deployable_from
+from planner.compiler import plan_from
 from planner.facts.day import hh_mm
 from planner.problems.errors import CallError, InfeasibleError
 from planner.schedule.schedule import Step
@@ -68,8 +68,8 @@ def test_the_clock_is_the_plans_wherever_it_stands():
 
 def test_the_day_that_ships_can_be_played_in_five_minutes():
     """On two cores: both phases come and go together, in the morning and in the evening."""
-    plan = deployable_from(DAY_SPEC, None)
-    ranks = {unit.name: len(unit.ranks) for unit in plan.units}
+    plan = plan_from(DAY_SPEC, None)
+    ranks = {unit.name: unit.ranks for unit in plan.units}
     day = plan_play(plan.timetable, MINUTES_5, ranks, num_cores=2)
     last = [act.unit for act in day.acts if act.unit == "demo-day-decode-1"]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.compiler import deployable_from
+from planner.compiler import plan_from
 from stacks import cli
 from stacks.live import status_cli
 from stacks.local import supervisor, watched_group
@@ -33,7 +33,7 @@ def after(command, flag):
 
 def test_each_gateway_has_an_address_and_a_certificate_of_its_own_and_every_node_calls_both(tmp_path, write_spec):
     """They prove one identity and hold half of the limits each; the nodes' addresses come after theirs."""
-    plan = deployable_from(write_spec(gateway={"replicas": 2}), None)
+    plan = plan_from(write_spec(gateway={"replicas": 2}), None)
     layout = lay_out_locally(plan, tmp_path, tmp_path / "tls", "127.0.0.1")
     commands = [gateway.process.command for gateway in layout.gateways]
     (first, second), units = layout.identities[:2], layout.identities[2:]

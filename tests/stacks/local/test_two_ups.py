@@ -22,7 +22,7 @@ from tests.stacks.messages import DEMO
 @pytest.fixture(scope="module")
 def plan():
     """The demo's."""
-    return compile_plan(check_spec(DEMO_SPEC)).deployable
+    return compile_plan(check_spec(DEMO_SPEC))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_files_and_supervisor_come_under_one_lock(plan, folder, monkeypatch):
     monkeypatch.setattr(deployment, "_fork", fork)
     deployment.start(plan, next(HOSTS), detached=True)
 
-    assert seen == [dict(plan.launch_documents)]
+    assert seen == [{name: json.loads(text) for name, text in plan.launch_files().items()}]
 
 
 def test_an_up_follows_and_stops_its_own_supervisor_alone(folder, monkeypatch):

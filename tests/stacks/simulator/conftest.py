@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import stacks
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.spec.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
 
@@ -22,7 +22,7 @@ PAIR_TRAFFIC = {
 @pytest.fixture(scope="session")
 def published():
     """The plan of the published system."""
-    return compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+    return run_passes(check_spec(SPECS / "deepseek-h800.yaml"))
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def pair_spec(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pair(pair_spec):
-    return compile_plan(check_spec(pair_spec))
+    return run_passes(check_spec(pair_spec))
 
 
 @pytest.fixture(scope="session")
@@ -63,13 +63,13 @@ def small_spec(tmp_path_factory):
 @pytest.fixture(scope="session")
 def mixed():
     """A node of H200 with traffic that half fills it."""
-    return compile_plan(_of_one_node({}))
+    return run_passes(_of_one_node({}))
 
 
 @pytest.fixture(scope="session")
 def drafting():
     """The same node and its traffic, with two drafts in each step."""
-    return compile_plan(_of_one_node({"engine": "sglang", "mixed.draft_tokens": 2}))
+    return run_passes(_of_one_node({"engine": "sglang", "mixed.draft_tokens": 2}))
 
 
 def _of_one_node(changes):
@@ -95,4 +95,4 @@ def duo(tmp_path_factory):
     spec["traffic"] = {"input_tokens": 2e9, "output_tokens": 3e8}
     path = tmp_path_factory.mktemp("duo") / "duo.yaml"
     path.write_text(yaml.safe_dump(spec))
-    return compile_plan(check_spec(path))
+    return run_passes(check_spec(path))

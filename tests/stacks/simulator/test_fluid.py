@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.spec.check import check_document, check_spec, with_values
 from planner.spec.yaml import parse_document
 from stacks.simulator.flows.day import simulate_day
@@ -131,14 +131,14 @@ def test_a_spare_with_other_gpus_is_no_spare():
     data = {"version": 1, "name": "two", "model": "deepseek-v2-lite", "prefill": {"ep_size": 8}}
     data |= {"cluster": {"gpu": "h800", "gpus_per_node": 8, "nodes": nodes, "spares": ["c"]}}
     data |= {"decode": {"ep_size": 8, "gpu": "h20"}}
-    plan = compile_plan(check_document(parse_document(json.dumps(data), "spec.yaml")))
+    plan = run_passes(check_document(parse_document(json.dumps(data), "spec.yaml")))
 
     assert [each.spare for each in find_outages(plan, [Failure("a", NOON), Failure("b", NOON)])] == [None, "c"]
 
 
 def test_a_unit_is_out_for_as_long_as_the_plans_uptime_counts(pair_spec):
     """Without `uptime` for a warm-up; with it for its `recovery`, so that both estimates are of one outage."""
-    plan = compile_plan(with_values(check_spec(pair_spec), {"uptime": {"recovery": "20min"}}))
+    plan = run_passes(with_values(check_spec(pair_spec), {"uptime": {"recovery": "20min"}}))
     (unit,) = [each for each in plan.units if each.phase == "decode"]
 
     assert [each.until for each in find_outages(plan, [Failure(unit.nodes[3], NOON)])] == [NOON + 20]
@@ -169,7 +169,7 @@ def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output
     point = {"requests": requests, "kv_tokens": prompt + output // 2, "prompt_tokens": prompt, "output_tokens": output}
     changes = {"operating_point": {"mixed": point}, "mixed.max_requests": requests, "mixed.attention_tp": attention_tp}
     changes["traffic"] = {"input_tokens": 1e9, "output_tokens": 1e9 * output / prompt}
-    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
     (load,), found, service = plan.demand, plan.outlooks[0].prediction, build_service(plan)
     full, over = (
         play_day(service, [share / load.load / 1440] * 120, (planned_fleet(plan), planned_fleet(plan)))

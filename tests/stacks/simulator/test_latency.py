@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.estimate.throughput.queue import wait_at
 from planner.spec.check import check_spec
 from planner.spec.operating_point import SloSpec
@@ -88,7 +88,7 @@ def test_nobody_waits_for_units_that_are_off(pair_spec, tmp_path):
     day = [(f"{hour:02}:00", on) for hour, on in ((3, 0), (6, 1))]
     windows = [{"at": at, "prefill_units": on, "decode_units": on} for at, on in day]
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec | {"schedule": {"timezone": "UTC", "windows": windows}}))
-    plan = compile_plan(check_spec(tmp_path / "spec.yaml"))
+    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,7 +124,7 @@ def test_tokens_of_units_that_drain_take_time(pair_spec, tmp_path):
     spec = yaml.safe_load(pair_spec.read_text())
     windows = [{"at": at, "prefill_units": on, "decode_units": on} for at, on in (("12:00", 0), ("18:00", 1))]
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec | {"schedule": {"timezone": "UTC", "windows": windows}}))
-    curves = simulate_day(compile_plan(check_spec(tmp_path / "spec.yaml"))).curves["mid"]
+    curves = simulate_day(run_passes(check_spec(tmp_path / "spec.yaml"))).curves["mid"]
 
     assert curves.tokens[720] > 0
     assert (mean_tpot(curves)[curves.tokens > 0] > 0.01).all()

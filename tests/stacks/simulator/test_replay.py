@@ -140,10 +140,10 @@ def test_the_balancer_keeps_kv_more_even_than_turns_do(duo):
     assert np.mean([each.kv_most for each in balanced.samples]) < np.mean([each.kv_most for each in turns.samples])
 
 
-@pytest.mark.parametrize(("plan_of", "load"), [("duo", 0.5), ("duo", 2.0), ("mixed", 0.5)])
-def test_flows_and_single_requests_agree_on_throughput(request, plan_of, load):
+@pytest.mark.parametrize(("found_of", "load"), [("duo", 0.5), ("duo", 2.0), ("mixed", 0.5)])
+def test_flows_and_single_requests_agree_on_throughput(request, found_of, load):
     """Where both apply, both make as many tokens a second, within five per cent."""
-    plan = request.getfixturevalue(plan_of)
+    plan = request.getfixturevalue(found_of)
     service = build_service(plan)
     mean = service.request
     rate = load * service.requests_per_day / 86_400
@@ -156,10 +156,10 @@ def test_flows_and_single_requests_agree_on_throughput(request, plan_of, load):
     assert tokens / (end - begin) == pytest.approx(curves.tokens[-1] / 60, rel=0.05)
 
 
-@pytest.mark.parametrize(("plan_of", "load"), [("mixed", 0.5), ("mixed", 1.0), ("drafting", 1.0)])
-def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(request, plan_of, load):
+@pytest.mark.parametrize(("found_of", "load"), [("mixed", 0.5), ("mixed", 1.0), ("drafting", 1.0)])
+def test_flows_and_single_requests_agree_on_latencies_of_a_mixed_unit(request, found_of, load):
     """Eight ranks that stop for each other's prompts: means of TTFT and TPOT are within a tenth."""
-    mixed = request.getfixturevalue(plan_of)
+    mixed = request.getfixturevalue(found_of)
     service = build_service(mixed)
     mean, seconds = service.request, MINUTES * 60
     found = replay(mixed, poisson(load * service.requests_per_day / 86_400, seconds, round(mean.prompt), mean.output))

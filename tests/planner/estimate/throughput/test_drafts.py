@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stacks
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.estimate.throughput.operations import attention_out
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import saturated_rate
@@ -70,8 +70,8 @@ def test_a_module_has_the_parameters_that_were_published():
 
 def test_a_plan_with_drafts_has_the_modules_memory_and_says_what_they_bring():
     """One more layer of weights and KV in both phases; rates are of accepted tokens, and the range is wide."""
-    plan = compile_plan(with_values(check_spec(SPEC), {"decode.draft_tokens": 1}))
-    document = plan.as_json()
+    plan = run_passes(with_values(check_spec(SPEC), {"decode.draft_tokens": 1}))
+    document = plan.plan.as_json()
     decode, prefill = document["performance"]["decode"], document["performance"]["prefill"]
 
     assert {each["kv_bytes_per_token"] for each in document["memory"].values()} == {62 * 1152}

@@ -1,0 +1,42 @@
+"""Parts of a document that programs read: what is written, and read back, key by key.
+
+A figure is rounded where it is written, since estimates are no more exact; a rounded one stays as it is.
+"""
+
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+__all__ = ["Maybe", "Part", "Rounded", "Rounded6"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _rounded(digits: int) -> AfterValidator:
+    return AfterValidator(lambda value: float(f"{value:.{digits}g}"))
+
+
+T = TypeVar("T")
+Maybe = Annotated[T | None, Field(exclude_if=_is_none)]  # the key is left out where there is nothing to say
+Rounded = Annotated[float, _rounded(5)]
+Rounded6 = Annotated[float, _rounded(6)]
+
+
+class Part(BaseModel):
+    """A part of a document: its keys are read from JSON, or from the attributes of what a pass found.
+
+    An attribute with another name than its key is the key's alias.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        defer_build=True,
+        from_attributes=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )

@@ -1,0 +1,333 @@
+"""The sections of a plan that are only expected of it, or were weighed for it: nothing that runs follows from them.
+
+What is said of keys and attributes in `sections.py` holds here too.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasPath, Field
+
+from planner.expert_map.types import FrontPoint, Policy
+from planner.facts.part import Maybe, Part, Rounded
+from planner.facts.terms import Phase
+from planner.plan.sections import Digest, Ratios
+from planner.spec.cost import CurrencySpec
+
+__all__ = [
+    "Balance",
+    "Cost",
+    "Demand",
+    "OneMoreSlot",
+    "Performance",
+    "ReportRow",
+    "Search",
+    "Traffic",
+    "Weighed",
+]
+
+
+Rounded6Places = Annotated[float, AfterValidator(lambda value: round(value, 6))]
+
+
+class OneMoreSlot(Part):
+    """What a map would have that has a slot more on each GPU."""
+
+    slots_per_gpu: int
+    bytes_per_gpu: int | None  # none where nobody knows
+    mean_max_over_mean: Rounded6Places
+    mean_bound: Rounded6Places
+
+
+class Moves(Part):
+    """What differs from the previous plan's map."""
+
+    moved_slots: int
+    bytes: int | None
+
+
+class Weighed(Part):
+    """What a map minds, why, and what the others that were weighed would give."""
+
+    policy: Policy
+    policy_reason: str
+    front: tuple[FrontPoint, ...]
+    dispatch: FrontPoint | None
+
+
+class Balance(Weighed):
+    """What a phase makes of its map, which another phase may have too."""
+
+    expert_map: Digest
+    max_over_mean_sampled: Ratios
+    one_more_slot: OneMoreSlot | None
+    moves: Moves | None
+
+
+class Link(Part):
+    """The fullest link of a kind, in one MoE layer of the largest step."""
+
+    kind: str
+    place: str
+    dispatch_bytes: int
+    combine_bytes: int
+    gb_per_s: float
+    attention_bytes: int
+    attention_gb_per_s: float | None
+    microseconds: float
+
+
+class Traffic(Part):
+    """The fullest links of a phase's units."""
+
+    moe_layer: int = Field(validation_alias="layer")
+    tokens_per_rank: int
+    links: tuple[Link, ...]
+    busiest: Link
+
+
+class Range(Part):
+    """A figure with the range that its evidence gives it."""
+
+    low: Rounded
+    mid: Rounded
+    high: Rounded
+
+
+class Point(Part):
+    """What a phase is predicted for: what steps and requests are like."""
+
+    derived: bool  # from limits, where the spec has none
+    requests: Maybe[float] = None
+    kv_tokens: Maybe[float] = None
+    step_tokens: Maybe[float] = None
+    prompt_tokens: Maybe[float] = None
+    output_tokens: Maybe[float] = None
+    cache_hit_rate: Maybe[float] = None
+    cache_read_gbps: Maybe[float] = None
+    utilisation: Maybe[float] = None
+
+
+class Drafts(Part):
+    """What an MTP module takes of a step and, where it drafts, what it brings."""
+
+    draft_tokens: int
+    ms: Rounded
+    acceptance_rate: Maybe[float] = None
+    tokens_per_step_and_request: Maybe[Rounded] = None
+
+
+class CacheReads(Part):
+    """Reads of prompts' KV."""
+
+    bytes_per_s_per_node: Rounded
+    ms_per_prompt: Rounded
+
+
+class Grounds(Part):
+    """What a prediction rests on, in words."""
+
+    family: str
+    why: str
+    scaled: tuple[str, ...]  # constants of the GPU that are scaled from another's
+    chance: str  # of a speed within the range
+
+
+class Promise(Part):
+    """A promise of the spec, and at which speeds it is kept."""
+
+    promised: float
+    predicted: Rounded
+    met: bool
+    met_at_slowest: bool
+    met_at_fastest: bool
+
+
+class Correction(Part):
+    """What a user's own measurements changed: errors are means of |predicted / measured - 1|."""
+
+    file: str
+    digest: Digest
+    num_rows: int
+    factor: float
+    error_before: float
+    error_after: float
+
+
+class Performance(Part):
+    """What a phase does at its operating point, or why nobody knows."""
+
+    not_predicted: Maybe[str] = None
+    engine: Maybe[str] = None
+    operating_point: Maybe[Point] = None
+    tokens_per_s_per_gpu: Maybe[Range] = None
+    tokens_per_s_per_node: Maybe[Range] = None
+    tokens_per_s_per_unit: Maybe[Range] = None
+    tokens_per_s_per_user: Maybe[Range] = None
+    tokens_per_s_per_node_with_hits: Maybe[Range] = None
+    latency_ms: Maybe[Range] = None
+    tpot_ms: Maybe[Range] = None
+    tpot_p99_ms: Maybe[Range] = None
+    ttft_ms: Maybe[Range] = None
+    ttft_p99_ms: Maybe[Range] = None
+    queued_steps: Maybe[Rounded] = None  # that a prompt waits on average; none at utilisation 1
+    kv_transfer_ms: Maybe[Rounded] = None
+    step_ms: Maybe[Rounded] = None
+    kv_tokens_in_use: Maybe[int] = None
+    imbalance: Maybe[Rounded] = None
+    binding: Maybe[str] = None
+    with_10_percent_more: Maybe[Rounded] = None
+    stages_us: Maybe[dict[str, Rounded]] = None
+    exposed_us: Maybe[Rounded] = None
+    evidence: Maybe[Grounds] = None
+    cache_reads: Maybe[CacheReads] = None
+    drafts: Maybe[Drafts] = None
+    calibration: Maybe[Correction] = None
+    slo: Maybe[dict[Literal["ttft_ms", "tpot_ms"], Promise]] = None
+
+
+class Demand(Part):
+    """What the traffic asks of a phase in its fullest hour, and how full it is then and in its emptiest."""
+
+    at: str
+    asked_tokens_per_s: Rounded = Field(validation_alias="asked_per_s")
+    served_tokens_per_s: Rounded = Field(validation_alias="served_per_s")
+    most_tokens_per_s: Rounded = Field(validation_alias="most_per_s")
+    highest_load: Rounded | None = Field(validation_alias="known_load")  # none while no unit is on
+    lowest_load: Rounded = Field(validation_alias="lowest")
+
+
+class PhaseCost(Part):
+    """What one phase's nodes cost while they are on."""
+
+    usd_per_day: float = Field(validation_alias="usd")
+    mean_nodes: float
+    usd_per_million_tokens: float | None
+
+
+class StateCost(Part):
+    """One state of the schedule, or the whole day without one."""
+
+    at: str
+    minutes: int
+    nodes: int
+    spot_nodes: int
+    usd: float
+    usd_per_hour: float
+    input_tokens: float | None
+    output_tokens: float | None
+    answered_share: float = Field(validation_alias="answered")
+    revenue_usd: float | None
+    margin: float | None
+
+
+class Freed(Part):
+    """Nodes that are off in some state."""
+
+    node_hours_per_day: float
+    usd_per_day: float
+
+
+class CacheHits(Part):
+    """What a day's cache hits save, and what they leave to customers."""
+
+    saved_nodes: float
+    saved_usd_per_day: float = Field(validation_alias="saved_usd")
+    given_up_usd_per_day: float | None = Field(validation_alias="given_up_usd")
+
+
+def _of_tokens(name: str, default: Any = None) -> Any:
+    """Return the field of a figure about tokens sold; nobody knows it where the spec says no traffic."""
+    return Field(default=default, validation_alias=AliasPath("tokens", name))
+
+
+class Cost(Part):
+    """US dollars of a day; null where the spec leaves out the traffic or prices that it takes."""
+
+    usd_per_day: float = Field(validation_alias="usd")
+    idle_usd_per_day: float = Field(validation_alias="idle_usd")
+    spares_usd_per_day: float = Field(validation_alias="spares_usd")
+    usd_per_million_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
+    answered_share: float | None = _of_tokens("answered")
+    speed_unknown: tuple[Phase, ...] = _of_tokens("unknown", ())
+    revenue_usd_per_day: float | None = _of_tokens("revenue_usd")
+    revenue_if_all_answered_usd_per_day: float | None = _of_tokens("asked_usd")
+    margin: float | None
+    markup: float | None
+    phases: dict[Phase, PhaseCost] = Field(validation_alias="by_phase")
+    states: tuple[StateCost, ...]
+    freed: Freed
+    cache_hits: CacheHits | None = Field(validation_alias="hits")
+    currency: CurrencySpec | None
+
+
+class Tried(Part):
+    """A layout that fits and keeps the SLO, and why another was taken."""
+
+    ep_size: int
+    attention_tp: int
+    redundant_experts: int
+    max_batch_tokens: int
+    max_requests: int
+    nodes_per_unit: int
+    tokens_per_s_per_gpu: float
+    tokens_per_s_per_node: float
+    tpot_ms: float | None
+    ttft_ms: float | None
+    max_over_mean: float
+    chosen: bool
+    why_not: str | None
+
+
+class Lost(Part):
+    """Layouts that are out for one reason."""
+
+    layouts: int
+    for_example: dict[str, int]
+    detail: str
+
+
+class Fastest(Part):
+    """A layout at one load that no other beats in speed and latency."""
+
+    ep_size: int
+    attention_tp: int
+    redundant_experts: int
+    max_batch_tokens: int
+    max_requests: int
+    tokens_per_s_per_gpu: float
+    tpot_ms: Maybe[float] = None
+    ttft_ms: Maybe[float] = None
+
+
+class PhaseSearch(Part):
+    """What was tried for a phase."""
+
+    tried: int
+    candidates: tuple[Tried, ...]
+    lost: dict[str, Lost]  # by reason
+    front: tuple[Fastest, ...]
+
+
+class Search(Part):
+    """The layouts that were chosen where speed decided, and what they serve."""
+
+    units: dict[Phase, int]
+    nodes: int
+    usable_nodes: int
+    output_tokens_per_s: float
+    tokens_per_output_token: dict[Phase, float]
+    phases: dict[Phase, PhaseSearch]
+
+
+class ReportRow(Part):
+    """One figure of the report, as text, page and diff show it."""
+
+    section: str
+    name: str
+    value: str | float | None
+    unit: str
+    low: float | None
+    high: float | None
+    provenance: str
+    note: str
