@@ -88,6 +88,10 @@ def add_plan(commands: Any) -> None:
         "--calibration", type=Path, metavar="FILE", help="your own measurements, in JSON, which correct predictions"
     )
     plan.add_argument(
+        "--full", action="store_true", help="show every table, every default and every unit with its nodes"
+    )
+    plan.add_argument("--unit", metavar="NAME", help="show one unit with each of its nodes and the ranks there")
+    plan.add_argument(
         "--explain", action="store_true", help="also show the stages of a layer, as a table and a timeline"
     )
     add_format(plan)
@@ -168,8 +172,8 @@ def _plan(arguments: argparse.Namespace) -> None:
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import without_output
     from planner.plan.loaded import read_plan
-    from planner.plan.performance_text import explained
-    from planner.plan.text import plan_text
+    from planner.report.text import plan_text
+    from planner.report.timeline import explained
 
     if arguments.export and not arguments.output:
         raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
@@ -184,14 +188,26 @@ def _plan(arguments: argparse.Namespace) -> None:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
         _export_maps(plan, arguments.export, arguments.output)
-    if arguments.format == "json":
+    if arguments.unit:
+        _print_unit(plan, arguments)
+    elif arguments.format == "json":
         print_json(plan.as_json())
     else:
-        print(plan_text(found), end="")
+        print(plan_text(plan, full=arguments.full), end="")
         if previous is not None and (changes := _changes(previous, plan)):
             print(f"\n{changes}")
         if arguments.explain:
             print(f"\n{explained(found)}")
+
+
+def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
+    from planner.report.text import unit_named, unit_text
+
+    unit = unit_named(plan, arguments.unit)
+    if arguments.format == "json":
+        print_json(next(each for each in plan.as_json()["units"] if each["name"] == unit.name))
+    else:
+        print(unit_text(unit), end="")
 
 
 def _changes(before: "Plan", after: "Plan") -> str:

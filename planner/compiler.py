@@ -54,9 +54,10 @@ def run_passes(
 ) -> "Estimated":
     """Return what the passes find for `spec`, as `compile_plan` has it, for whoever asks further than the plan."""
     from planner.plan.estimated import with_estimates  # imported late: `render` and `up` need none of it
+    from planner.report.rows import rows_of
 
     decided = _decided(decide(spec, memory_of, layout_of), previous)
-    return with_estimates(decided, _one_more_slot(decided), calibration)
+    return with_estimates(decided, _one_more_slot(decided), calibration, rows_of)
 
 
 def plan_from(path: Path, previous: Path | None = None) -> Plan:

@@ -18,8 +18,8 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package, or room with rooms -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > command, compiler, manifests, experts > plan > cost > search > schedule, engines > estimate > placement"
-        " > cluster, layout > spec > expert_map > families > facts > problems"
+        "cli > command, compiler, manifests, experts > report > plan > cost > search > schedule, engines > estimate"
+        " > placement > cluster, layout > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor, controller > program > provider, live, simulator > kube, local",
     "runtime": (

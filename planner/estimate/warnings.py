@@ -2,7 +2,7 @@
 
 A warning has the four parts of an error: field and value, rule, reason, fix. It changes neither the plan nor the exit
 status. What is certainly wrong, or has no effect, is an error instead (`spec/layout_rules.py`). What only the cluster
-can show is a row of the plan (`plan/relied_on.py`).
+can show is a row of the plan (`report/relied_on.py`).
 """
 
 from bisect import bisect_left

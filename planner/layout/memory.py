@@ -202,12 +202,14 @@ def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_by
     return ceil(10_000 * (weight_bytes + kv_bytes) / free) / 10_000
 
 
-def node_bytes(memory: MemoryPlan, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
-    """Return the bytes of weights that a node of a unit reads: what all its GPUs hold alike once, experts for each."""
+def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
+    """Return the bytes of weights that a node of a unit reads: what all its GPUs hold alike once, experts for each.
+
+    `weights_bytes` are those of one GPU, and `routed_bytes` what its expert slots take of them.
+    """
     gpus = min(ep_size, gpus_per_node)
-    slots = memory.num_slots * memory.weights.slot
     parts = min(attention_tp, gpus)  # of attention: a group's GPUs hold different ones
-    return float((memory.weight_bytes - slots) * parts + gpus * slots)
+    return float((weights_bytes - routed_bytes) * parts + gpus * routed_bytes)
 
 
 def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:

@@ -16,8 +16,8 @@ from planner.facts import names
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.manifests.render import render_files
-from planner.plan.columns import filled, runs_of, wrapped
 from planner.plan.plan import Plan
+from planner.report.columns import filled, runs_of, wrapped
 
 __all__ = ["PodChange", "changes_text", "pod_changes"]
 

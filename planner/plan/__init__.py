@@ -1,1 +1,1 @@
-"""The frozen result: as JSON with a digest, as text, as launch files."""
+"""The frozen result: as JSON with a digest, as launch files."""

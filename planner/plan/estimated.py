@@ -3,7 +3,7 @@
 No estimate changes what is carried out, and none refuses it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -34,6 +34,8 @@ from planner.layout.working_memory import largest_step_tokens
 from planner.plan import figures
 from planner.plan.compiled import Compiled, by_phase
 from planner.plan.expected import Weighed
+from planner.plan.plan import Plan, sealed
+from planner.plan.row import Row
 from planner.plan.sections import Map
 from planner.problems.fix import Change
 from planner.spec.check import ResolvedSpec, with_values
@@ -52,6 +54,12 @@ class Estimated(Compiled):
     outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
     failures: Mapping[Phase, Mapping[str, Loss]]  # by domain
     uptime: Uptime | None  # none where the spec does not ask
+    make_rows: Callable[[Plan], tuple[Row, ...]]  # of the plan's report
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the plan with its report."""
+        return sealed(self.sections, self.make_rows)
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -168,11 +176,14 @@ class Estimated(Compiled):
 
 
 def with_estimates(
-    decided: Compiled, one_more_slot: Mapping[Phase, ExpertMap], calibration: Calibration | None
+    decided: Compiled,
+    one_more_slot: Mapping[Phase, ExpertMap],
+    calibration: Calibration | None,
+    make_rows: Callable[[Plan], tuple[Row, ...]],
 ) -> Estimated:
     """Return what was `decided`, and what is expected of it.
 
-    Predictions are corrected by `calibration`, a user's own measurements.
+    Predictions are corrected by `calibration`, a user's own measurements. `make_rows` makes the rows of its report.
     """
     spec, layouts, maps, loads = decided.resolved, decided.layouts, decided.expert_maps, decided.grounds.loads
     traffic = expected_traffic(spec, layouts, decided.units, maps, loads)
@@ -198,6 +209,7 @@ def with_estimates(
         outlooks=outlooks,
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
+        make_rows=make_rows,
     )
     return replace(found, warnings=(*found.warnings, *overloads(spec, found.fullest, partial(_fuller, found))))
 

@@ -19,7 +19,6 @@ __all__ = [
     "Demand",
     "OneMoreSlot",
     "Performance",
-    "ReportRow",
     "Search",
     "Traffic",
     "Weighed",
@@ -318,16 +317,3 @@ class Search(Part):
     output_tokens_per_s: float
     tokens_per_output_token: dict[Phase, float]
     phases: dict[Phase, PhaseSearch]
-
-
-class ReportRow(Part):
-    """One figure of the report, as text, page and diff show it."""
-
-    section: str
-    name: str
-    value: str | float | None
-    unit: str
-    low: float | None
-    high: float | None
-    provenance: str
-    note: str

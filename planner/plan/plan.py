@@ -14,7 +14,7 @@ that manifests are made from, as far as they differ from their defaults. A field
 digests of earlier plans as they are, and a better estimate is not another plan.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Literal
@@ -31,9 +31,10 @@ from planner.facts.part import Maybe, Part
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
-from planner.plan.expected import Balance, Cost, Demand, Performance, ReportRow, Search, Traffic
+from planner.plan.expected import Balance, Cost, Demand, Performance, Search, Traffic
 from planner.plan.launch import LaunchDocument, with_map
 from planner.plan.pods import PhasePods, pods_of
+from planner.plan.row import Row
 from planner.plan.sections import (
     Digest,
     Figures,
@@ -102,7 +103,7 @@ class Plan(Part):
     kv_cache: Maybe[KvCache] = None
     uptime: Maybe[Uptime] = None
     cost: Maybe[Cost] = None
-    report: Maybe[tuple[ReportRow, ...]] = None
+    report: Maybe[tuple[Row, ...]] = None
 
     def as_json(self) -> dict[str, Any]:
         """Return PLAN.json's content."""
@@ -209,10 +210,12 @@ class Plan(Part):
         return rows if fits else None
 
 
-def sealed(sections: Mapping[str, Any]) -> Plan:
-    """Return the plan of these sections, with the digests of what they say."""
+def sealed(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Row, ...]] | None" = None) -> Plan:
+    """Return the plan of these sections, with the digests of what they say; and with a report, if rows are made."""
     unsealed = dict.fromkeys(("digest", "document_digest", "spec_digest"), UNSEALED)
     plan = Plan.model_validate({"version": PLAN_VERSION, **unsealed, **sections})
+    if make_rows is not None:
+        plan = plan.changed(report=make_rows(plan))
     document = plan.as_json()
     document["spec_digest"] = digest_of(plan.spec.model_dump(mode="json"))
     document["digest"] = plan_digest(document, plan.spec)

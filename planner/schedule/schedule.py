@@ -31,7 +31,6 @@ from planner.spec.schema import Spec
 __all__ = [
     "ALL_STAY_ON",
     "NOT_EXECUTED",
-    "PLAYED",
     "DaySchedule",
     "OtherDays",
     "Step",
@@ -44,7 +43,6 @@ __all__ = [
 
 NOT_EXECUTED = "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
 ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day plays its day."
-PLAYED = "tidemill up --day plays the day on one machine."
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,13 @@ def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequ
     units = {
         layout.phase: UnitRead(
             nodes=layout.nodes_per_unit,
-            node_bytes=node_bytes(of_phase, layout.ep_size, layout.attention_tp, spec.cluster.gpus_per_node),
+            node_bytes=node_bytes(
+                of_phase.weight_bytes,
+                of_phase.parts["routed"],
+                layout.ep_size,
+                layout.attention_tp,
+                spec.cluster.gpus_per_node,
+            ),
             peer_bytes_per_s=layout.nodes_per_unit * _nics_bytes_per_s(spec, layout.phase) * written.peer_share,
         )
         for layout, of_phase in zip(layouts, memory, strict=True)

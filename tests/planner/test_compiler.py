@@ -11,8 +11,8 @@ from planner.compiler import compile_plan, plan_from, run_passes
 from planner.facts.digest import pretty_json
 from planner.plan import estimated
 from planner.plan.loaded import load_plan
-from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.report.text import plan_text
 from planner.spec.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
@@ -140,6 +140,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(found_of):
         "model",
         "placement",
         "refusals",
+        "report",
         "sources",
         "spec",
         "warnings",
@@ -184,14 +185,14 @@ def test_prefill_weighs_groups_of_experts_against_balance_and_decode_does_not(fo
     balance = plan.plan.as_json()["balance"]
     front = balance["prefill"]["front"]
     weighed = [each["max_over_mean"] * (each["bytes_per_token"] + each["extra_bytes_per_token"]) for each in front]
-    text = " ".join(plan_text(plan).split())
+    text = " ".join(plan_text(plan.plan, full=True).split())
 
     assert [each["policy"] for each in front] == ["hierarchical"] * (len(front) - 1) + ["global"]
     assert front[0]["bytes_per_token"] == pytest.approx(3 * (1 - math.comb(6, 4) / math.comb(8, 4)) * 7392, abs=1)
     assert balance["prefill"]["dispatch"] == front[weighed.index(min(weighed))]
     assert (balance["decode"]["policy"], balance["decode"]["front"]) == ("global", [])
-    assert "prefill alternatives max/mean bytes all groups on their nodes" in text
-    assert "a few experts on two nodes 1.006 17,739 chosen any expert on any node 1.001 19,787 " in text
+    assert "expert map policy max/mean bytes per token extra bytes per token prefill hierarchical" in text
+    assert "hierarchical 1.006 17,424 B 315 B prefill global 1.001 17,424 B 2,363 B" in text
 
 
 def test_a_wider_precision_crosses_nodes_in_more_bytes(found_of):

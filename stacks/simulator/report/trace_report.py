@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.plan.columns import filled, table
+from planner.report.columns import filled, table
 from stacks.simulator.flows.latency import QUANTILES
 from stacks.simulator.report.day_json import round_figure
 from stacks.simulator.report.figures import Figure, shorten_titles, table_rows

@@ -8,7 +8,7 @@ from planner.compiler import run_passes
 from planner.cost.cost import plan_cost
 from planner.layout.unit import Unit
 from planner.plan.expected import Cost
-from planner.plan.text import plan_text
+from planner.report.text import plan_text
 from planner.schedule.schedule import plan_schedule
 from planner.spec.check import check_spec
 from planner.spec.schema import Spec
@@ -142,14 +142,14 @@ def test_a_phase_of_unknown_speed_is_named():
 def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
     """The published day warns that requests are refused, counts the others, and says what all would bring in."""
     plan = run_passes(check_spec(SPECS / "deepseek-h800.yaml"))
-    cost, text = plan.plan.as_json()["cost"], " ".join(plan_text(plan).split())
+    cost, text = plan.plan.as_json()["cost"], " ".join(plan_text(plan.plan, full=True).split())
 
     assert "income does not count them" in plan.warnings[-1].reason
     assert 0.98 < cost["answered_share"] < 1
     assert cost["revenue_usd_per_day"] < cost["revenue_if_all_answered_usd_per_day"] == pytest.approx(561_975.36)
-    assert f"Income is ${cost['revenue_usd_per_day']:,.0f} a day." in text
-    assert "All of the traffic would bring in $561,975." in text
-    assert f"The margin is {cost['margin']:.1%} of the income; the markup is {cost['markup']:.0%} of the cost." in text
+    assert f"income ${cost['revenue_usd_per_day']:,.0f} a day, margin {cost['margin']:.1%}" in text
+    assert "income per day if all were answered $561,975" in text
+    assert f"markup {cost['markup']:.1%}" in text
 
 
 def test_own_nodes_are_paid_while_they_are_off_and_others_not():
@@ -227,21 +227,20 @@ def test_what_is_not_said_is_not_counted():
     assert cost_of(None) is None
 
 
-def test_the_bill_explains_the_row_of_own_nodes_that_are_off(found_of, spec_text):
+def test_the_bill_has_a_row_of_own_nodes_that_are_off(found_of, spec_text):
     """River takes three of its nodes; more own ones cost something all the same."""
     nodes = "cost: {usd_per_gpu_hour: 0.5, supplies: [{kind: own, nodes: %d, usd_per_gpu_hour: 0.4}]}\n"
-    off, on = (" ".join(plan_text(found_of(spec_text + nodes % number)).split()) for number in (9, 1))
+    off, on = (plan_text(found_of(spec_text + nodes % number).plan, full=True) for number in (9, 1))
 
-    assert "own, off: nodes of cost.supplies that are your own are paid while they are off, too" in off
-    assert "own, off" not in on
+    assert "idle USD per day" in off
+    assert "idle USD per day" not in on
 
 
 def test_money_changes_nothing_that_is_deployed(found_of, spec_text):
     """A plan with traffic and cost has the digest of one without, says the bill in its text."""
     sections = "traffic: {input_tokens: 2e9, output_tokens: 1e9}\ncost: {usd_per_gpu_hour: 0.5}\n"
     plain, priced = found_of(spec_text), found_of(spec_text + sections)
-    (row,) = [line.split() for line in plan_text(priced).splitlines() if line.startswith("  all ")]
 
     assert plain.plan.digest == priced.plan.digest
     assert priced.plan.as_json()["cost"]["usd_per_day"] == 3 * 2 * 24 * 0.5
-    assert row == ["all", "72", "3.00", "0.0720", "per", "million", "output", "tokens"]
+    assert "$72 a day, or $0.0720 per million output tokens" in " ".join(plan_text(priced.plan).split())

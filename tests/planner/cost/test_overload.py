@@ -5,7 +5,7 @@ import pytest
 from planner.compiler import run_passes
 from planner.cost.demand import PhaseLoad
 from planner.cost.overload import overloads
-from planner.plan.text import plan_text
+from planner.report.text import plan_text
 from planner.spec.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.latency import prompt_waits
@@ -130,7 +130,7 @@ def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot
     outcome = simulate_day(plan).outcomes["mid"]
 
     assert [each.path for each in found] == broken
-    assert "At its operating point mixed is expected to keep the mean TPOT" in " ".join(plan_text(plan).split())
+    assert "when the load is 168.2% of the operating point" in " ".join(plan_text(plan.plan).split())
     assert all(
         "works on 27 requests at a time, with which TPOT is predicted at 94.0 ms" in each.reason for each in found
     )

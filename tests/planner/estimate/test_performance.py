@@ -1,7 +1,6 @@
 """What plans predict: DeepSeek's published system, what is derived, and what is not predicted."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,9 @@ import pytest
 import stacks
 from planner.cli import main
 from planner.compiler import run_passes
-from planner.plan.performance_text import explained
-from planner.plan.text import plan_text
+from planner.report.text import plan_text
+from planner.report.timeline import explained
 from planner.spec.check import check_spec, with_values
-from planner.spec.operating_point import SloSpec
 from tests.planner.layout.test_memory import PAIR
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
@@ -73,10 +71,11 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
     """Prompts wait longer and longer; text, JSON and a warning say so. The warning's fix keeps the promise."""
     values = {"slo.ttft_ms": 60_000, "operating_point.prefill.utilisation": utilisation}
     plan = run_passes(with_values(check_spec(SPEC), values))
-    text, missed = " ".join(plan_text(plan).split()), [each for each in plan.warnings if each.rule.startswith("W115")]
+    text = " ".join(plan_text(plan.plan).split())
+    missed = [each for each in plan.warnings if each.rule.startswith("W115")]
 
-    assert ("Prefill keeps the mean TTFT of 60000 ms that slo promises, even at the slowest" in text) is is_kept
-    assert ("at utilisation 1 prompts wait longer and longer" in text) is not is_kept
+    assert ("slo.ttft_ms of 60,000 is kept, even at the slowest speed" in text) is is_kept
+    assert ("without the wait for a turn, which grows without end at utilisation 1" in text) is not is_kept
     assert plan.plan.as_json()["performance"]["prefill"]["slo"]["ttft_ms"]["met"] is is_kept
     assert [each.changes for each in missed] == ([] if is_kept else [({"operating_point.prefill.utilisation": None},)])
 
@@ -85,34 +84,11 @@ def test_mixed_units_tell_both_of_their_latencies():
     """Whoever promises a TTFT reads the one that keeps it, with its range. It is of whole ms from a second on."""
     plan = run_passes(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
     found = plan.outlooks[0].prediction.ttft_seconds
-    lines = plan_text(plan).splitlines()
-    rows = {name: line.split() for line in lines for name in ("TPOT", "TTFT") if f"  {name} " in line}
-
+    lines = [line.split() for line in plan_text(plan.plan).splitlines()]
     ttft = [f"{each * 1e3:,.0f}" for each in (found.mid, found.low, found.high)]
 
-    assert rows["TTFT"] == ["mixed", "TTFT", *ttft]
-    assert rows["TPOT"][:2] == ["mixed", "TPOT"]
-
-
-@pytest.mark.parametrize(
-    ("tpot_ms", "said", "at_speeds"),
-    [
-        (103, "keeps the mean TPOT of 103 ms that slo promises, even at the slowest speed of its range", (1, 1, 1)),
-        (60, "is expected to keep the mean TPOT of 60 ms that slo promises (51.3 ms); it misses it at", (0, 1, 1)),
-        (50, "is expected to miss the mean TPOT of 50 ms that slo promises (51.3 ms); it keeps it only", (0, 0, 1)),
-        (45, "misses the mean TPOT of 45 ms that slo promises, even at the fastest speed of its range", (0, 0, 0)),
-    ],
-)
-def test_a_promise_names_the_speeds_at_which_it_is_kept(pair, tpot_ms, said, at_speeds):
-    """Text and JSON tell the slowest, the expected and the fastest speed apart, and what is known of their chance."""
-    spec = pair.spec.model_copy(update={"slo": SloSpec(tpot_ms=tpot_ms)})
-    plan = replace(pair, choice=replace(pair.choice, spec=replace(pair.resolved, written=spec)))
-    text = " ".join(plan_text(plan).split())
-    slo = plan.plan.as_json()["performance"]["decode"]["slo"]["tpot_ms"]
-
-    assert f"Decode {said}" in text
-    assert (slo["met_at_slowest"], slo["met"], slo["met_at_fastest"]) == tuple(map(bool, at_speeds))
-    assert ("how likely that is, nobody has measured" in text) is (len(set(at_speeds)) > 1)
+    assert ["TTFT", "ms,", "mean", *ttft] in lines
+    assert ["TPOT", "ms,", "mean"] in [line[:3] for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from planner.estimate.throughput.calibration import calibrated, read_calibration
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.utilisation import KEPT, LEAST, as_full_as_promised
-from planner.plan.text import plan_text
+from planner.report.report import Report
 from planner.spec.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
 from tests.benchmarks.throughput_rows import PROFILE_PREFILL
@@ -89,4 +89,5 @@ def test_a_day_keeps_what_a_search_promised():
     )
 
     assert simulate_day(plan).outcomes["mid"].latencies.ttft_kept > 0.9
-    assert "It counts on units that are kept as full as the TTFT leaves time for" in plan_text(plan)
+    point = Report(plan.plan.report).find("performance.prefill.operating_point", "utilisation")
+    assert (point.provenance, point.note) == ("derived", "as full as the TTFT allows")

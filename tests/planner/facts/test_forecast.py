@@ -14,8 +14,8 @@ from planner.facts.digest import pretty_json
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay, read_history
 from planner.plan.loaded import load_plan
-from planner.plan.text import plan_text
 from planner.problems.finding import Finding
+from planner.report.text import plan_text
 from planner.spec.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
 
@@ -286,5 +286,5 @@ def test_a_plan_follows_the_forecast(tmp_path):
     assert list(plan.plan.inputs) == ["days.csv"]
     (decision,) = [each for each in plan.decisions if each.path == "traffic.profile"]
     assert decision.why.startswith("quantile 0.75 of the forecast for 2026-11-16 from 14 past days")
-    assert re.search(r"^ *traffic\.profile +24 numbers, 31\d\.\d+ to 61\d\.\d+ ", plan_text(plan), re.MULTILINE)
+    assert re.search(r"^ *traffic\.profile +24 numbers, 31\d\.\d+ to 61\d\.\d+;", plan_text(plan.plan), re.MULTILINE)
     assert load_plan(pretty_json(plan.plan.as_json()).encode(), tmp_path / "plan.json").digest == plan.plan.digest

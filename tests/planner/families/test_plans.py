@@ -11,7 +11,7 @@ from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
 from planner.plan.fit import check_fit
 from planner.plan.loaded import load_plan
-from planner.plan.text import plan_text
+from planner.report.text import plan_text
 from planner.spec.check import check_spec
 from planner.spec.precision import KV_BYTES
 from tests.planner.conftest import CONFIG
@@ -64,7 +64,7 @@ def test_windows_are_reserved_for_each_request(planned, tmp_path):
     assert few.memory[0].fixed_kv == 16 * of_request
     assert 0 <= few.memory[0].free - few.memory[0].kv_bytes < 64 * memory["kv_bytes_per_token"]
     assert many.memory[0].free - many.memory[0].fixed_kv < few.memory[0].free - few.memory[0].fixed_kv
-    assert "bytes/request" in plan_text(few)
+    assert "KV bytes per request" in plan_text(few.plan, full=True)
     assert str(few.memory[0].kv_bytes) in container["args"]
     assert load_plan(pretty_json(few.plan.as_json()).encode(), tmp_path / "plan.json").digest == few.plan.digest
 
@@ -74,7 +74,7 @@ def test_a_model_without_windows_says_nothing_of_them(planned):
     plan = planned("minimax-m2.7", precision="fp8")
 
     assert "kv_bytes_per_request" not in plan.plan.as_json()["memory"]["mixed"]
-    assert "bytes/request" not in plan_text(plan)
+    assert "bytes per request" not in plan_text(plan.plan, full=True)
     assert "towers" not in plan.plan.as_json()["memory"]["mixed"]["weights"]
 
 
@@ -104,7 +104,7 @@ def test_a_tower_is_on_every_gpu(planned):
 
     assert weights["towers"] == 2 * MODELS["kimi-k2.5"].tower_weights == pytest.approx(0.94e9, rel=0.01)
     assert weights["routed"] == 48 * 60 * 3 * 7168 * 2048 * (16 + 2) // 32
-    assert "towers" in plan_text(plan)
+    assert "towers" in plan_text(plan.plan, full=True)
 
 
 def test_the_bundled_runtime_loads_no_tower(found_of):
@@ -114,7 +114,7 @@ def test_the_bundled_runtime_loads_no_tower(found_of):
     plan = found_of(json.dumps(spec | {"mixed": SPEC["mixed"] | {"ep_size": 16, "precision": "fp8"}}, indent=1))
 
     assert [problem.rule[:4] for problem in plan.refusals] == ["S702"]
-    assert (plan.memory[0].weights.towers, "towers" in plan_text(plan)) == (0, False)
+    assert (plan.memory[0].weights.towers, "towers" in plan_text(plan.plan, full=True)) == (0, False)
 
 
 def test_layers_that_a_table_routes_record_nothing(tmp_path):

@@ -14,8 +14,8 @@ from planner.cluster.inventory import nodes_of
 from planner.compiler import run_passes
 from planner.facts.catalog import GPUS
 from planner.placement.place import place_units
-from planner.plan.relied_on import relied_on
 from planner.problems.errors import InfeasibleError
+from planner.report.relied_on import relied_on
 from planner.spec.check import check_spec
 from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
@@ -236,10 +236,10 @@ def test_a_rack_under_two_leaf_switches_is_told(with_line, found_of):
     torn = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2"))
     whole = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3"))
 
-    assert list(relied_on(torn)) == [
+    assert list(relied_on(torn.plan)) == [
         ("racks under several leaves", "rack-0 (leaf-0 and leaf-1) and 1 more of 2: units there use the spine")
     ]
-    assert list(relied_on(whole)) == []
+    assert list(relied_on(whole.plan)) == []
 
 
 def test_a_node_that_is_not_used_splits_no_rack(with_line, found_of):
@@ -248,7 +248,7 @@ def test_a_node_that_is_not_used_splits_no_rack(with_line, found_of):
     away = [{"name": "x", "cordoned": True}, {"name": "y", "rack": "r", "leaf": "m", "cordoned": True}]
     plan = found_of(with_line(8, f"  nodes: {json.dumps([*away, *nodes])}"))
 
-    assert list(relied_on(plan)) == []
+    assert list(relied_on(plan.plan)) == []
 
 
 def test_too_few_usable_nodes_says_why(with_line, problems_of, found_of):

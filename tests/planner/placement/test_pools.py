@@ -10,8 +10,8 @@ from planner.facts.catalog import GPUS
 from planner.facts.digest import pretty_json
 from planner.placement.place import place_units
 from planner.plan.loaded import load_plan
-from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.report.text import plan_text
 from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
 
@@ -55,7 +55,7 @@ def test_a_phase_stands_on_nodes_with_its_gpu(found_of):
     }
     assert {phase: each["gpu"] for phase, each in document["phases"].items()} == {"prefill": "h800", "decode": "h20"}
     assert document["phase_gpus"]["decode"]["usable_bytes"] == GPUS["h20"].usable_bytes
-    assert "decode    on h20" in plan_text(plan)
+    assert " with h20: " in " ".join(plan_text(plan.plan).split())
 
 
 def test_a_gpu_with_too_few_nodes_says_which(found_of):

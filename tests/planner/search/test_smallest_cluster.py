@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.compiler import run_passes
+from planner.compiler import compile_plan, run_passes
 from planner.plan.fit import check_fit
-from planner.plan.text import plan_text
 from planner.problems.errors import InfeasibleError
+from planner.report.text import plan_text
 from planner.spec.check import check_document
 from planner.spec.yaml import parse_document
 
@@ -95,11 +95,11 @@ def test_lengths_that_nobody_wrote_are_told_where_they_decide():
     (counted,) = check_fit(spec_of(1, traffic=traffic, **limits)).left_to_plan
     points = {"decode": {"kv_tokens": 1250}, "prefill": {"prompt_tokens": 1000}}
     (written,) = check_fit(spec_of(1, operating_point=points, **limits)).left_to_plan
-    head = plan_text(run_passes(spec_of(20, **limits))).split("\n\n")[0]
+    head = plan_text(compile_plan(spec_of(20, **limits))).split("\n\n")[1]
 
-    assumed = "auto assumes prompts of 4,989 tokens and requests of 4,989 KV tokens (half of max_request_tokens"
-    assert assumed in refused.message
-    assert assumed in " ".join(head.split())
+    assumed = "prompts of 4,989 tokens and requests of 4,989 KV tokens"
+    assert f"auto assumes {assumed} (half of max_request_tokens" in refused.message
+    assert f"request lengths ({assumed})" in " ".join(head.split())
     assert "assumes" not in counted.message + written.message
     assert counted.rule == written.rule
 
@@ -133,14 +133,16 @@ def test_a_point_says_lengths_and_leaves_the_load_to_the_planner():
 def test_idle_nodes_are_offered_as_spares():
     """Until there is one, a lost node stops its unit for the day; with the spare that is offered nothing is said."""
     plan = run_passes(spec_of(20))
-    head = " ".join(plan_text(plan).split("\n\n")[0].split())
+    head = " ".join(plan_text(plan.plan).split("\n\n")[1].split())
     used = {node for unit in plan.units for node in unit.nodes}
-    (spare,) = re.findall(r"with cluster\.spares: \[(node-\d+)\] the unit serves again after 10 min\.", head)
+    (spare,) = re.findall(r"with cluster\.spares: \[(node-\d+)\] the unit serves again after 10 min", head)
     cluster = {"gpu": "h800", "nodes": 20, "gpus_per_node": 8, "spares": [spare]}
 
-    assert f"idle {20 - len(used)} nodes. Losing another one stops the only prefill unit that is on at 00:00" in head
+    assert f"{len(used)} of 20 nodes" in head
+    assert "stops the only prefill unit, and so the service, until it is mended" in head
     assert spare not in used
-    assert "idle" not in plan_text(run_passes(spec_of(20, cluster=cluster))).split("\n\n")[0]
+    spared = " ".join(plan_text(compile_plan(spec_of(20, cluster=cluster))).split())
+    assert "for 10 min: then it serves on a spare" in spared
 
 
 def test_traffic_beyond_any_cluster_is_refused_as_such():

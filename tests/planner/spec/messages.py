@@ -182,4 +182,5 @@ OTHERS = {
         folder,
         *("plan", _written(folder, "spec.yaml", SPEC), "--calibration", _written(folder, "measured.json", "[1]")),
     ),
+    "S916": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--unit", "decode-9"),
 }

@@ -5,35 +5,40 @@ asks the cluster for what it can see.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
 
 from planner.cluster.inventory import nodes_of
 from planner.facts import names
+from planner.facts.catalog import GPUS
+from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES, OURS
-from planner.plan.estimated import Estimated
+from planner.plan.plan import Plan
 from planner.spec.kubernetes import DEFAULT_IMAGE
+from planner.spec.schema import Spec
 from planner.spec.volume_rules import volume_of
 
 __all__ = ["relied_on"]
 
 
-def relied_on(plan: Estimated) -> Iterator[tuple[str, str]]:
+def relied_on(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what a plan relies on and what that means; nothing of pods where it has no checkpoint or runs on CPUs."""
-    yield from _split_racks(plan)
-    yield from _widened_weights(plan)
-    if plan.spec.checkpoint is None or all(plan.spec.device(phase) != "cuda" for phase in plan.spec.phases):
+    spec = plan.spec
+    yield from chain(_split_racks(spec), _widened_weights(spec), _engine_maps(plan))
+    if spec.checkpoint is None or all(spec.device(phase) != "cuda" for phase in spec.phases):
         return
-    yield from _counted_nodes(plan)
-    if not plan.refusals:
-        yield from _unnamed_weights(plan)
-        yield from _folder_of_any_node(plan)
-        yield from _guessed_images(plan)
+    yield from _counted_nodes(spec)
+    if plan.runnable:
+        yield from _unnamed_weights(spec, plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"])
+        yield from _folder_of_any_node(spec)
+        yield from _guessed_images(spec)
 
 
-def _split_racks(plan: Estimated) -> Iterator[tuple[str, str]]:
+def _split_racks(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield racks with nodes under two leaf switches: their units reach each other over the spine."""
     leaves_of: dict[str, Counter[str]] = {}
-    for node in nodes_of(plan.spec.cluster, plan.spec.gpu_names, plan.spec.kubernetes.tolerations):
+    for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
         if node.rack and node.leaf and (node.unusable is None or node.is_spare):
             leaves_of.setdefault(node.rack, Counter())[node.leaf] += 1
     split = {rack: leaves for rack, leaves in leaves_of.items() if len(leaves) > 1}
@@ -43,50 +48,61 @@ def _split_racks(plan: Estimated) -> Iterator[tuple[str, str]]:
         yield "racks under several leaves", f"{rack} ({' and '.join(leaves)}){more}: units there use the spine"
 
 
-def _widened_weights(plan: Estimated) -> Iterator[tuple[str, str]]:
+def _widened_weights(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
-    for layout in plan.layouts:
-        gpu = plan.phase_gpus.get(layout.phase, plan.gpu)
-        if "fp4" in layout.precision and gpu.lacks_fp4:
+    for phase in spec.phases:
+        gpu, precision = GPUS.get(spec.gpu_name(phase)), spec.phase(phase).precision
+        if gpu is not None and "fp4" in precision and gpu.lacks_fp4:
             means = "this GPU unpacks it for each matmul, and the predicted speed leaves out that time"
-            yield f"{layout.phase}.precision {layout.precision}", means
+            yield f"{phase}.precision {precision}", means
 
 
-def _counted_nodes(plan: Estimated) -> Iterator[tuple[str, str]]:
+def _engine_maps(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield an engine that reads no expert map: what the plan says of maps is the best that its own could reach."""
+    name, version = plan.spec.engine_name, plan.spec.engine_version or ""
+    if ENGINES[name].reads_map:
+        return
+    model = ENGINE_MODELS[name][version].get(plan.model.model_type)
+    how = "it starts with experts in order, and moves them by loads that it measures itself"
+    if model is not None and not model.replicas:
+        how = f"it moves no experts of {model.architecture}: they stay in order"
+    yield "expert maps", f"{name} reads none: {how}. What is said of maps is the best that any could reach"
+
+
+def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the names that the planner gave to nodes which the spec counts."""
-    nodes = plan.spec.cluster.nodes
+    nodes = spec.cluster.nodes
     if isinstance(nodes, int):
         last = f" to {names.logical_node(nodes - 1)}" if nodes > 1 else ""
         yield "names of nodes", f"{names.logical_node(0)}{last}: a pod stays pending until a node has its name"
 
 
-def _unnamed_weights(plan: Estimated) -> Iterator[tuple[str, str]]:
+def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield a checkpoint whose weights the plan does not name; a bundled one has its manifest beside them."""
-    checkpoint = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]
-    if plan.spec.engine_name == OURS and checkpoint["weights_digest"] is None:
+    if spec.engine_name == OURS and checkpoint["weights_digest"] is None:
         told = "no digest is known, so ranks only compare what they read with each other (tidemill checkpoint digest)"
-        yield "weights", f"{plan.spec.checkpoint}: {told}"
+        yield "weights", f"{spec.checkpoint}: {told}"
 
 
-def _folder_of_any_node(plan: Estimated) -> Iterator[tuple[str, str]]:
+def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield a folder that the gateway needs on whatever node it runs, where nothing says which nodes have it."""
-    kubernetes, stage = plan.spec.kubernetes, plan.spec.kubernetes.stage
+    kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
     is_told = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
-    if is_told or plan.spec.engine_name != OURS or plan.spec.checkpoint is None:
+    if is_told or spec.engine_name != OURS or spec.checkpoint is None:
         return
-    read = stage.source if stage is not None else plan.spec.checkpoint
+    read = stage.source if stage is not None else spec.checkpoint
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
     if index is not None and (folder := kubernetes.volumes[index].host_path):
         yield "folder on nodes", f"{folder}: the gateway starts only on a node that has it (kubernetes.gateway.volumes)"
 
 
-def _guessed_images(plan: Estimated) -> Iterator[tuple[str, str]]:
+def _guessed_images(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield images of other engines that nobody named: their names follow those of earlier versions."""
-    kubernetes, engine = plan.spec.kubernetes, ENGINES[plan.spec.engine_name]
+    kubernetes, engine = spec.kubernetes, ENGINES[spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
     if kubernetes.gateway.image is None:
         images["kubernetes.gateway.image"] = engine.router_image
     for field, image in images.items():
         if image is not None:
-            name = image.format(version=plan.spec.engine_version)
+            name = image.format(version=spec.engine_version)
             yield "image", f"{name}: named after earlier ones of its makers; {field} gives one that you have seen"

@@ -1,0 +1,332 @@
+"""Rows that follow from several figures of a plan, or say where they are from: what a plan's text begins with."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import ceil
+from statistics import fmean
+from typing import Any
+
+from planner.cluster.inventory import spares_with
+from planner.estimate.uptime import recovery_s
+from planner.facts.day import HOUR_MINUTES, MINUTE_S
+from planner.facts.engines import OURS
+from planner.facts.terms import Phase
+from planner.layout.memory import node_bytes
+from planner.plan.expected import Fastest, Performance, Promise, Tried
+from planner.plan.plan import Plan
+from planner.plan.row import Provenance, Row, known
+from planner.report.relied_on import relied_on
+from planner.report.spares import offered_spare
+from planner.schedule.starts import BYTES_PER_GBIT
+from planner.search.decision import DEFAULT
+from planner.spec.request_lengths import assuming_lengths
+
+__all__ = ["derived_rows"]
+
+GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
+MAX_NUMBERS = 4  # of a list; of more, how many they are and between which
+REPLICAS = {  # to which of an expert's replicas tokens go, where not to all alike
+    "local_first": "tokens go to a replica on their own GPU or node first",
+    "first_on_node": "tokens go to a replica on their own GPU, else to the first on their node",
+}
+
+
+def derived_rows(plan: Plan) -> Iterator[Row]:
+    """Yield these rows."""
+    topics = (
+        _cluster,
+        _phases,
+        _day,
+        _cost,
+        _performance,
+        _failure,
+        _maps,
+        _memory,
+        _problems,
+        _assumed,
+        _layouts,
+        _others,
+    )
+    return chain.from_iterable(topic(plan) for topic in topics)
+
+
+def _cluster(plan: Plan) -> Iterator[Row]:
+    model, cluster = plan.spec.model, plan.spec.cluster
+    yield from known(
+        "plan",
+        ("model", model if isinstance(model, str) else model.catalog or model.config, "", "spec"),
+        ("engine", plan.spec.engine_name, "", "spec"),
+        ("engine_version", plan.spec.engine_version, "", "spec"),
+    )
+    yield from known(
+        "cluster",
+        ("gpu", cluster.gpu_name, "", "spec"),
+        ("gpus_per_node", cluster.gpus_per_node, "", "spec"),
+        ("nodes", cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes), "", "spec"),
+        ("nodes_used", len({node for unit in plan.units for node in unit.nodes})),
+        ("spares", len(cluster.spares), "", "spec"),
+    )
+
+
+def _phases(plan: Plan) -> Iterator[Row]:
+    whys = {each.path: each.why for each in plan.decisions}
+    for phase, each in plan.phases.items():
+        asked, num_units = plan.spec.phase(phase), len(plan.units_of(phase))
+
+        def written(name: str, value: Any, phase: Phase = phase) -> tuple[Any, ...]:
+            why = whys.get(f"{phase}.{name}")
+            return name, value, "", "spec" if why is None else "default" if why == DEFAULT else "derived"
+
+        yield from known(
+            f"phases.{phase}",
+            written("units", num_units),
+            ("nodes", num_units * each.nodes_per_unit),
+            written("redundant_experts", each.num_physical_experts - each.num_logical_experts),
+            written("precision", asked.precision),
+            written("kv_precision", asked.kv_precision),
+            written("max_requests", asked.max_requests),
+            written("max_request_tokens", asked.max_request_tokens),
+            written("max_batch_tokens", None if phase == "decode" else asked.max_batch_tokens),
+        )
+
+
+def _day(plan: Plan) -> Iterator[Row]:
+    """Yield the fullest and the emptiest state, what switches units, and what each switch takes."""
+    day = plan.schedule
+    if day is None:
+        return
+    fewest, most = (choose(day.steps, key=lambda each: each.nodes) for choose in (min, max))
+    idle = plan.switches_units and plan.kubernetes.controller is None
+    yield from known(
+        "schedule",
+        ("most_nodes", most.nodes),
+        ("most_nodes_at", most.at),
+        ("fewest_nodes", fewest.nodes),
+        ("fewest_nodes_at", fewest.at),
+        ("remark", "without kubernetes.controller all units stay on in a cluster" if idle else None),
+    )
+    for step in day.steps:
+        yield from known(f"schedule.steps.{step.at}", ("hours", step.minutes / HOUR_MINUTES, "hours"))
+    for other in day.other_days:
+        yield from known(f"schedule.other_days.{other.days[0]}", ("days", ", ".join(other.days), "", "spec"))
+    for each in day.transitions:
+        seconds = sum(stage.seconds for stage in each.stages)
+        stages = ", ".join(f"{stage.name} {stage.seconds:g} s" for stage in each.stages)
+        yield from known(
+            f"transitions.{each.at[:5]}",
+            ("starts", _counted(plan, each.starts)),
+            ("taken_at", each.warm_up_from and each.warm_up_from.removesuffix(":00")),
+            ("start_s", seconds or None, "s", "assumed", stages),
+            ("stops", _counted(plan, each.stops)),
+            ("free_at", each.drained_by and each.drained_by.removesuffix(":00")),
+            ("node_hours", each.freed_node_hours if each.stops else None, "hours"),
+        )
+
+
+def _counted(plan: Plan, units: Sequence[str]) -> str | None:
+    """`6 prefill, 2 decode`."""
+    switched = set(units)
+    counts = Counter(unit.phase for unit in plan.units if unit.name in switched)
+    return ", ".join(f"{number} {phase}" for phase, number in counts.items()) or None
+
+
+def _cost(plan: Plan) -> Iterator[Row]:
+    """Yield what the bill of a day covers, and how full the busiest hour makes each phase."""
+    for phase, load in (plan.demand or {}).items():
+        of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
+        yield from known(f"demand.{phase}", ("highest_load_of_most", of_most, "share", "predicted"))
+    if plan.cost is None:
+        return
+    cost, sold, currency = plan.cost, plan.cost.revenue_usd_per_day, plan.cost.currency
+    differ = any(section is not None and section.other_days for section in (plan.spec.traffic, plan.spec.schedule))
+    unknown = " and ".join(cost.speed_unknown)
+    counted = f"all tokens that come while a unit is on: the speed of {unknown} is not known" if unknown else None
+    yield from known(
+        "cost",
+        ("mean_nodes", sum(each.mean_nodes for each in cost.phases.values()) + len(plan.spec.cluster.spares)),
+        ("billed", "a day like most: other_days are not billed" if differ else None),
+        ("counted_as_answered", counted),
+    )
+    if sold is not None and currency is not None:
+        yield from known("cost", ("revenue_per_day", sold * currency.per_usd, currency.code, "predicted"))
+
+
+def _performance(plan: Plan) -> Iterator[Row]:
+    """Yield at which speeds of its range each promise is kept, and how full the operating point makes a phase."""
+    for phase, each in (plan.performance or {}).items():
+        section, point, memory = f"performance.{phase}", each.operating_point, plan.memory.get(phase)
+        if point is None or each.tokens_per_s_per_gpu is None:
+            continue
+        rate, used, in_use = each.tokens_per_s_per_gpu.mid, point.utilisation or 1.0, each.kv_tokens_in_use
+        more = each.with_10_percent_more
+        unending = "without the wait for a turn, which grows without end at utilisation 1"
+        yield from known(
+            section,
+            ("ttft_leaves_out", unending if phase == "prefill" and point.utilisation == 1 else None),
+            *_promises(each),
+            ("tokens_per_s_per_gpu_at_full_use", rate / used if used < 1 else None, "tokens/s", "predicted"),
+            ("kv_share_in_use", in_use / memory.kv_tokens if in_use and memory else None, "share"),
+            ("gain_of_10_percent", more and more / rate - 1, "share", "predicted", "with 10% more of what binds"),
+        )
+
+
+def _promises(each: Performance) -> Iterator[tuple[Any, ...]]:
+    for name, promise in (each.slo or {}).items():
+        is_open = promise.met_at_fastest and not promise.met_at_slowest
+        chance = each.evidence.chance if each.evidence and is_open else ""
+        yield name.replace("_ms", "_promise"), _verdict(promise), "", "predicted", chance
+
+
+def _verdict(promise: Promise) -> str:
+    """Say at which speeds of the range a promise is kept."""
+    if promise.met_at_slowest:
+        return "kept, even at the slowest speed"
+    if promise.met:
+        return "kept at the expected speed, missed at the slowest"
+    if promise.met_at_fastest:
+        return "missed at the expected speed, kept at the fastest"
+    return "missed, even at the fastest speed"
+
+
+def _failure(plan: Plan) -> Iterator[Row]:
+    """Yield the worst that one failure stops while fewest units are on; of losses that are as bad, the smallest."""
+    if (coverage := plan.spec.coverage) != "none":
+        yield from known("failures", ("coverage", f"no expert goes dark when one {coverage} dies"))
+    found = []
+    for phase, losses in (plan.failures or {}).items():
+        on, at = _fewest_on(plan, phase)
+        for size, (domain, loss) in enumerate(losses.items()):
+            stopped = min(loss.units, on)
+            place = loss.at.removeprefix(f"{plan.name}-")
+            figures = (("domain", domain), ("place", place), ("units", stopped), ("units_on", on), ("at", at or None))
+            found.append((stopped / on, -size, phase, figures))
+            yield from known(f"failures.{phase}.{domain}", ("share", loss.units / loss.of_units, "share"))
+    if found:
+        share, _, phase, figures = max(found, key=lambda each: each[:2])
+        yield from known("failure", ("phase", phase), *figures, ("share", share, "share"), *_remedy(plan, phase))
+
+
+def _fewest_on(plan: Plan, phase: Phase) -> tuple[int, str]:
+    """Return the fewest units of `phase` that are on at a time, and that time; no time where all are always on."""
+    days = [plan.schedule, *plan.schedule.other_days] if plan.schedule else []
+    num_units = len(plan.units_of(phase))
+    on = [(getattr(step, f"{phase}_units"), step.at) for day in days for step in day.steps]
+    return min(((number, at) for number, at in on if 0 < number < num_units), default=(num_units, ""))
+
+
+def _remedy(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
+    """Yield how long a unit is out that loses a node."""
+    if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
+        yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
+    yield "offered_spare", offered_spare(plan.spec, plan.units, phase) or None
+
+
+def _maps(plan: Plan) -> Iterator[Row]:
+    """Yield how even each phase's map is, and what a change of it moves and reads."""
+    loads: Provenance = "spec" if plan.spec.expert_load.file else "assumed"
+    for phase, balance in (plan.balance or {}).items():
+        section, each, moves = f"balance.{phase}", plan.expert_maps[balance.expert_map], balance.moves
+        yield from known(
+            section,
+            ("max_over_mean", fmean(each.max_over_mean), "ratio", loads),
+            ("bound", fmean(each.bound), "ratio", loads, "no map with these slots is below it"),
+            ("max_over_mean_in_a_step", fmean(balance.max_over_mean_sampled), "ratio", loads),
+            ("max_over_mean_of_worst_layer", max(each.max_over_mean), "ratio", loads),
+            ("replicas", REPLICAS.get(each.split)),
+        )
+        if moves is not None:
+            yield from known(f"{section}.moves", ("slots", sum(map(len, each.physical_to_logical))))
+        if moves is not None and moves.bytes and (memory := plan.memory.get(phase)):
+            sizes = plan.phases[phase].ep_size, plan.phases[phase].attention_tp, plan.spec.cluster.gpus_per_node
+            read = node_bytes(memory.weights_bytes, memory.weights.routed, *sizes)
+            seconds = read / (plan.kubernetes.load_rate * BYTES_PER_GBIT)
+            yield from known(f"{section}.moves", ("bytes_read_per_node", read, "bytes"), ("read_s", seconds, "s"))
+
+
+def _memory(plan: Plan) -> Iterator[Row]:
+    for phase, each in plan.memory.items():
+        parts = each.weights_bytes + each.activation_bytes + each.buffer_bytes + each.reserve_bytes
+        yield from known(f"memory.{phase}", ("kv_bytes", each.gpu_bytes - parts, "bytes"))
+
+
+def _problems(plan: Plan) -> Iterator[Row]:
+    """Yield why the engine cannot run the plan, what a deployment loses though it plans, and what nobody has tried."""
+    for topic, findings in (("refusals", plan.refusals), ("warnings", plan.warnings)):
+        counts: Counter[str] = Counter()
+        for each in findings:
+            name = f"{each.id} {each.path}"
+            counts[name] += 1
+            yield from known(topic, (f"{name} {counts[name]}", f"{each.message} [{each.id}]"))
+    if plan.runnable and any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases):
+        ours, theirs = "our ranks have not yet run between GPUs", "we have not yet run this engine on a GPU"
+        yield from known("plan", ("untried", ours if plan.engine == OURS else theirs))
+
+
+def _assumed(plan: Plan) -> Iterator[Row]:
+    """Yield every figure that nobody read anywhere, with what it is instead."""
+    loads = plan.spec.expert_load
+    if loads.file is None:
+        drawn = f"drawn with alpha {loads.alpha:g}, seed {loads.seed}"
+        yield from known("assumed", ("expert_load", drawn, "", "assumed", "expert_load.file gives measured ones"))
+    if any(each.not_predicted is None for each in (plan.performance or {}).values()):
+        lengths, _, why = assuming_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
+        yield from known("assumed", ("request_lengths", lengths or None, "", "assumed", why))
+    for name, source in plan.assumed.items():
+        yield from known("assumed", (name, source.removeprefix("assumed: "), "", "assumed"))
+    for each in plan.decisions:
+        if each.why == DEFAULT and each.path.startswith(GUESSES):
+            yield from known("assumed", (each.path, _written(each.value), "", "default"))
+
+
+def _others(plan: Plan) -> Iterator[Row]:
+    """Yield what the plan relies on, what was decided and why, the other defaults, and what the overlay changes."""
+    yield from known("relies_on", *((what, means, "", "assumed") for what, means in relied_on(plan)))
+    for each in plan.decisions:
+        if each.why != DEFAULT:
+            yield from known("decided", (each.path, _written(each.value), "", "derived", each.why))
+        elif not each.path.startswith(GUESSES):
+            yield from known("defaults", (each.path, _written(each.value), "", "default"))
+    yield from known("overlay", *((field, whom, "", "spec") for whom, field in _changed_by_overlay(plan)))
+
+
+def _layouts(plan: Plan) -> Iterator[Row]:
+    """Yield the sizes of each layout that was weighed, in words."""
+    for phase, search in (plan.search.phases if plan.search else {}).items():
+        weighed: dict[str, Sequence[Tried | Fastest]] = {"candidates": search.candidates, "front": search.front}
+        for part, layouts in weighed.items():
+            for number, each in enumerate(layouts):
+                sizes = f"EP{each.ep_size} TP{each.attention_tp} +{each.redundant_experts}"
+                yield from known(f"search.phases.{phase}.{part}.{number}", ("layout", sizes))
+
+
+def _written(value: Any) -> str:
+    """Return the value as YAML writes it; of many numbers, how many they are and between which."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) > MAX_NUMBERS and all(isinstance(each, int | float) for each in value):
+        return f"{len(value)} numbers, {min(value):,.6g} to {max(value):,.6g}"
+    return json.dumps(value)
+
+
+def _changed_by_overlay(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield whose manifests the spec's overlay changes, and each field, without its value: that may be a secret."""
+    overlay = plan.kubernetes.overlay
+    if overlay is None:
+        return
+    whose = [("pods of units", overlay.unit_pod), ("pods of the gateway", overlay.gateway_pod)]
+    whose += [
+        (f"{each.kind} {each.name}" if each.name else f"every {each.kind}", each.patch) for each in overlay.objects
+    ]
+    yield from dict.fromkeys((whom, f"{whom}: {field}") for whom, patch in whose for field in _leaves(patch))
+
+
+def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[str]:
+    """Yield each field that `patch` writes, by its path."""
+    for key, value in patch.items():
+        path = f"{parents}.{key}".lstrip(".")
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path

@@ -1,0 +1,87 @@
+"""The rows of a report, found by section and name, and written as people read them. Nothing is computed here."""
+
+from collections.abc import Iterable
+
+from planner.plan.row import Row
+
+__all__ = ["Report", "written", "written_range"]
+
+# A unit -> from which number on it is written without decimals, and the decimals below that.
+DECIMALS = {"tokens/s": (100, 1), "ms": (1000, 1), "us": (0, 0), "hours": (1000, 2), "": (1000, 2)}
+FORMS = {"share": ".1%", "ratio": ".3f", "USD per million tokens": ",.4f"}
+PREFIXES = {1e12: "TB", 1e9: "GB", 1e6: "MB"}
+ALMOST_ALL = 0.999
+MANY = 10_000_000  # which is written in millions
+
+
+class Report:
+    """Rows in their order, by section and name."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = tuple(rows)
+        self._found = {(row.section, row.name): row for row in self.rows}
+        self._sections = [section.split(".") for section in dict.fromkeys(row.section for row in self.rows)]
+
+    def find(self, section: str, name: str) -> Row | None:
+        """Return the row, or None where the plan has none; a part of the section may stand before the name."""
+        below, _, last = name.rpartition(".")
+        return self._found.get((f"{section}.{below}" if below else section, last))
+
+    def text(self, section: str, name: str) -> str:
+        """Return the row's value as people read it; empty where the plan has none."""
+        row = self.find(section, name)
+        return "" if row is None else written(row)
+
+    def ranged(self, section: str, name: str) -> tuple[str, str]:
+        """Return the row's value, and its range in brackets; both empty where the plan has none."""
+        row = self.find(section, name)
+        low, high = ("", "") if row is None else written_range(row)
+        return self.text(section, name), f"(range {low} to {high})" if low else ""
+
+    def keys(self, pattern: str) -> list[tuple[str, ...]]:
+        """Return what stands for the stars in sections like `pattern`: `prefill` and `decode` for `performance.*`."""
+        parts, found = pattern.split("."), []
+        for section in self._sections:
+            pairs = list(zip(parts, section, strict=False))
+            if len(parts) == len(section) and all(part in ("*", of_section) for part, of_section in pairs):
+                found.append(tuple(of_section for part, of_section in pairs if part == "*"))
+        return found
+
+    def of(self, section: str) -> list[Row]:
+        """Return the rows of one section."""
+        return [row for row in self.rows if row.section == section]
+
+
+def written(row: Row) -> str:
+    """Return the row's value as people read it."""
+    return _number(row.value, row.unit)
+
+
+def written_range(row: Row) -> tuple[str, str]:
+    """Return the ends of the row's range as people read them; empty where it has none."""
+    low, high = ("" if each is None else _number(each, row.unit) for each in (row.low, row.high))
+    return low, high
+
+
+def _number(value: float | str, unit: str) -> str:
+    """Write a number with the digits that its unit is read with; less than all is never 100 %."""
+    if isinstance(value, str):
+        return value
+    if unit in ("bytes", "bytes/s"):
+        return _bytes(value) + unit.removeprefix("bytes")
+    if unit == "share" and ALMOST_ALL < value < 1:
+        return f">{ALMOST_ALL:.1%}"
+    if isinstance(value, int) or value >= MANY:
+        return f"{value / 1e6:,.0f}M" if value >= MANY else f"{value:,}"
+    sign = "$" if unit.startswith("USD") else ""
+    if unit in FORMS:
+        return f"{sign}{value:{FORMS[unit]}}"
+    whole_from, decimals = DECIMALS.get(unit, (10, 2))
+    digits = 0 if value == round(value) or value >= whole_from else decimals
+    return f"{sign}{value:,.{digits}f}"
+
+
+def _bytes(value: float) -> str:
+    """Write few bytes whole, and many in the largest unit of which there is one."""
+    size, unit = next(((value / size, unit) for size, unit in PREFIXES.items() if value >= size), (value, "B"))
+    return f"{size:,.1f} {unit}" if unit != "B" else f"{size:,.0f} B"

@@ -1,0 +1,352 @@
+"""A plan as text: ten lines that answer what its readers ask, tables, and every unit with its nodes."""
+
+import json
+import re
+
+import pytest
+
+from planner.cli import main
+from planner.compiler import compile_plan, plan_from
+from planner.plan.loaded import read_plan
+from planner.problems.errors import CallError
+from planner.report.relied_on import relied_on
+from planner.report.report import Report, written, written_range
+from planner.report.rows import rows_of
+from planner.report.summary import summary
+from planner.report.text import plan_text, unit_named, unit_text
+from planner.search.decision import DEFAULT
+from planner.spec.check import check_spec, with_values
+from tests.planner.layout.test_memory import PAIR
+from tests.planner.test_shipped_specs import SPECS
+
+FLAGSHIP = "deepseek-h800.yaml"
+NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?")
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """A function: the plan of a spec that ships, made once."""
+    plans = {}
+
+    def plan(name=FLAGSHIP, **changes):
+        key = name, json.dumps(changes, sort_keys=True)
+        if key not in plans:
+            plans[key] = compile_plan(
+                with_values(check_spec(SPECS / name), changes) if changes else check_spec(SPECS / name)
+            )
+        return plans[key]
+
+    return plan
+
+
+def lines_of(plan):
+    """Each topic of the first lines, with its sentence."""
+    return summary(Report(plan.report))
+
+
+def joined(text):
+    """A text without its line ends."""
+    return " ".join(text.split())
+
+
+def test_the_first_lines_answer_what_is_asked(shipped):
+    """Units, the day, dollars, load, speed, latencies, the worst failure, guesses and blockers of the published day."""
+    lines = lines_of(shipped())
+
+    assert lines["units"].startswith("29 prefill units of 4 nodes, 9 decode units of 18 nodes: 278 of 278 nodes (")
+    assert lines["day"].startswith(
+        "278 nodes at most, from 12:00 (29 prefill and 9 decode units); 68 nodes at least, from"
+    )
+    assert lines["cost"].startswith("$87,072 a day, or $0.5238 per million output tokens, or $0.1447 per million input")
+    assert "120.8% of what decode can make (03:30); 99.0% of tokens are answered" in lines["load"]
+    assert lines["TTFT"].startswith("mean 3,480 ms (range 2,680 to 6,958), longer at 15:00, when the load is 109.3%")
+    assert lines["TPOT"].endswith("slo.tpot_ms is not set")
+    assert lines["failure"].startswith("losing one GPU (decode-0 rank 0) stops 1 of 2 decode units on at 03:30 (50.0%)")
+    assert "expert loads (drawn with alpha 1.01, seed 0)" in lines["assumed"]
+    assert lines["blockers"].endswith("warnings: [W138]")
+
+
+def test_the_first_lines_say_what_is_not_known(shipped):
+    """On a CPU nothing is predicted; without prices there are no dollars, and a single unit is all of the service."""
+    lines = lines_of(shipped("demo.yaml"))
+
+    assert lines["speed"] == "not predicted: the rates of cpu are not known"
+    assert lines["cost"].startswith("unknown: ")
+    assert "stops the only prefill unit, and so the service" in lines["failure"]
+    assert lines["blockers"] == "none known"
+    assert "TTFT" not in lines
+
+
+def test_an_engine_that_cannot_run_it_is_a_blocker(shipped):
+    """With the id of the rule, as `validate` prints it, and the message below."""
+    plan = shipped("mi300x-single-node.yaml")
+
+    assert lines_of(plan)["blockers"] == "tidemill cannot run it: [S704]"
+    assert "It cannot run:\n  - cluster.gpu (mi300x) must be " in plan_text(plan)
+
+
+def test_a_promise_names_the_speeds_at_which_it_is_kept(shipped):
+    """The slowest, the expected and the fastest; and what is known of their chance where they differ."""
+    said = {
+        103: "kept, even at the slowest speed",
+        60: "kept at the expected speed, missed at the slowest; how likely that is, nobody has measured",
+        50: "missed at the expected speed, kept at the fastest; how likely that is, nobody has measured",
+        45: "missed, even at the fastest speed",
+    }
+    for tpot_ms, verdict in said.items():
+        line = lines_of(shipped("h800-one-pair.yaml", **{"slo.tpot_ms": tpot_ms}))["TPOT"]
+
+        assert line == f"mean 51.3 ms (range 45.1 to 102.6); slo.tpot_ms of {tpot_ms} is {verdict}"
+
+
+def test_idle_nodes_and_spares_are_told_where_a_unit_is_lost(with_line, plan_of):
+    """A spare takes over, an idle node could, or nothing does."""
+    said = {
+        "nodes: 3": "until it is mended: no node is left as a spare",
+        "nodes: 4": "until it is mended: with cluster.spares: [node-3] the unit serves again after 10 min",
+        "nodes: 4\n  spares: [node-3]": "for 10 min: then it serves on a spare",
+    }
+
+    assert {nodes: lines_of(plan_of(with_line(8, f"  {nodes}")))["failure"].split(", ", 2)[2] for nodes in said} == said
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SPECS.glob("*.yaml")))
+def test_every_number_of_the_text_is_a_rows(name, shipped):
+    """Also with everything shown: writers compute nothing. Names and digests are no numbers."""
+    plan = shipped(name)
+    known = " ".join(
+        " ".join((row.section, row.name, row.unit, row.note, written(row), *written_range(row))) for row in plan.report
+    )
+    names = " ".join(
+        [plan.digest, plan.name, *(f"{unit.name} {unit.why} {' '.join(unit.nodes)}" for unit in plan.units)]
+    )
+    titles = "TTFT ms, 1% above, +1 slot, more tokens/s with 10% more of it"
+    numbers = set(NUMBER.findall(plan_text(plan, full=True))) | set(NUMBER.findall(plan_text(plan)))
+
+    assert numbers - set(NUMBER.findall(f"{known} {names} {titles}")) == set()
+
+
+@pytest.mark.parametrize("name", [FLAGSHIP, "demo-day.yaml", "mi300x-single-node.yaml"])
+def test_rows_are_those_of_the_json_and_of_a_plan_that_was_read(name, shipped, tmp_path):
+    """Each has a section and a name of its own, by which rows of two plans are matched."""
+    plan, path = shipped(name), tmp_path / "plan.json"
+    path.write_text(json.dumps(plan.as_json()))
+    read = read_plan(path)
+
+    assert [vars(row) for row in plan.report] == plan.as_json()["report"]
+    assert rows_of(read) == read.report == plan.report
+    assert len({(row.section, row.name) for row in plan.report}) == len(plan.report)
+    assert plan_text(read, full=True) == plan_text(plan, full=True)
+
+
+def test_figures_of_the_json_are_rows_under_its_keys(shipped):
+    """With the unit, the range and where they come from."""
+    plan = shipped()
+    report, tpot = Report(plan.report), plan.performance["decode"].tpot_ms
+    found = {
+        (section, name): report.find(section, name)
+        for section, name in (
+            ("performance.decode", "tpot_ms"),
+            ("cost", "usd_per_million_output_tokens"),
+            ("phases.decode", "attention_tp"),
+            ("gpu", "nic_gbps"),
+            ("balance.decode", "max_over_mean"),
+        )
+    }
+    (latency, price, default, nic, balance) = found.values()
+
+    assert (latency.value, latency.low, latency.high) == (tpot.mid, tpot.low, tpot.high)
+    assert (latency.unit, latency.provenance) == ("ms", "predicted")
+    assert (price.value, price.provenance) == (plan.cost.usd_per_million_output_tokens, "predicted")
+    assert (default.value, default.provenance) == (1, "default")
+    assert (nic.provenance, balance.provenance) == ("published", "assumed")
+    assert nic.note.startswith("github.com/")
+
+
+def test_rows_are_outside_what_is_deployed(shipped, tmp_path):
+    """A plan without estimates has none, and the same digest; the document's digest covers them."""
+    plan, path = shipped("h800-one-pair.yaml"), tmp_path / "plan.json"
+    edited = [vars(row) for row in plan.report]
+    edited[-1] = edited[-1] | {"value": 1.0}
+    path.write_text(json.dumps(plan.as_json() | {"report": edited}))
+
+    assert plan_from(SPECS / "h800-one-pair.yaml").digest == plan.digest
+    assert plan_from(SPECS / "h800-one-pair.yaml").report is None
+    with pytest.raises(CallError, match="S909"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SPECS.glob("*.yaml")))
+def test_it_fits_a_terminal(name, shipped):
+    """At most 80 columns; without --full about a hundred lines, of which the first 25 are the summary."""
+    plan = shipped(name)
+
+    assert max(map(len, (plan_text(plan) + plan_text(plan, full=True)).splitlines())) <= 80
+    assert len(plan_text(plan).splitlines()) <= 110
+    assert len(plan_text(plan).split("\n\n")[1].splitlines()) <= 25
+
+
+@pytest.mark.slow
+def test_a_search_fits_a_terminal(spec_file):
+    """With every layout that was weighed, prices in another currency, and days that are not like most."""
+    even = {"days": ["saturday", "sunday"], "profile": [2] * 24}
+    traffic = {"input_tokens": 16e9, "output_tokens": 8e9, "profile": [1] * 12 + [3] * 12, "other_days": [even]}
+    auto = {"ep_size": "auto", "redundant_experts": "auto", "precision": "bf16", "max_requests": "auto"}
+    spec = {
+        "version": 1,
+        "name": "sea",
+        "model": "deepseek-v2-lite",
+        "cluster": {"gpu": "h800", "nodes": 24, "gpus_per_node": 8, "spares": ["node-23"]},
+        "slo": {"ttft_ms": 2000, "tpot_ms": 50},
+        "traffic": traffic,
+        "schedule": "auto",
+        "cost": {"usd_per_gpu_hour": 2.0, "currency": {"code": "EUR", "per_usd": 0.9}},
+        "uptime": {"repair": "24h", "availability": 0.999},
+        "prefill": auto,
+        "decode": auto,
+    }
+    plan = compile_plan(check_spec(spec_file(json.dumps(spec, indent=1), "sea.yaml")))
+
+    assert max(map(len, plan_text(plan, full=True).splitlines())) <= 80
+    assert len({(row.section, row.name) for row in plan.report}) == len(plan.report)
+    assert "other days: saturday, sunday" in lines_of(plan)["day"]
+    assert "for 5 min: then it serves on a spare" in joined(lines_of(plan)["failure"])
+
+
+def test_whoever_is_called_at_night_finds_each_unit(shipped, capsys):
+    """One with each of its nodes and the ranks there, or all of them."""
+    plan = shipped()
+    full, unit = plan_text(plan, full=True), plan.units[-1]
+    ranks = [f"{first} to {first + 7}" for first in range(0, 144, 8)]
+
+    assert all(f"\n  {each.name} " in full for each in plan.units)
+    assert [line.split(maxsplit=1) for line in unit_text(unit).splitlines()[3:]] == [
+        [node, rank] for node, rank in zip(unit.nodes, ranks, strict=True)
+    ]
+    assert unit_named(plan, unit.name) is unit_named(plan, "decode-8") is unit
+    assert main(["plan", str(SPECS / FLAGSHIP), "--unit", "decode-8", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == plan.as_json()["units"][-1]
+    assert main(["plan", str(SPECS / FLAGSHIP), "--unit", "decode-9"]) == 2
+    assert "S916" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (["a", "b"], "a, b"),
+        (["n-8", "n-9", "n-10", "n-12"], "n-8 to n-10, n-12"),
+        (["n-36", "n-37", "n-38", "n-35", "n-34"], "n-36 to n-38, n-35, n-34"),
+        (["n08", "n09", "n10"], "n08 to n10"),
+        (["n8", "n09", "n10"], "n8, n09, n10"),
+        (["a9", "b10", "b11", "b12"], "a9, b10 to b12"),
+    ],
+)
+def test_a_range_of_nodes_has_every_node_between(nodes, expected, plan_of):
+    """In the order of ranks; names that skip a number, go down or are written otherwise begin anew."""
+    spec = {
+        "version": 1,
+        "name": "river",
+        "model": {"config": "config.json"},
+        "cluster": {"gpu": "cpu", "nodes": [{"name": name} for name in nodes], "gpus_per_node": 1},
+        "mixed": {"ep_size": len(nodes), "redundant_experts": -32 % len(nodes), "precision": "fp32"},
+    }
+
+    assert joined(plan_text(plan_of(json.dumps(spec, indent=1)), full=True)).endswith(f" {expected}")
+
+
+def test_what_the_overlay_changes_is_said_without_its_values(spec_text, plan_of):
+    """They may be secrets; a plan without an overlay says nothing."""
+    objects = "[{kind: Service, patch: {spec: {type: NodePort}}}]"
+    overlay = f"  overlay: {{unit_pod: {{spec: {{hostIPC: true, dnsPolicy: null}}}}, objects: {objects}}}\n"
+    text = plan_text(plan_of(spec_text + overlay), full=True)
+
+    assert all(f"  {each}" in text for each in ("pods of units: spec.hostIPC", "pods of units: spec.dnsPolicy"))
+    assert "  every Service: spec.type" in text
+    assert "NodePort" not in text
+    assert "overlay" not in plan_text(plan_of(spec_text), full=True)
+
+
+def test_nodes_that_are_not_used_are_named_with_their_reason(with_line, plan_of):
+    """All of them, each reason once; and so are spares."""
+    away = [f"{{name: n{index}, taints: [team=research:NoSchedule]}}" for index in range(6)]
+    nodes = ", ".join([*away, "{name: x, taints: [down=yes:NoExecute]}", "{name: a}", "{name: b}", "{name: c}"])
+    text = joined(plan_text(plan_of(with_line(8, f"  nodes: [{nodes}]")), full=True))
+    spares = plan_text(plan_of(with_line(8, "  nodes: 7\n  spares: [node-4, node-5, node-6]")), full=True)
+
+    assert "Not used: n0 to n5 (tainted team=research:NoSchedule); x (tainted down=yes:NoExecute)." in text
+    assert "  Spares for units that lose a node: node-4 to node-6.\n" in spares
+
+
+def test_a_reason_of_several_decisions_is_said_once(shipped):
+    """The rows below the first one refer to it."""
+    text = plan_text(shipped())
+
+    assert text.count("the most that any window of the schedule has") == 1
+    assert "decode.units   9; for the same reason" in text
+
+
+@pytest.mark.parametrize(("controller", "is_said"), [(None, True), ({}, False)])
+def test_a_schedule_that_nothing_follows_is_told(controller, is_said, plan_of):
+    """The bill is that of the schedule, so its line says what a cluster does without the controller."""
+    windows = [
+        {"at": at, "prefill_units": number, "decode_units": number} for at, number in (("08:00", 1), ("20:00", 0))
+    ]
+    kubernetes = {} if controller is None else {"kubernetes": {"controller": controller}}
+    plan = plan_of(json.dumps(PAIR | {"schedule": {"timezone": "UTC", "windows": windows}} | kubernetes, indent=1))
+
+    assert ("without kubernetes.controller all units stay on in a cluster" in lines_of(plan)["day"]) is is_said
+
+
+def test_what_a_plan_relies_on_is_told(spec_file):
+    """Nobody here has seen the cluster: names of nodes, folders, weights and images are a reader's to compare."""
+    model = {"catalog": "deepseek-r1", "checkpoint": "/models/r1"}
+    kubernetes = {"image": "mine:1", "volumes": [{"host_path": "/mnt/models", "mount_path": "/models"}]}
+    ours, theirs, alone = (
+        dict(relied_on(plan_from(spec_file(json.dumps(PAIR | changes, indent=1), "relied.yaml"))))
+        for changes in ({"model": model, "kubernetes": kubernetes}, {"model": model, "engine": "sglang"}, {})
+    )
+
+    assert list(ours) == ["names of nodes", "weights", "folder on nodes"]
+    assert theirs["image"].startswith("lmsysorg/sglang:v0.5.23: ")
+    assert alone == {}, "nothing is deployed without a checkpoint"
+
+
+def test_defaults_are_listed_only_in_full(shipped):
+    """Those that are guesses about a cluster apart from the others."""
+    plan = shipped()
+    full, defaults = plan_text(plan, full=True), [each.path for each in plan.decisions if each.why == DEFAULT]
+
+    assert all(f"  {path} " in full for path in defaults)
+    assert (
+        full.index("  schedule.start.pods ") < full.index("left at its default") < full.index("kubernetes.host_network")
+    )
+    assert "host_network" not in plan_text(plan)
+
+
+def test_rates_and_latencies_stand_beside_their_ranges(shipped):
+    """A column for each end; those of a node are of its GPUs."""
+    lines = plan_text(shipped("h800-one-pair.yaml")).splitlines()
+    gpu, node = (next(line for line in lines if line.startswith(f"  tokens/s per {each} ")) for each in ("GPU", "node"))
+    of_gpu, of_node = ([float(each.replace(",", "")) for each in NUMBER.findall(line)] for line in (gpu, node))
+
+    assert [line.split() for line in lines if line.startswith("  speed")][1] == [
+        *("speed", "prefill", "low", "high", "decode", "low", "high")
+    ]
+    assert of_node == pytest.approx([8 * each for each in of_gpu], abs=4)
+
+
+def test_experts_that_move_are_told_in_bytes_seconds_and_pods(tmp_path):
+    """A new map restarts each unit of its phase, which reads all its weights again."""
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(compile_plan(check_spec(SPECS / "h800-one-pair.yaml")).as_json()))
+    spec = with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"expert_load.alpha": 1.05})
+    plan = compile_plan(spec, read_plan(path))
+    report, moves = Report(plan.report), "balance.decode.moves"
+
+    assert report.find(moves, "moved_slots").value == plan.balance["decode"].moves.moved_slots > 0
+    assert [report.text(moves, name) for name in ("slots", "bytes_read_per_node", "read_s")] == [
+        "16,704",
+        "61.0 GB",
+        "30",
+    ]
+    assert "Their pods are named at the end." in joined(plan_text(plan))
