@@ -13,12 +13,14 @@ A page is in one of three states:
 
 So remembering takes no memory from requests: an idle page is as good as a blank one to whoever takes it.
 
-It does not hold latents (`cache.py`) or make names (`blocks.py`). Order of eviction is least recently released; a table
-is released from its end, so that a chain is forgotten from its end as well.
+It does not hold latents (`cache.py`), make names (`blocks.py`) or search them (`index.py`). Order of eviction is least
+recently released; a table is released from its end, so that a chain is forgotten from its end as well.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
+
+from runtime.kv.index import NameIndex
 
 __all__ = ["Pages"]
 
@@ -27,10 +29,9 @@ class Pages:
     """All pages of one cache."""
 
     def __init__(self, num_pages: int) -> None:
-        self._blank = list(reversed(range(num_pages)))
+        self._blank = array("i", reversed(range(num_pages)))
         self._holders = array("i", [0]) * num_pages
-        self._names: list[bytes | None] = [None] * num_pages
-        self._by_name: dict[bytes, int] = {}
+        self._index = NameIndex(num_pages)
         self._idle = _Line(num_pages)
 
     @property
@@ -55,7 +56,7 @@ class Pages:
         """Return the pages with these names, up to the first name that no page has."""
         found = []
         for name in names:
-            page = self._by_name.get(name)
+            page = self._index.page(name)
             if page is None:
                 break
             found.append(page)
@@ -69,7 +70,7 @@ class Pages:
 
     def hold(self, page: int) -> None:
         """Count one more holder of a page that has a name."""
-        assert self._names[page] is not None
+        assert page in self._index
         if not self._holders[page]:
             self._idle.remove(page)
         self._holders[page] += 1
@@ -81,24 +82,20 @@ class Pages:
             self._holders[page] -= 1
             if self._holders[page]:
                 continue
-            if self._names[page] is None:
-                self._blank.append(page)
-            else:
+            if page in self._index:
                 self._idle.append(page)
+            else:
+                self._blank.append(page)
 
     def name(self, page: int, name: bytes) -> None:
         """Let a held page, which nobody writes to any more, be found. The first page of a name keeps it."""
         assert self._holders[page] > 0
-        if self._names[page] is None and name not in self._by_name:
-            self._names[page] = name
-            self._by_name[name] = page
+        if page not in self._index and self._index.page(name) is None:
+            self._index.add(page, name)
 
     def _forget_oldest(self) -> int:
         page = self._idle.pop_first()
-        name = self._names[page]
-        assert name is not None
-        del self._by_name[name]
-        self._names[page] = None
+        self._index.remove(page)
         return page
 
 

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from runtime.kv.index import NAME_BYTES
 from runtime.kv.pages import Pages
 
 NUM_PAGES = 7
@@ -12,7 +13,7 @@ PROMPTS = ["abcd", "abce", "abx", "y", "abcdz", "q"]  # a letter is a block, who
 
 
 def names_of(prompt):
-    return [prompt[: number + 1].encode() for number in range(len(prompt))]
+    return [prompt[: number + 1].encode().ljust(NAME_BYTES) for number in range(len(prompt))]
 
 
 class PagesAgainstReference(RuleBasedStateMachine):

@@ -11,6 +11,7 @@ import torch
 
 import runtime.demo
 from runtime.expert_parallel.group import SoloGroup
+from runtime.kv.index import NAME_BYTES
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
@@ -155,7 +156,7 @@ def test_a_wrong_block_is_found(engine, plans, computed, monkeypatch):
 
 
 def names_without_a_chain(root, token_ids):
-    return [bytes(number) for number in range(1, len(token_ids) // PAGE_TOKENS + 1)]
+    return [number.to_bytes(NAME_BYTES) for number in range(len(token_ids) // PAGE_TOKENS)]
 
 
 @pytest.mark.parametrize("kind", ["pair", "mixed"])
