@@ -58,12 +58,16 @@ class Checkpoint(_Part):
 
 
 class Limits(_Part):
-    """The limits of one rank; `kv_tokens` is for all its requests together, at least one of full length."""
+    """The limits of one rank; `kv_tokens` is for all its requests together, at least one of full length.
+
+    `host_bytes` is the host memory that blocks of the prefix cache may take; absent, none are kept there.
+    """
 
     max_requests: AtLeastOne
     max_request_tokens: AtLeastOne
     max_batch_tokens: AtLeastOne
     kv_tokens: AtLeastOne
+    host_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class RankPlace(_Part):

@@ -1,4 +1,4 @@
-"""The operations of a model, chosen once when it is built. Start in `ops.py`.
+"""A model's operations, chosen once when it is built. Start in `ops.py`.
 
 Legend of the shape suffixes in the whole runtime (x_TD is a tensor [T, D]; each letter means one thing):
 

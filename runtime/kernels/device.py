@@ -93,6 +93,11 @@ class HostLink:
         copy()
         return None
 
+    def begin_from_device(self, copy: Callable[[], None]) -> "Arrival | None":
+        """Begin `copy`, which brings the device's memory to the host. Return its arrival; None if it is there."""
+        copy()
+        return None
+
     def copies_so_far(self) -> Callable[[], bool]:
         """Return a function that tells whether all copies to the device begun so far have ended."""
         return lambda: True
@@ -111,8 +116,8 @@ class PinnedLink(HostLink):
     Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs. It pins
     for the calling thread's GPU, and would begin to use GPU 0 for a thread that has chosen none, as the network's.
 
-    Copies to the device run beside the computation, which need not wait for them. Copies to the host are short, and run
-    where what they copy was computed.
+    Copies to the device run beside the computation, which need not wait for them. A step's results are short: they are
+    copied where they were computed. Other copies to the host have a queue of their own: a GPU copies both ways at once.
 
     Threads that wait for a copy sleep: their events block, and wake them tens of microseconds late (assumed). The
     step's own wait (`finish`) spins: the GPU has nothing to do until it is over, and a whole unit waits for the rank
@@ -124,6 +129,7 @@ class PinnedLink(HostLink):
     def __init__(self, device: torch.device, queue: "SideQueue | None" = None) -> None:
         """Make the link. Copies to the device run on `queue`, by default a stream made for the first of them."""
         self._device, self._queue = device, queue
+        self._queue_to_host: SideQueue | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return pinned memory."""
@@ -139,9 +145,12 @@ class PinnedLink(HostLink):
     def begin_to_device(self, copy: Callable[[], None]) -> "Arrival":
         """Copy beside the computation, after all work issued so far."""
         self._queue = CudaQueue(self._device) if self._queue is None else self._queue
-        with self._queue.beside():
-            copy()
-            return Arrival(self._queue, self._queue.mark(), copy)
+        return _begin_beside(self._queue, copy)
+
+    def begin_from_device(self, copy: Callable[[], None]) -> "Arrival":
+        """Copy beside what computes, after all that it was told until now, and beside copies to the device."""
+        self._queue_to_host = CudaQueue(self._device) if self._queue_to_host is None else self._queue_to_host
+        return _begin_beside(self._queue_to_host, copy)
 
     def copies_so_far(self) -> Callable[[], bool]:
         """Mark the queue of the copies. Any thread may ask."""
@@ -158,6 +167,12 @@ class PinnedLink(HostLink):
     def finish(self, device: torch.device) -> None:
         """Wait for the stream that computes, on which the copies were begun."""
         torch.cuda.current_stream(device).synchronize()
+
+
+def _begin_beside(queue: "SideQueue", copy: Callable[[], None]) -> "Arrival":
+    with queue.beside():
+        copy()
+        return Arrival(queue, queue.mark(), copy)
 
 
 class Recording(Protocol):
@@ -207,7 +222,7 @@ class SideQueue(Protocol):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A copy to the device, begun on `queue`. It is kept, with its inputs, until the computation has joined it."""
+    """A copy to or from the device, begun on `queue`. It is kept, with its inputs, until the computation joins it."""
 
     queue: SideQueue
     mark: Any

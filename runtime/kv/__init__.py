@@ -1,1 +1,1 @@
-"""Latent KV in pages, and its travel from prefill to decode."""
+"""Latent KV in pages, and its travel to decode."""

@@ -11,16 +11,20 @@ the page is needed for others. It does not choose who gets pages: `serving/sched
 Worked example: PAGE_TOKENS 64, a prompt of 100 tokens takes two pages, [7, 2] say. Token 70 lies in row 2 x 64 + 6.
 
 Latents go to the host and come back layer by layer: a long request's are gigabytes, for which a device whose memory the
-cache fills has no second place.
+cache fills has no second place. Blocks that nobody holds may be kept there too (`tiers/host.py`), to be loaded when
+their pages are gone.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.device import Arrival, HostLink
 from runtime.kv.pages import Pages
+from runtime.kv.room import HostMemory
+from runtime.kv.tiers.host import HostTier
 from runtime.protocol.counting import PAGE_TOKENS, num_pages
 
 __all__ = ["LatentCache", "LayerPages", "PageTable", "slot_mapping"]
@@ -39,13 +43,22 @@ class LatentCache:
         dtype: torch.dtype,
         device: torch.device,
         link: HostLink | None = None,
+        memory: HostMemory | None = None,
+        host_bytes: int = 0,
     ) -> None:
-        """Make the cache. `link` says how latents cross to the host's memory and back, if not by plain copies."""
+        """Make the cache. `link` says how latents cross to the host's memory and back, if not by plain copies.
+
+        `memory` is the ledger of what lies there, of which blocks may take `host_bytes`. Raise RuntimeFailure where
+        there is not so much.
+        """
         self.num_pages = num_pages(num_tokens)
         self._pages = torch.zeros(num_layers, self.num_pages, PAGE_TOKENS, latent_dim, dtype=dtype, device=device)
         self.layers = [LayerPages(pages) for pages in self._pages]
         self.link = HostLink() if link is None else link
+        self.memory = HostMemory() if memory is None else memory
         self._owners = Pages(self.num_pages)
+        block_shape = num_layers, PAGE_TOKENS, latent_dim
+        self.host = HostTier(block_shape, dtype, host_bytes, self.link, self.memory) if host_bytes else None
 
     @property
     def num_free_pages(self) -> int:
@@ -109,8 +122,40 @@ class LatentCache:
 
         return self.link.begin_to_device(write)
 
-    def swap_out(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor:
-        """Copy a request's latents from `start` up to `num_tokens` to host memory, `[num_layers, T, C]`."""
+    def load(self, table: PageTable, first: int, names: Sequence[bytes]) -> tuple[int, Arrival | None]:
+        """Begin to write the blocks of these names, as far as host memory has them, to a table's pages from `first` on.
+
+        Return how many these are, and their arrival, as `swap_in` does.
+        """
+        if self.host is None:
+            return 0, None
+        return self.host.load(names, (self._pages[:, page] for page in table[first:]))
+
+    def save(self, max_blocks: int) -> None:
+        """Begin to copy blocks that nobody holds any more to host memory. The next step ends this with `end_saves`."""
+        if self.host is not None:
+            due = islice(iter(self._owners.take_due, None), max_blocks)
+            self.host.save((name, self._pages[:, page]) for page, name in due)
+
+    def end_saves(self) -> None:
+        """Let whoever gets the pages from now on write to them after their blocks are copied."""
+        if self.host is not None:
+            self.host.end_saves()
+
+    def swap_out(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor | None:
+        """Copy a request's latents from `start` up to `num_tokens` to host memory, `[num_layers, T, C]`.
+
+        Return None where it has no room for them.
+        """
+        token_bytes = self._pages[:, 0, 0].nbytes
+        if not self.memory.take("swapped", (num_tokens - start) * token_bytes):
+            return None
+        latents = self.copy_to_host(table, num_tokens, start)
+        self.memory.watch("swapped", latents)
+        return latents
+
+    def copy_to_host(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor:
+        """Copy a request's latents as `swap_out` does, for somebody else to hold."""
         rows = self._rows(table, start, num_tokens)
         latents = self.link.empty((len(self.layers), num_tokens - start, self._pages.shape[-1]), self._pages.dtype)
         for layer, latent_TC in zip(self.layers, latents, strict=True):

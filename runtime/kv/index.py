@@ -9,6 +9,7 @@ of the process in it, so no prompt can be made whose blocks all share a bucket.
 """
 
 from array import array
+from collections.abc import Iterable
 
 __all__ = ["NAME_BYTES", "NameIndex"]
 
@@ -17,7 +18,7 @@ NO_PAGE, NO_NAME = -1, -2
 
 
 class NameIndex:
-    """Which page has which name. At most one page has a name, and a page at most one."""
+    """The pages by name. At most one page has a name, and a page at most one."""
 
     def __init__(self, num_pages: int) -> None:
         num_buckets = 1 << (num_pages - 1).bit_length() if num_pages else 1
@@ -30,12 +31,18 @@ class NameIndex:
         """Return whether a page has a name."""
         return self._links[page] != NO_NAME
 
-    def page(self, name: bytes) -> int | None:
-        """Return the page with this name, or None."""
-        page = self._heads[hash(name) & self._mask]
-        while page != NO_PAGE and self._names[page * NAME_BYTES : (page + 1) * NAME_BYTES] != name:
-            page = self._links[page]
-        return None if page == NO_PAGE else page
+    def find(self, wanted: Iterable[bytes]) -> list[int]:
+        """Return the pages with these names, up to the first name that no page has."""
+        names, heads, links, mask = self._names, self._heads, self._links, self._mask
+        found = []
+        for name in wanted:
+            page = heads[hash(name) & mask]
+            while page != NO_PAGE and names[page * NAME_BYTES : (page + 1) * NAME_BYTES] != name:
+                page = links[page]
+            if page == NO_PAGE:
+                break
+            found.append(page)
+        return found
 
     def name(self, page: int) -> bytes:
         """Return the name of a page that has one."""

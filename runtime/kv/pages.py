@@ -1,4 +1,4 @@
-"""The pages of a rank's cache by number: who holds each, and which block it remembers. Prefix caching's first tier.
+"""The pages of a tier of the prefix cache: who holds each, and which block it remembers.
 
 A page is in one of three states:
 
@@ -10,6 +10,9 @@ A page is in one of three states:
     name        a held page gets the name of the block that it holds
     hold        held -> held once more, idle -> held
     release     held -> idle if it has a name, else blank, when the last one releases it
+    forget      the oldest idle page -> blank
+
+A page is due from the moment that it becomes idle until the next tier was asked to keep its block.
 
 So remembering takes no memory from requests: an idle page is as good as a blank one to whoever takes it.
 
@@ -24,6 +27,8 @@ from runtime.kv.index import NameIndex
 
 __all__ = ["Pages"]
 
+NOT_IN_LINE = -1
+
 
 class Pages:
     """All pages of one cache."""
@@ -32,12 +37,17 @@ class Pages:
         self._blank = array("i", reversed(range(num_pages)))
         self._holders = array("i", [0]) * num_pages
         self._index = NameIndex(num_pages)
-        self._idle = _Line(num_pages)
+        self._idle, self._due = _Line(num_pages), _Line(num_pages)
 
     @property
     def num_free(self) -> int:
         """The pages that nobody holds."""
         return len(self._blank) + len(self._idle)
+
+    @property
+    def num_blank(self) -> int:
+        """The pages that nobody holds, and that have no name."""
+        return len(self._blank)
 
     def num_idle(self, pages: Iterable[int]) -> int:
         """Return how many of these named pages nobody holds."""
@@ -54,17 +64,13 @@ class Pages:
 
     def find(self, names: Iterable[bytes]) -> list[int]:
         """Return the pages with these names, up to the first name that no page has."""
-        found = []
-        for name in names:
-            page = self._index.page(name)
-            if page is None:
-                break
-            found.append(page)
-        return found
+        return self._index.find(names)
 
     def take(self) -> int:
         """Return a page without a name for one holder. There must be a free one."""
-        page = self._blank.pop() if self._blank else self._forget_oldest()
+        if not self._blank:
+            self.forget_oldest()
+        page = self._blank.pop()
         self._holders[page] = 1
         return page
 
@@ -72,7 +78,7 @@ class Pages:
         """Count one more holder of a page that has a name."""
         assert page in self._index
         if not self._holders[page]:
-            self._idle.remove(page)
+            self._leave_lines(page)
         self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
@@ -84,19 +90,37 @@ class Pages:
                 continue
             if page in self._index:
                 self._idle.append(page)
+                self._due.append(page)
             else:
                 self._blank.append(page)
 
     def name(self, page: int, name: bytes) -> None:
         """Let a held page, which nobody writes to any more, be found. The first page of a name keeps it."""
         assert self._holders[page] > 0
-        if page not in self._index and self._index.page(name) is None:
+        if page not in self._index and not self._index.find([name]):
             self._index.add(page, name)
 
-    def _forget_oldest(self) -> int:
-        page = self._idle.pop_first()
-        self._index.remove(page)
+    def forget_oldest(self) -> int | None:
+        """Take the name of the page that is idle for longest, and return its number. Return None if none is idle."""
+        page = self._idle.first()
+        if page is not None:
+            self._leave_lines(page)
+            self._index.remove(page)
+            self._blank.append(page)
         return page
+
+    def take_due(self) -> tuple[int, bytes] | None:
+        """Return the page that is due for longest, with its name: it is due no more. Return None if none is due."""
+        page = self._due.first()
+        if page is None:
+            return None
+        self._due.remove(page)
+        return page, self._index.name(page)
+
+    def _leave_lines(self, page: int) -> None:
+        self._idle.remove(page)
+        if page in self._due:
+            self._due.remove(page)
 
 
 class _Line:
@@ -104,12 +128,18 @@ class _Line:
 
     def __init__(self, num_pages: int) -> None:
         self._end = num_pages  # the link before the first and after the last
-        self._next = array("i", range(num_pages + 1))
-        self._previous = array("i", range(num_pages + 1))
+        self._next = array("i", [NOT_IN_LINE]) * num_pages + array("i", [self._end])
+        self._previous = array("i", self._next)
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
+
+    def __contains__(self, page: int) -> bool:
+        return self._next[page] != NOT_IN_LINE
+
+    def first(self) -> int | None:
+        return self._next[self._end] if self._length else None
 
     def append(self, page: int) -> None:
         last = self._previous[self._end]
@@ -120,10 +150,5 @@ class _Line:
     def remove(self, page: int) -> None:
         before, after = self._previous[page], self._next[page]
         self._next[before], self._previous[after] = after, before
+        self._next[page] = NOT_IN_LINE
         self._length -= 1
-
-    def pop_first(self) -> int:
-        assert self._length
-        page = self._next[self._end]
-        self.remove(page)
-        return page

@@ -15,7 +15,6 @@ was pinned before (`room.py`).
 import asyncio
 import math
 import sys
-import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +24,7 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure, WireError
 from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
-from runtime.kv.room import Room, Staging, max_held_bytes, staged_bytes
+from runtime.kv.room import HostMemory, Staging, max_host_bytes, staged_bytes
 from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes
 from runtime.kv.tickets import Tickets
 from runtime.launch import KvLayout, UnitLaunch
@@ -55,11 +54,12 @@ class KvReceiver:
         vocab_size: int,
         accept: Callable[[Handover, Tensor], None],
         link: HostLink | None = None,
+        memory: HostMemory | None = None,
     ) -> None:
         """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure where memory is short.
 
         `accept` gets every request that passed the checks, with its latents. `link` gives the memory that they come to,
-        from which a device copies them.
+        from which a device copies them; `memory` is the ledger of it.
         """
         self._launch = launch
         self._token_shape = token_shape
@@ -67,9 +67,9 @@ class KvReceiver:
         self._accept = accept
         self._link = HostLink() if link is None else link
         self._staging = Staging(self._link, staged_bytes(launch)) if self._link.pins else None
-        max_requests = launch.limits.max_requests + MAX_QUEUED
-        self._room = Room(max_requests, max_held_bytes(launch))
-        self._tickets = Tickets(max_requests)
+        self._max_requests = launch.limits.max_requests + MAX_QUEUED
+        self._host_memory = HostMemory(max_host_bytes(launch)) if memory is None else memory
+        self._tickets = Tickets(self._max_requests)
         self._arriving: dict[str, asyncio.StreamWriter] = {}  # by request
         self._num_connections = 0
         self._complain = Complaints(_say)
@@ -139,14 +139,14 @@ class KvReceiver:
     async def _read(self, offer: Offer, frames: FrameReader[FromPrefill]) -> tuple[Handover, Tensor]:
         """Read a request into memory that it stays in; its room is given back when nobody has it any more."""
         num_bytes = offer.shape[1] * self._launch.kv_cache.bytes_per_token
-        if not self._room.take(num_bytes):
+        if not self._host_memory.take("arriving", num_bytes, self._max_requests):
             raise _Refusal("this rank holds as much KV outside its cache as it may")
         try:
             latents = await self._memory(offer)
         except BaseException:
-            self._room.give_back(num_bytes)
+            self._host_memory.give_back("arriving", num_bytes)
             raise
-        weakref.finalize(latents, self._room.give_back, num_bytes)
+        self._host_memory.watch("arriving", latents)
         handover = await _read_layers(offer, latents, frames)
         _check_handover(handover, offer, self._launch, self._vocab_size)
         return handover, latents

@@ -1,14 +1,22 @@
-"""Latents that lie outside a cache: their bound, at either end of a transfer, and memory that is ready for them.
+"""Latents that lie outside a cache: their bound, and memory that is ready for them.
+
+    arriving    requests that come with their latents from prefill ranks, until these are in the cache
+    swapped     preempted requests, until they are in the cache again
+    blocks      the host tier of the prefix cache (`tiers/host.py`)
 
 The bound is far from what a gateway makes ranks hold: it is for what goes wrong. The memory is for what a decode rank
-holds on an ordinary day, those requests whose prompts are being computed.
+holds on an ordinary day, those requests whose prompts are being computed. What a prefill rank has yet to send is
+bounded by itself (`sender.py`).
 """
 
 import math
 import queue
+import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,14 +25,22 @@ from runtime.errors import RuntimeFailure
 from runtime.kernels.device import HostLink
 from runtime.launch import UnitLaunch
 
-__all__ = ["Room", "Staging", "max_held_bytes", "staged_bytes"]
+__all__ = ["HostMemory", "Staging", "max_held_bytes", "max_host_bytes", "staged_bytes"]
+
+Holder = Literal["arriving", "swapped", "blocks"]
+HOLDERS: tuple[Holder, ...] = get_args(Holder)
 
 HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many times the cache's bytes, or a GiB
 
 
 def max_held_bytes(launch: UnitLaunch) -> int:
-    """Return how many bytes of latents a rank may hold outside its cache."""
+    """Return how many bytes of requests' latents a rank may hold outside its cache."""
     return max(HELD_CACHES * launch.limits.kv_tokens * launch.kv_cache.bytes_per_token, HELD_BYTES)
+
+
+def max_host_bytes(launch: UnitLaunch) -> int:
+    """Return how many bytes of latents a rank may hold outside its cache, blocks included."""
+    return max(max_held_bytes(launch), launch.limits.host_bytes)
 
 
 STAGED_SHARE = 16  # assumed: of the cache's bytes; of EP144's that is 3.2 GB, or 8 requests of 5,696 tokens
@@ -38,32 +54,63 @@ def staged_bytes(launch: UnitLaunch) -> int:
     return 1 << (num_tokens * launch.kv_cache.bytes_per_token - 1).bit_length()
 
 
-class Room:
-    """The limit on requests whose latents are held at a time, and on their bytes.
+class HostMemory:
+    """The ledger of a rank's host memory for latents: who holds how much, all together at most `max_bytes`.
 
-    Room is taken on the network's thread, and given back on whichever drops the last reference to the latents; the
-    garbage collector may do that at any moment. So what is given back goes through a queue that allows for it.
+    Requests come before blocks: where they need room, the host tier gives up its least recently used blocks.
+
+    Memory is taken on the network's thread and the step's. It is given back on whichever thread drops the last
+    reference to the latents, and the garbage collector may do that at any moment, even in here. So what is given back
+    goes through a queue that allows for it.
     """
 
-    def __init__(self, max_requests: int, max_bytes: int) -> None:
-        self._max_requests, self._max_bytes = max_requests, max_bytes
-        self._num_requests = self._num_bytes = 0
-        self._given_back: queue.SimpleQueue[int] = queue.SimpleQueue()
+    def __init__(self, max_bytes: int = sys.maxsize) -> None:
+        self.max_bytes = max_bytes
+        self.lock = threading.RLock()  # the host tier's index too, which both threads change
+        self._num_bytes = dict.fromkeys(HOLDERS, 0)
+        self._num_pieces = dict.fromkeys(HOLDERS, 0)
+        self._given_back: queue.SimpleQueue[tuple[Holder, int]] = queue.SimpleQueue()
+        self._give_way: Callable[[int], None] = lambda num_bytes: None
 
-    def take(self, num_bytes: int) -> bool:
-        """Take room for one more request; return whether there was any."""
+    def let_blocks_give_way(self, give_way: Callable[[int], None]) -> None:
+        """Call `give_way(num_bytes)` when requests lack so much. It gives back what it can before it returns."""
+        self._give_way = give_way
+
+    def take(self, holder: Holder, num_bytes: int, max_pieces: int = sys.maxsize) -> bool:
+        """Take room for one piece of memory; return whether there was any. A holder has at most `max_pieces`."""
+        with self.lock:
+            self._collect()
+            missing = sum(self._num_bytes.values()) + num_bytes - self.max_bytes
+            if self._num_pieces[holder] >= max_pieces or num_bytes > self.max_bytes:
+                return False
+            if missing > 0 and holder != "blocks":
+                self._give_way(missing)
+                self._collect()
+            if sum(self._num_bytes.values()) + num_bytes > self.max_bytes:
+                return False
+            self._num_pieces[holder] += 1
+            self._num_bytes[holder] += num_bytes
+            return True
+
+    def watch(self, holder: Holder, latents: Tensor) -> None:
+        """Give back what was taken for these latents when nobody holds them any more."""
+        weakref.finalize(latents, self.give_back, holder, latents.nbytes)
+
+    def give_back(self, holder: Holder, num_bytes: int) -> None:
+        """Give back the room of one piece of `num_bytes`, which nobody holds any more."""
+        self._given_back.put((holder, num_bytes))
+
+    def held(self) -> dict[Holder, int]:
+        """Return how many bytes each holder has."""
+        with self.lock:
+            self._collect()
+            return dict(self._num_bytes)
+
+    def _collect(self) -> None:
         while not self._given_back.empty():
-            self._num_bytes -= self._given_back.get()
-            self._num_requests -= 1
-        if self._num_requests == self._max_requests or self._num_bytes + num_bytes > self._max_bytes:
-            return False
-        self._num_requests += 1
-        self._num_bytes += num_bytes
-        return True
-
-    def give_back(self, num_bytes: int) -> None:
-        """Give back the room of one request of `num_bytes`, which nobody holds any more."""
-        self._given_back.put(num_bytes)
+            holder, num_bytes = self._given_back.get()
+            self._num_pieces[holder] -= 1
+            self._num_bytes[holder] -= num_bytes
 
 
 class Staging:

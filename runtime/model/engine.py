@@ -22,6 +22,7 @@ from runtime.kernels.device import CPU, CudaRecorder
 from runtime.kernels.fp8 import E4M3
 from runtime.kernels.say import say_once
 from runtime.kv.cache import LatentCache, PageTable
+from runtime.kv.room import HostMemory
 from runtime.model import weights
 from runtime.model.captured_steps import CapturedSteps
 from runtime.model.config import ModelConfig, read_model_config
@@ -81,10 +82,13 @@ class Engine:
         """The shape of one token's latent KV: (num_layers, latent_dim)."""
         return self.config.num_hidden_layers, self.config.latent_dim
 
-    def new_cache(self, num_tokens: int) -> LatentCache:
-        """Return an empty KV cache with room for at least `num_tokens` tokens."""
+    def new_cache(self, num_tokens: int, memory: HostMemory | None = None, host_bytes: int = 0) -> LatentCache:
+        """Return an empty KV cache with room for at least `num_tokens` tokens.
+
+        `memory` is the ledger of the rank's host memory, of which blocks may take `host_bytes`.
+        """
         dtype, ops = self.backend.unquantized_dtype, self.backend.ops
-        return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link)
+        return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link, memory, host_bytes)
 
     @torch.inference_mode()
     def capture_steps(self, cache: LatentCache, max_requests: int, max_request_tokens: int) -> None:
@@ -145,7 +149,7 @@ class Engine:
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
         """Return each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
         chunks, cache = self._whole(prompts)
-        return self.step(chunks, [], cache), [cache.swap_out(chunk.table, chunk.end) for chunk in chunks]
+        return self.step(chunks, [], cache), [cache.copy_to_host(chunk.table, chunk.end) for chunk in chunks]
 
     @torch.inference_mode()
     def prompt_logits(self, prompts: list[list[int]]) -> list[Tensor]:

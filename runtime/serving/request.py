@@ -13,7 +13,8 @@ sees no further than itself.
 Latents lie in the pages of `table`, or in `latents` while the request waits outside the cache, or nowhere while none
 is computed. On their way from `latents` into pages, there is an `arrival`. Those of a prompt's first blocks may be in
 pages that other requests read too: they are found by the names of these blocks (`kv/blocks.py`). A request that waits
-outside the cache has no such page, and `latents` begin behind the `num_kept` tokens that it had there.
+outside the cache has no such page, and `latents` begin behind the `num_kept` tokens that it had there. Blocks that
+`loading` numbers were found in host memory; they are in its own pages once their `arrival` has come.
 """
 
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class Request:
     embeds: bool = False
     num_generated_to_prefill: int = 0
     block_root: bytes | None = None
+    loading: range = range(0)
     num_kept: int = 0
     num_hits: int = 0
     starts_over: bool = False  # because latents are gone that it had computed, or found, before

@@ -8,22 +8,27 @@ A step, in this order:
     1. room for one more token of each that decodes, the oldest first. Where pages run out, the newest of all is
        preempted: its latents go to host memory and it to the head of `waiting`.
     2. entry for whoever waits, in order, while there are pages for all its tokens so far. Its latents, if it has any,
-       are copied into them while others compute: it takes part once they are there, or at once if it would be alone.
+       and blocks that only host memory has are copied into them while others compute: it takes part once they are
+       there, or at once if there is nothing else to compute.
     3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all. A prompt goes on behind the
-       blocks that others have computed, and waits for the one that an older prompt is computing now.
+       blocks that others have computed, and waits for the one that an older prompt is computing or loading now.
     4. a row for each request that decodes. The rows that `max_requests` leaves go to requests that replay tokens which
        lost ranks had generated, the oldest first.
+    5. copies to host memory of blocks that nobody holds, about as many as a step computes. A rank without work does
+       this alone.
 
-No request is lost and none starves: the cache holds one request of full length, the oldest is preempted by nobody, and
-nobody overtakes. Whoever is preempted gives up the pages that it shares with others, and copies the rest alone. If
-those others are gone too when it comes back, and their pages with them, it starts over. Prefill, decode and mixed units
-differ in which requests they get, not in this policy.
+No request is lost, unless host memory has no room for one that is preempted: it is crowded out. None starves: the
+cache holds one request of full length, the oldest is preempted by nobody, and nobody overtakes. Whoever is preempted
+gives up the pages that it shares with others, and copies the rest alone. If those others are gone too when it comes
+back, and their pages with them, it starts over. Prefill, decode and mixed units differ in which requests they get, not
+in this policy.
 
 Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang's chunked prefill under a budget.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from runtime.kv.cache import LatentCache, PageTable
 from runtime.launch import Limits
@@ -31,7 +36,10 @@ from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.serving.request import Request
 
-__all__ = ["Batch", "Scheduler"]
+__all__ = ["TIERS", "Batch", "Scheduler"]
+
+Tier = Literal["device", "host"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self.num_queried_tokens = self.num_hit_tokens = 0  # of prompts that were looked up; found of these
+        self.queried_tokens = Counter[Tier]()  # of prompts that were looked up
+        self.hit_tokens = Counter[Tier]()  # found of these
+        self._crowded_out: list[Request] = []
         self._arrived: list[str] = []
 
     def has_work(self) -> bool:
@@ -72,11 +82,33 @@ class Scheduler:
         arrived, self._arrived = self._arrived, []
         return arrived
 
+    def take_crowded_out(self) -> list[Request]:
+        """Return the requests that were preempted and found no room in host memory since this was called last."""
+        crowded_out, self._crowded_out = self._crowded_out, []
+        return crowded_out
+
     def schedule(self) -> Batch:
         """Return the next step's work, which may be empty."""
+        self.cache.end_saves()
         self._make_room()
         self._let_in()
-        self._take_in()
+        self._take_in(waits=False)
+        batch = self._batch()
+        if not batch.requests:
+            self._take_in(waits=True)
+            batch = self._batch()
+        self._save()
+        return batch
+
+    def rest(self) -> None:
+        """Use a turn of the loop in which there is nothing to compute."""
+        self.cache.end_saves()
+        self._save()
+
+    def _save(self) -> None:
+        self.cache.save(self._limits.max_batch_tokens // PAGE_TOKENS + 1)
+
+    def _batch(self) -> Batch:
         prefilling = self._chunks()
         decoding = self._rows()
         return Batch(
@@ -117,14 +149,20 @@ class Scheduler:
                 self._preempt(self.running.pop())
 
     def _preempt(self, request: Request) -> None:
-        if request.arrival is None:
-            shared = min(self.cache.num_shared(request.table), request.num_cached // PAGE_TOKENS)
-            request.num_kept = shared * PAGE_TOKENS
-            request.latents = self.cache.swap_out(request.table, request.num_cached, request.num_kept)
+        has_room = request.arrival is not None or self._swap_out(request)
         self._join(request)
         self.cache.free(request.table)
-        self.waiting.appendleft(request)
         self.num_preemptions += 1
+        if has_room:
+            self.waiting.appendleft(request)
+        else:
+            self._crowded_out.append(request)
+
+    def _swap_out(self, request: Request) -> bool:
+        shared = min(self.cache.num_shared(request.table), request.num_cached // PAGE_TOKENS)
+        request.num_kept = shared * PAGE_TOKENS
+        request.latents = self.cache.swap_out(request.table, request.num_cached, request.num_kept)
+        return request.latents is not None
 
     def _let_in(self) -> None:
         while self.waiting and len(self.running) < self._limits.max_requests:
@@ -134,9 +172,12 @@ class Scheduler:
                 return
             self.cache.allocate(request.table, request.num_tokens, shared)
             if request.latents is not None:
+                request.loading = range(0)
                 request.arrival = self.cache.swap_in(request.table, request.latents, request.num_kept)
-            elif request.block_root is not None and not request.starts_over:
-                self.num_queried_tokens += request.num_to_prefill
+            elif request.block_root is not None:
+                self._load(request, len(shared))
+            if request.arrival is None:
+                self._arrive(request)
             self.running.append(self.waiting.popleft())
 
     def _shared_pages(self, request: Request) -> PageTable:
@@ -149,13 +190,39 @@ class Scheduler:
             request.num_cached = request.num_kept = 0
         return self.cache.find(request.names_to_find)
 
-    def _take_in(self) -> None:
-        """Let requests take part whose latents are there. A rank without any other lets its step wait for them."""
-        would_be_idle = all(request.arrival is not None for request in self.running)
+    def _load(self, request: Request, num_shared: int) -> None:
+        """Begin to load the blocks behind those that a prompt shares, unless another one loads them already."""
+        if not request.starts_over and not request.loading:
+            self.queried_tokens["device"] += request.num_to_prefill
+            if self.cache.host is not None:
+                self.queried_tokens["host"] += request.num_to_prefill - num_shared * PAGE_TOKENS
+        names = request.names_to_find[num_shared:]
+        if not self._names_loading().isdisjoint(names[:1]):
+            names = []
+        num_blocks, request.arrival = self.cache.load(request.table, num_shared, names)
+        request.loading = range(num_shared, num_shared + num_blocks)
+
+    def _names_loading(self) -> set[bytes]:
+        return {
+            request.block_names[number]
+            for request in self.running
+            if request.arrival is not None
+            for number in request.loading
+        }
+
+    def _take_in(self, waits: bool) -> None:
+        """Let requests take part whose latents are there or, if the step `waits` for them, will be there."""
         for request in self.running:
-            if would_be_idle or request.arrival is None or request.arrival.is_here():
-                self._join(request)
-                request.latents = None
+            if request.arrival is not None and (waits or request.arrival.is_here()):
+                self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
+        """Let a request take part: its pages hold what was copied to them, so others may find what it loaded."""
+        self._join(request)
+        request.latents = None
+        if request.loading:
+            names = request.block_names[request.loading.start : request.loading.stop]
+            self.cache.name(request.table, request.loading.start, names)
 
     def _join(self, request: Request) -> None:
         """Let all that is computed from now on come after the copy of a request's latents, if one is under way."""
@@ -166,7 +233,7 @@ class Scheduler:
     def _chunks(self) -> dict[Request, Chunk]:
         chunks: dict[Request, Chunk] = {}
         room = self._limits.max_batch_tokens
-        under_way: set[bytes] = set()  # the blocks that older prompts are computing
+        under_way = self._names_loading()  # and the blocks that older prompts are computing
         for request in self._present():
             if not request.is_prefilling:
                 continue
@@ -192,8 +259,10 @@ class Scheduler:
             for layer in range(len(self.cache.layers)):
                 request.transfer.put(layer, start, self.cache.read(layer, request.table, start, end))
         if not request.starts_over:
+            loaded = _overlap(range(start // PAGE_TOKENS, end // PAGE_TOKENS), request.loading) * PAGE_TOKENS
             request.num_hits += end - start
-            self.num_hit_tokens += end - start
+            self.hit_tokens["host"] += loaded
+            self.hit_tokens["device"] += end - start - loaded
 
     def _rows(self) -> list[tuple[Request, Chunk]]:
         decoding = [request for request in self._present() if not request.is_prefilling]
@@ -208,3 +277,7 @@ class Scheduler:
     def _present(self) -> list[Request]:
         """Return the running requests whose latents are in the cache."""
         return [request for request in self.running if request.arrival is None]
+
+
+def _overlap(one: range, other: range) -> int:
+    return len(range(max(one.start, other.start), min(one.stop, other.stop)))

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
 from runtime.kv.blocks import root_name
+from runtime.kv.room import HostMemory
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.bounds import explain_uncomputable
@@ -65,11 +66,16 @@ class Phase(ABC, Generic[Arriving]):
         outbox: Outbox,
         counters: StepCounters,
         block_digest: bytes | None = None,
+        memory: HostMemory | None = None,
     ) -> None:
-        """Make a rank without requests. Prompts share KV in blocks that `block_digest` names; without one, none."""
+        """Make a rank without requests. Prompts share KV in blocks that `block_digest` names; without one, none.
+
+        `memory` is the ledger of the rank's host memory.
+        """
         self._engine, self._launch, self._outbox, self._counters = engine, launch, outbox, counters
         self._block_digest = block_digest
-        self._scheduler = Scheduler(engine.new_cache(launch.limits.kv_tokens), launch.limits)
+        cache = engine.new_cache(launch.limits.kv_tokens, memory, launch.limits.host_bytes)
+        self._scheduler = Scheduler(cache, launch.limits)
         self._constraints = Constraints(engine.checkpoint, engine.config.vocab_size)
         counters.watch_requests(self._scheduler)
         self._report = LoadReport(self._scheduler, outbox.say_load)
@@ -106,6 +112,10 @@ class Phase(ABC, Generic[Arriving]):
         """Return whether a request runs or waits."""
         return self._scheduler.has_work()
 
+    def rest(self) -> None:
+        """Use a turn of the loop in which no rank of the unit has work."""
+        self._scheduler.rest()
+
     def tell_load(self) -> None:
         """Tell the gateway what this rank has to do, if that has changed."""
         self._report.tell()
@@ -113,6 +123,9 @@ class Phase(ABC, Generic[Arriving]):
     def step(self) -> None:
         """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
         batch = self._scheduler.schedule()
+        for request in self._scheduler.take_crowded_out():
+            _cancel_transfer(request)
+            self._outbox.say(Failed(request.id, "this rank holds as much KV outside its cache as it may", True))
         rows, states = self._compute(batch)
         self._counters.prompts_computed(
             sum(len(chunk.token_ids) for chunk in batch.prefilling),

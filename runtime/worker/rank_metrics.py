@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
 from runtime.serving.load_report import load_of
-from runtime.serving.scheduler import Scheduler
+from runtime.serving.scheduler import TIERS, Scheduler
 from runtime.worker.step_times import StepTimes
 
 __all__ = ["RankMetrics"]
@@ -98,12 +98,17 @@ class _SchedulerCounters:
         preempted = CounterMetricFamily("tidemill_num_preemptions", "Times a request left the cache.", labels=LABELS)
         preempted.add_metric(self._labels, scheduler.num_preemptions)
         yield preempted
+        held = GaugeMetricFamily("tidemill_kv_host_bytes", "Host memory of latents.", labels=(*LABELS, "holder"))
+        for holder, num_bytes in cache.memory.held().items():
+            held.add_metric((*self._labels, holder), num_bytes)
+        yield held
         for name, meaning, tokens in (
-            ("queries", "Tokens of prompts that were looked up.", scheduler.num_queried_tokens),
-            ("hits", "Of these, tokens that were there.", scheduler.num_hit_tokens),
+            ("queries", "Tokens of prompts that were looked up.", scheduler.queried_tokens),
+            ("hits", "Of these, tokens that were there.", scheduler.hit_tokens),
         ):
             counter = CounterMetricFamily(f"tidemill_prefix_cache_{name}", meaning, labels=(*LABELS, "tier"))
-            counter.add_metric((*self._labels, "pages"), tokens)
+            for tier in TIERS:
+                counter.add_metric((*self._labels, tier), tokens[tier])
             yield counter
 
 

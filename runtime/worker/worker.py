@@ -39,7 +39,7 @@ from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
 from runtime.kv.blocks import block_digest, block_identity
 from runtime.kv.receiver import KvReceiver, check_layout
-from runtime.kv.room import max_held_bytes
+from runtime.kv.room import HostMemory, max_held_bytes, max_host_bytes
 from runtime.kv.sender import KvSender
 from runtime.launch import RankPlace, UnitLaunch, canonical_digest
 from runtime.model.engine import Engine, EngineConfig
@@ -108,10 +108,11 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         metrics.watch(engine.model)
         launch = for_weights(launch, weights)
         blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
-        phase = PHASES[launch.phase](engine, launch, network, metrics, blocks)
+        memory = HostMemory(max_host_bytes(launch))
+        phase = PHASES[launch.phase](engine, launch, network, metrics, blocks, memory)
         network.say_hello_again(hello.once_loaded(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
-            network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox))
+            network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox, memory))
         phase.prepare()
         group.any(True)  # nobody is ready before everybody is
         leaving = Leaving(network)
@@ -163,6 +164,7 @@ def step_until_left(
         elif leaves and _may_leave(group, leaving):
             return
         else:
+            phase.rest()
             wait_s = IDLE_WAIT_S if idle_turns < LONG_IDLE_TURNS else LONG_IDLE_WAIT_S
             _wait_for_work(inbox, phase, wait_s)
 
@@ -258,11 +260,11 @@ def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, i
     return progress
 
 
-def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox) -> KvReceiver:
+def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox, memory: HostMemory) -> KvReceiver:
     def accept(handover: Handover, latents: Tensor) -> None:
         inbox.put(Arrival(handover, latents))
 
-    return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept, engine.backend.ops.link)
+    return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept, engine.backend.ops.link, memory)
 
 
 def _deliver(message: object, phase: Phase[Any]) -> None:

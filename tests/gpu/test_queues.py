@@ -70,4 +70,4 @@ def test_latents_come_in_while_the_device_computes(device):
         wait()
 
     assert was_computing
-    assert cache.swap_out(table, 8000).equal(latents)
+    assert cache.copy_to_host(table, 8000).equal(latents)

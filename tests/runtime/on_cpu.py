@@ -15,6 +15,6 @@ def backend(dtype=torch.float32, deterministic=False):
     return choose_backend(CPU, dtype, deterministic)
 
 
-def new_cache(config, num_tokens, dtype=torch.float32):
-    """An empty cache for a model of `config`."""
-    return LatentCache(config.num_hidden_layers, config.latent_dim, num_tokens, dtype, CPU)
+def new_cache(config, num_tokens, dtype=torch.float32, **options):
+    """An empty cache for a model of `config`, with `options` of a cache."""
+    return LatentCache(config.num_hidden_layers, config.latent_dim, num_tokens, dtype, CPU, **options)

@@ -1,1 +1,1 @@
-"""The prefix cache on a disk."""
+"""The prefix cache's tiers."""

@@ -23,7 +23,8 @@ def test_a_page_is_found_by_its_name_alone(steps):
 
         assert [page in index for page in range(NUM_PAGES)] == [page in reference for page in range(NUM_PAGES)]
         assert {page: index.name(page) for page in reference} == reference
-        pages = {name: page for page, name in reference.items()}
         for number in range(12):
             each = number.to_bytes(NAME_BYTES, "little")
-            assert index.page(each) == pages.get(each)
+            assert index.find([each]) == [page for page, name in reference.items() if name == each]
+        in_order = list(reference.values())
+        assert index.find([*in_order, bytes(NAME_BYTES - 1) + b"x", *in_order]) == list(reference)

@@ -26,6 +26,7 @@ class PagesAgainstReference(RuleBasedStateMachine):
         self.holders = dict.fromkeys(range(NUM_PAGES), 0)
         self.named = {}  # page -> name
         self.idle = []  # the least recently released first
+        self.due = []  # those of them that were not told yet, the same
 
     @rule(prompt=st.sampled_from(PROMPTS))
     def come(self, prompt):
@@ -43,17 +44,38 @@ class PagesAgainstReference(RuleBasedStateMachine):
         for page in found:
             self.pages.hold(page)
             self.holders[page] += 1
-            self.idle = [other for other in self.idle if other != page]
+            self.no_longer_idle(page)
         self.tables.append([prompt, found + [self.take() for _ in range(num_new)], len(found)])
 
     def take(self):
         is_blank = any(not self.holders[page] and page not in self.named for page in range(NUM_PAGES))
         page = self.pages.take()
         assert self.holders[page] == 0
-        assert page not in self.named if is_blank else page == self.idle.pop(0)
+        assert page not in self.named if is_blank else page == self.idle[0]
+        self.no_longer_idle(page)
         self.named.pop(page, None)
         self.holders[page] = 1
         return page
+
+    def no_longer_idle(self, page):
+        self.idle = [other for other in self.idle if other != page]
+        self.due = [other for other in self.due if other != page]
+
+    @rule()
+    def tell(self):
+        """Each page that became idle is told once, in order, with its name."""
+        page = self.due.pop(0) if self.due else None
+        assert self.pages.take_due() == (None if page is None else (page, self.named[page]))
+
+    @rule()
+    def forget(self):
+        """The page that is idle for longest is blank afterwards."""
+        page, num_blank = self.idle[0] if self.idle else None, self.pages.num_blank
+        assert self.pages.forget_oldest() == page
+        assert self.pages.num_blank == num_blank + (page is not None)
+        if page is not None:
+            self.no_longer_idle(page)
+            del self.named[page]
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
@@ -82,6 +104,7 @@ class PagesAgainstReference(RuleBasedStateMachine):
             self.holders[page] -= 1
             if not self.holders[page] and page in self.named:
                 self.idle.append(page)
+                self.due.append(page)
 
         assert self.pages.num_free - num_free == are_shared.count(False)
 

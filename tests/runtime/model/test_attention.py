@@ -42,7 +42,7 @@ def prefill(model, prompts):
     """Hidden states [T, D] of whole prompts in one step, and each one's latents [num_layers, T, C]."""
     cache = new_cache(model.config, len(prompts) * PAGE_TOKENS, torch.float32)
     chunks = [Chunk(prompt, 0, cache_table(cache, len(prompt))) for prompt in prompts]
-    return model(chunks, [], cache), [cache.swap_out(chunk.table, chunk.end) for chunk in chunks]
+    return model(chunks, [], cache), [cache.copy_to_host(chunk.table, chunk.end) for chunk in chunks]
 
 
 def cache_table(cache, num_tokens, latents=None):
@@ -63,7 +63,7 @@ def test_decoding_token_by_token_equals_prefill(small_config, random_model, shap
     cache, table = new_cache(config, len(tokens), torch.float32), []
     decoded = torch.cat([decode(model, cache, [table], [token], [n]) for n, token in enumerate(tokens)])
     hidden, (latents,) = prefill(model, [tokens])
-    cached = cache.swap_out(table, len(tokens))
+    cached = cache.copy_to_host(table, len(tokens))
 
     torch.testing.assert_close(decoded, hidden, **TOLERANCE)
     torch.testing.assert_close(cached, latents, **TOLERANCE)

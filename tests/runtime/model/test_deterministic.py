@@ -98,7 +98,7 @@ def test_chunks_leave_a_requests_bits_alone(engine, length, cuts, neighbour):
         logits = engine.step(chunks, [Chunk([3], 0, decoding)], cache)
 
     assert torch.equal(logits[1], whole)
-    assert torch.equal(cache.swap_out(own, len(tokens)), latents)
+    assert torch.equal(cache.copy_to_host(own, len(tokens)), latents)
 
 
 def test_the_last_layer_computes_what_is_asked_for(engine):

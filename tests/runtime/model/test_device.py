@@ -64,7 +64,7 @@ def test_latents_travel_through_host_memory(small_config):
         _, cache = built(small_config, torch.float32)
         latents = torch.zeros(small_config.num_hidden_layers, 70, small_config.latent_dim)
         cache.swap_in([3, 1], latents)
-        found = cache.swap_out([3, 1], 70)
+        found = cache.copy_to_host([3, 1], 70)
 
     assert found.shape == latents.shape
     assert found.device.type == "cpu"

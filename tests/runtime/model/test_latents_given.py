@@ -47,4 +47,4 @@ def test_a_sink_gets_what_the_cache_holds(tmp_path, dtype, deterministic, overla
         engine.step(chunks, [], cache)
 
     for sink, table, length in zip(sinks, (tables[0], tables[2]), LENGTHS, strict=True):
-        assert torch.equal(sink.latents(), cache.swap_out(table, length))
+        assert torch.equal(sink.latents(), cache.copy_to_host(table, length))

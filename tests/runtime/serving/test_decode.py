@@ -18,7 +18,7 @@ class SameLogits:
     def __init__(self, config):
         self.config, self.checkpoint = config, Path("/nowhere")
 
-    def new_cache(self, num_tokens):
+    def new_cache(self, num_tokens, *_):
         return new_cache(self.config, num_tokens, torch.float32)
 
     def step(self, prefilling, decoding, cache):
@@ -28,7 +28,7 @@ class SameLogits:
 def answers(config, *arrivals, steps=3):
     """Request id -> the tokens that decode said."""
     said = []
-    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256))
+    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256, host_bytes=0))
     metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda *_: None)
     phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append, say_load=said.append), metrics)
     for message in arrivals:

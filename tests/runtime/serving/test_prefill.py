@@ -27,7 +27,7 @@ class Watched(Rank):
             config=config,
             checkpoint=Path("/nowhere"),
             token_shape=(config.num_hidden_layers, config.latent_dim),
-            new_cache=lambda num_tokens: new_cache(config, num_tokens, torch.float32),
+            new_cache=lambda num_tokens, *_: new_cache(config, num_tokens, torch.float32),
             step=step,
         )
         super().__init__(engine, "pair", LIMITS, **options)

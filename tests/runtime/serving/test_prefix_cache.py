@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 import runtime.demo
 from runtime.expert_parallel.group import SoloGroup
 from runtime.kv.index import NAME_BYTES
+from runtime.kv.tiers import host
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
@@ -20,6 +22,7 @@ from tests.runtime.one_rank import Limits, Rank, Wish
 
 DEMO = Path(runtime.demo.__file__).parent
 LIMITS = Limits(max_requests=8, max_request_tokens=320, max_batch_tokens=96, kv_tokens=640)
+NUM_HOST_BLOCKS = 24
 NUM_CONVERSATIONS, NUM_MIXED = (30, 10) if os.environ.get("CI") else (12, 6)
 NUM_SYSTEM_PROMPTS, NUM_TURNS = 3, (1, 1, 2, 3)
 ABORTED = 1 / 8
@@ -133,6 +136,13 @@ def computed(engine, plans):
     return rank
 
 
+def through_host_memory(engine):
+    """Limits whose cache has room for one longest request, so that most of what is found was in host memory."""
+    num_layers, latent_dim = engine.token_shape
+    block_bytes = num_layers * PAGE_TOKENS * latent_dim * 4
+    return Limits(**{**structs.asdict(LIMITS), "kv_tokens": 320, "host_bytes": NUM_HOST_BLOCKS * block_bytes})
+
+
 @pytest.mark.parametrize(("kind", "number"), [("pair", NUM_CONVERSATIONS), ("mixed", NUM_MIXED)])
 def test_what_is_found_is_what_would_be_computed(engine, plans, computed, kind, number):
     """Tokens, logprobs and latents of every conversation are those of ranks that share nothing, bit for bit."""
@@ -144,6 +154,35 @@ def test_what_is_found_is_what_would_be_computed(engine, plans, computed, kind, 
     assert computed.hits == {}
     assert len(rank.hits) > len(asked) / 3
     assert all(scheduler.cache.num_free_pages == scheduler.cache.num_pages for scheduler in rank.schedulers)
+
+
+@pytest.mark.parametrize("kind", ["pair", "mixed"])
+def test_what_went_through_host_memory_is_what_would_be_computed(engine, plans, computed, kind):
+    """Also where the cache is so small that blocks leave it and come back all the time."""
+    limits = through_host_memory(engine)
+    rank = Recorded(engine, kind, limits)
+    converse(rank, plans)
+    held = [scheduler.cache.memory.held() for scheduler in rank.schedulers]
+
+    assert differences(rank, computed) == set()
+    assert rank.schedulers[0].hit_tokens["host"] > rank.schedulers[0].hit_tokens["device"] / 4
+    assert all(each["swapped"] == 0 and each["blocks"] <= limits.host_bytes for each in held)
+    assert all(scheduler.cache.num_free_pages == scheduler.cache.num_pages for scheduler in rank.schedulers)
+
+
+def test_a_wrong_bit_in_host_memory_is_found(engine, plans, computed, monkeypatch):
+    """The comparison sees one number of one block."""
+
+    def copy(sources, targets):
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+            target[0, -1, 0] += 2**-20
+
+    monkeypatch.setattr(host, "_copy", copy)
+    rank = Recorded(engine, "pair", through_host_memory(engine))
+    converse(rank, plans[:NUM_MIXED])
+
+    assert differences(rank, computed)
 
 
 def test_a_wrong_block_is_found(engine, plans, computed, monkeypatch):
@@ -171,4 +210,7 @@ def test_a_second_turn_computes_what_is_new(engine, kind):
     scheduler = rank.schedulers[0]
 
     assert rank.hits == {"1": PAGE_TOKENS, "2": 2 * PAGE_TOKENS}
-    assert (scheduler.num_queried_tokens, scheduler.num_hit_tokens) == (8 * PAGE_TOKENS + 2, 3 * PAGE_TOKENS)
+    assert (scheduler.queried_tokens["device"], scheduler.hit_tokens["device"]) == (
+        8 * PAGE_TOKENS + 2,
+        3 * PAGE_TOKENS,
+    )

@@ -2,13 +2,16 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.kernels.device import Arrival, HostLink
 from runtime.kv.cache import LatentCache, slot_mapping
+from runtime.kv.room import HostMemory
 from runtime.launch import Limits
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
@@ -56,11 +59,14 @@ class Rank:
 
 def cached_tokens(cache, request):
     """The token ids that the request's pages hold."""
-    return cache.swap_out(request.table, request.num_cached)[0, :, 0].int().tolist()
+    return cache.copy_to_host(request.table, request.num_cached)[0, :, 0].int().tolist()
 
 
 class LateLink(HostLink):
-    """Copies to the device one after the other, as a queue beside the compute does, whenever `go_on` says so."""
+    """Copies to the device one after the other, as a queue beside the compute does, whenever `go_on` says so.
+
+    Copies from the device are as late as can be: when they are joined.
+    """
 
     def __init__(self):
         self.begun, self.num_done = [], 0
@@ -68,6 +74,9 @@ class LateLink(HostLink):
     def begin_to_device(self, copy):
         self.begun.append(copy)
         return Arrival(self, len(self.begun), copy)
+
+    def begin_from_device(self, copy):
+        return Arrival(SimpleNamespace(join=lambda mark: copy()), None, copy)
 
     def has_passed(self, mark):
         return self.num_done >= mark
@@ -81,9 +90,8 @@ class LateLink(HostLink):
             self.num_done += 1
 
 
-def new_rank(config, link=None):
-    cache = new_cache(config, LIMITS.kv_tokens, torch.float32)
-    cache.link = link or HostLink()
+def new_rank(config, link=None, **options):
+    cache = new_cache(config, LIMITS.kv_tokens, link=link, **options)
     return Rank(cache, Scheduler(cache, LIMITS), config.latent_dim)
 
 
@@ -180,11 +188,16 @@ def test_one_that_is_preempted_on_its_way_in_keeps_its_latents(small_config):
     wished=st.lists(sharing, min_size=1, max_size=12),
     gaps=st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=12, max_size=12),
     aborted=st.sets(st.integers(0, 11)),
+    host_blocks=st.sampled_from((0, 1, 3, 9)),
 )
-def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wished, gaps, aborted):
-    """Whoever shares, waits for others' blocks, is preempted, starts over or is aborted reads what is his alone."""
+def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wished, gaps, aborted, host_blocks):
+    """Whoever shares, waits for others' blocks, is preempted, starts over or is aborted reads what is his alone.
+
+    Blocks that leave the cache come back from host memory, as far as there is room.
+    """
     link = LateLink()
-    rank = new_rank(small_config, link)
+    block_bytes = small_config.num_hidden_layers * PAGE_TOKENS * small_config.latent_dim * 4
+    rank = new_rank(small_config, link, host_bytes=host_blocks * block_bytes)
     requests = [shared_request(number, *wish, small_config) for number, wish in enumerate(wished)]
 
     def step(num_copies):
@@ -197,7 +210,11 @@ def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wis
 
     assert rank.ended == {each.id: expected(each) for each in requests if each.id not in gone or each.id in rank.ended}
     assert rank.cache.num_free_pages == rank.cache.num_pages
-    assert rank.scheduler.num_hit_tokens <= rank.scheduler.num_queried_tokens
+    assert rank.scheduler.hit_tokens <= rank.scheduler.queried_tokens
+    link.begun.clear()  # which hold what they copied, as the aborted hold what they had
+    for each in requests:
+        each.latents = None
+    assert rank.cache.memory.held()["swapped"] == 0
 
 
 def play(rank, requests, gaps, aborted, step):
@@ -220,6 +237,56 @@ def shared_request(number, wish, root, num_own, config):
     prompt = list(range(max(length - num_own, 0))) + [9000 + number] * min(num_own, length)
     latents = each.latents if each.latents is None else torch.tensor(prompt).float()[None, :, None] + 0 * each.latents
     return replace(each, id=str(number), prompt_ids=prompt, latents=latents, block_root=bytes([root]))
+
+
+def test_blocks_that_left_the_cache_come_back_from_host_memory(small_config):
+    """A prompt computes what is behind them. An equal one beside it waits for the first one's copy, and makes none."""
+    link = LateLink()
+    rank = new_rank(small_config, link, host_bytes=2**20)
+    sizes = (PAGE_TOKENS + 9, 9, False)
+    requests = [shared_request(number, sizes, 0, 1, small_config) for number in range(3)]
+    rank.scheduler.add(requests[0])
+    while rank.scheduler.has_work():
+        rank.step()
+    for _ in range(2):
+        rank.scheduler.rest()
+    forget_all(rank.cache)
+    num_begun = len(link.begun)
+    for each in requests[1:]:
+        rank.scheduler.add(each)
+    chunks = [(chunk.start, chunk.end) for chunk in rank.step().prefilling]
+
+    assert chunks == [(PAGE_TOKENS, PAGE_TOKENS + 9)] * 2
+    assert requests[1].table[0] == requests[2].table[0]
+    assert len(link.begun) == num_begun + 1
+    assert rank.scheduler.hit_tokens == {"host": PAGE_TOKENS, "device": PAGE_TOKENS}
+
+
+@pytest.mark.parametrize(("prompt_tokens", "has_room"), [(50, True), (100, False)])
+def test_a_preempted_request_takes_the_room_of_blocks_or_is_given_up(small_config, prompt_tokens, has_room):
+    """Host memory has room for 64 tokens, which a block has first. One of 100 tokens is given up, and keeps no page."""
+    num_bytes = PAGE_TOKENS * small_config.num_hidden_layers * small_config.latent_dim * 4
+    memory = HostMemory(num_bytes)
+    rank = new_rank(small_config, memory=memory, host_bytes=num_bytes)
+    rank.scheduler.add(shared_request(0, (PAGE_TOKENS + 9, 1, False), 0, 1, small_config))
+    while rank.scheduler.has_work():
+        rank.step()
+    for _ in range(2):
+        rank.scheduler.rest()
+    before = memory.held()
+    rank.scheduler.add(request(1, 2 * PAGE_TOKENS - 1, 30, False, small_config))
+    rank.scheduler.add(request(2, prompt_tokens, 30, False, small_config))
+    while not rank.scheduler.num_preemptions:
+        rank.step()
+    after = memory.held()
+    while rank.scheduler.has_work():
+        rank.step()
+
+    assert before == {"arriving": 0, "swapped": 0, "blocks": num_bytes}
+    assert after["swapped"] == (num_bytes if has_room else 0)
+    assert [each.id for each in rank.scheduler.take_crowded_out()] == ([] if has_room else ["2"])
+    assert rank.ended.keys() == ({"0", "1", "2"} if has_room else {"0", "1"})
+    assert rank.cache.num_free_pages == rank.cache.num_pages
 
 
 def test_equal_prompts_that_come_together_are_computed_once(small_config):

@@ -49,7 +49,7 @@ def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_conf
         config=small_config,
         checkpoint=Path("/nowhere"),
         token_shape=(small_config.num_hidden_layers, small_config.latent_dim),
-        new_cache=lambda num_tokens: new_cache(small_config, num_tokens, torch.float32),
+        new_cache=lambda num_tokens, *_: new_cache(small_config, num_tokens, torch.float32),
         step=step_of_zeros,
     )
     rank = Kept(engine, kind)

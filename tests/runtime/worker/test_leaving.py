@@ -43,6 +43,9 @@ class SomeSteps:
     def has_work(self):
         return self.left > 0
 
+    def rest(self):
+        """Nothing is left to do."""
+
     def step(self):
         self.left = max(0, self.left - 1)
         self.then(self.left)

@@ -196,10 +196,10 @@ def test_streamed_text_equals_the_whole_answer(client):
 def test_a_prompt_that_comes_again_is_found(client, demo):
     """Two of three calls go to one rank, which computes what follows the last whole block; the metrics say so too."""
     names = "tidemill_prefix_cache_hits_total", "tidemill_prefix_cache_queries_total"
-    before = [sum(total(rank, name, tier="pages") for rank in rank_samples(demo, "prefill")) for name in names]
+    before = [sum(total(rank, name, tier="device") for rank in rank_samples(demo, "prefill")) for name in names]
     asked = {"model": MODEL, "prompt": f"{ENDINGS[0]} {ENDINGS[1]} " * 3, "max_tokens": 2, "temperature": 0}
     answers = [client.completions.create(**asked) for _ in range(3)]
-    after = [sum(total(rank, name, tier="pages") for rank in rank_samples(demo, "prefill")) for name in names]
+    after = [sum(total(rank, name, tier="device") for rank in rank_samples(demo, "prefill")) for name in names]
     hits = [answer.usage.prompt_cache_hit_tokens for answer in answers]
     num_prompt_tokens = answers[0].usage.prompt_tokens
 

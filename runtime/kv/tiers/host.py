@@ -1,0 +1,157 @@
+"""The host tier of the prefix cache: blocks in the rank's host memory, behind the pages of its cache.
+
+A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots have holders and names as pages do.
+
+    save    copies blocks to slots, beside the step that computes. They are found after `end_saves`, before the next.
+    load    copies blocks to the cache's pages, beside the steps that compute. Their slots are held until it ends.
+
+Write behind: a block is saved when no request holds its page any more, and before the page is needed. So whoever needs
+a page waits for no copy, and a block that was saved in vain has cost a copy that nobody waited for.
+
+It keeps the least recently used blocks until it has no slot, or until requests need the memory (`room.py`). The
+network's thread may make it give way at any moment, so each call has the ledger's lock. On a CPU a slot's memory is
+freed then. On a GPU it was pinned before the rank was ready and stays so, because pinning holds up steps.
+
+Models: SGLang's HiCache (github.com/sgl-project/sglang python/sglang/srt/mem_cache: write_through, page-first layout)
+and vLLM's CPU offloading (github.com/vllm-project/vllm c8dd6f9d vllm/v1/kv_offload/cpu/manager.py).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.errors import RuntimeFailure
+from runtime.kernels.device import Arrival, HostLink
+from runtime.kv.pages import Pages
+from runtime.kv.room import HostMemory
+
+__all__ = ["HostTier"]
+
+PINNED_BLOCKS = 16  # assumed: at least so many in a power of two, as torch pins, so that less than a 16th is lost
+
+
+class HostTier:
+    """Room for as many blocks as `max_bytes` hold."""
+
+    def __init__(
+        self, block_shape: Sequence[int], dtype: torch.dtype, max_bytes: int, link: HostLink, memory: HostMemory
+    ) -> None:
+        """Make an empty tier; pin its memory where `link` pins. Raise RuntimeFailure where there is not so much."""
+        self._shape, self._dtype, self._link, self._memory = tuple(block_shape), dtype, link, memory
+        self.block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
+        self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
+        self._chunks: list[Tensor | None] = [None] * num_chunks
+        self._slots = Pages(num_chunks * self._slots_in_chunk)
+        self._saved: list[tuple[int, bytes]] = []
+        self._saves: Arrival | None = None
+        self._loads: deque[tuple[Arrival, list[int]]] = deque()
+        if link.pins:
+            self._pin()
+        memory.let_blocks_give_way(self._give_way)
+
+    def __contains__(self, name: bytes) -> bool:
+        """Return whether a block can be loaded."""
+        with self._memory.lock:
+            return bool(self._slots.find([name]))
+
+    def save(self, blocks: Iterable[tuple[bytes, Tensor]]) -> None:
+        """Begin to copy named blocks from pages that nobody writes to before `end_saves`.
+
+        A block that is here is the most recently used one afterwards. One that no slot is free for is not kept.
+        """
+        assert not self._saved
+        pages = []
+        with self._memory.lock:
+            for name, page in blocks:
+                if found := self._slots.find([name]):
+                    self._slots.hold(found[0])
+                    self._slots.release(found)
+                elif (slot := self._take_slot()) is not None:
+                    self._saved.append((slot, name))
+                    pages.append(page)
+            slots = [self._latents(slot) for slot, _ in self._saved]
+        if slots:
+            self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
+
+    def end_saves(self) -> None:
+        """Let all that is computed from now on come after the saves. Their blocks are found from now on.
+
+        Slots whose loads have ended are not held any more.
+        """
+        self._end_loads()
+        if self._saves is not None:
+            self._saves.join()
+        with self._memory.lock:
+            for slot, name in self._saved:
+                self._slots.name(slot, name)
+            self._slots.release([slot for slot, _ in self._saved])
+        self._saved, self._saves = [], None
+
+    def load(self, names: Sequence[bytes], pages: Iterable[Tensor]) -> tuple[int, Arrival | None]:
+        """Begin to copy blocks to `pages`, up to the first that is not here. Return how many, and their arrival.
+
+        The arrival is None if they are there.
+        """
+        with self._memory.lock:
+            found = self._slots.find(names)
+            for slot in found:
+                self._slots.hold(slot)
+            slots = [self._latents(slot) for slot in found]
+        targets = [page for page, _ in zip(pages, slots, strict=False)]
+        arrival = self._link.begin_to_device(lambda: _copy(slots, targets)) if found else None
+        if arrival is None:
+            self._release(found)
+        else:
+            self._loads.append((arrival, found))
+        return len(found), arrival
+
+    def _end_loads(self) -> None:
+        while self._loads and self._loads[0][0].is_here():
+            self._release(self._loads.popleft()[1])
+
+    def _release(self, slots: list[int]) -> None:
+        with self._memory.lock:
+            self._slots.release(slots)
+
+    def _take_slot(self) -> int | None:
+        if self._slots.num_blank and self._memory.take("blocks", self.block_bytes):
+            return self._slots.take()
+        return None if self._slots.forget_oldest() is None else self._slots.take()
+
+    def _latents(self, slot: int) -> Tensor:
+        number, within = divmod(slot, self._slots_in_chunk)
+        chunk = self._chunks[number]
+        if chunk is None:
+            chunk = self._chunks[number] = self._link.empty((self._slots_in_chunk, *self._shape), self._dtype)
+        return chunk[within]
+
+    def _give_way(self, num_bytes: int) -> None:
+        """Forget blocks of so many bytes, or all that nobody loads or saves. The caller has the lock."""
+        while num_bytes > 0 and (slot := self._slots.forget_oldest()) is not None:
+            if not self._link.pins:
+                self._chunks[slot] = None
+            self._memory.give_back("blocks", self.block_bytes)
+            num_bytes -= self.block_bytes
+
+    def _pin(self) -> None:
+        try:
+            for number in range(len(self._chunks)):
+                self._latents(number * self._slots_in_chunk)
+        except RuntimeError as error:  # torch's
+            num_bytes, why = len(self._chunks) * self._slots_in_chunk * self.block_bytes, str(error).splitlines()[0]
+            raise RuntimeFailure(f"{num_bytes / 1e9:.1f} GB of host memory cannot be pinned for KV: {why}") from None
+
+
+def _chunks(block_bytes: int, max_bytes: int, is_pinned: bool) -> tuple[int, int]:
+    """Return how many slots are allocated together, and how often. Each slot alone, unless it is pinned."""
+    if not is_pinned:
+        return 1, max_bytes // block_bytes
+    chunk_bytes = 1 << (PINNED_BLOCKS * block_bytes - 1).bit_length()
+    return chunk_bytes // block_bytes, max_bytes // chunk_bytes
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source, non_blocking=True)
