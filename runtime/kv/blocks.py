@@ -35,7 +35,7 @@ class BlockIdentity(msgspec.Struct, frozen=True):
     """What a block's latents depend on besides its tokens.
 
     `weights` names what a unit's ranks have read. `kernels` are those that decide a latent's last bits; None where
-    nobody asks for the same bits.
+    nobody asks for the same bits. There blocks of answers are shared too, whose latents have others than prefill's.
     """
 
     format: int
@@ -49,7 +49,7 @@ class BlockIdentity(msgspec.Struct, frozen=True):
 
 
 def block_identity(launch: UnitLaunch, weights: str, num_layers: int, kernels: list[str]) -> BlockIdentity:
-    """Return the identity of the blocks that a unit's prompts are computed into."""
+    """Return the identity of the blocks that a unit's prompts and, unless it is deterministic, answers share."""
     return BlockIdentity(
         format=FORMAT,
         config_digest=launch.checkpoint.config_digest,
@@ -57,7 +57,7 @@ def block_identity(launch: UnitLaunch, weights: str, num_layers: int, kernels: l
         num_layers=num_layers,
         dtype=launch.kv_cache.dtype,
         precision=launch.precision,
-        computed_by="prefill",
+        computed_by="prefill" if launch.deterministic else "prefill or decode",
         kernels=kernels if launch.deterministic else None,
     )
 

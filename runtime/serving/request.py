@@ -18,7 +18,6 @@ outside the cache has no such page, and `latents` begin behind the `num_kept` to
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -60,8 +59,8 @@ class Request:
 
     `num_generated_to_prefill`: the generated tokens that are computed as if they were of the prompt.
     `transfer` takes its latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt,
-    without a token. `block_root` begins its chain of block names; None shares nothing with others. `num_hits` are the
-    tokens whose latents it found and did not compute.
+    without a token. `block_root` begins its chain of block names; None shares nothing with others, and blocks of its
+    answer are shared if it `shares_answer`. `num_hits` are the tokens whose latents it found and did not compute.
     """
 
     id: str
@@ -76,11 +75,13 @@ class Request:
     embeds: bool = False
     num_generated_to_prefill: int = 0
     block_root: bytes | None = None
+    shares_answer: bool = False
     loading: range = range(0)
     num_kept: int = 0
     num_hits: int = 0
     starts_over: bool = False  # because latents are gone that it had computed, or found, before
     constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
+    _names: list[bytes] = field(default_factory=list)  # of its first blocks, as far as somebody asked for them
 
     @property
     def num_tokens(self) -> int:
@@ -102,11 +103,6 @@ class Request:
         """True if every token has its latents, so that the next one can be drawn."""
         return self.num_cached == self.num_tokens
 
-    @cached_property
-    def block_names(self) -> list[bytes]:
-        """The names of the whole blocks of what it prefills."""
-        return [] if self.block_root is None else block_names(self.block_root, self._tokens(0, self.num_to_prefill))
-
     @property
     def names_to_find(self) -> list[bytes]:
         """The names of the next blocks that need not be computed, if they are there.
@@ -116,7 +112,21 @@ class Request:
         """
         if self.num_cached % PAGE_TOKENS:
             return []
-        return self.block_names[self.num_cached // PAGE_TOKENS : (self.num_to_prefill - 1) // PAGE_TOKENS]
+        return self.block_names(self.num_cached // PAGE_TOKENS, (self.num_to_prefill - 1) // PAGE_TOKENS)
+
+    @property
+    def names_loading(self) -> list[bytes]:
+        """The names of the blocks that were found in host memory when it entered."""
+        return self.block_names(self.loading.start, self.loading.stop)
+
+    def block_names(self, first: int, end: int) -> list[bytes]:
+        """Return the names of the blocks from number `first` to before `end`, of tokens that it has."""
+        if self.block_root is None:
+            return []
+        if len(self._names) < end:
+            last = self._names[-1] if self._names else self.block_root
+            self._names += block_names(last, self._tokens(len(self._names) * PAGE_TOKENS, end * PAGE_TOKENS))
+        return self._names[first:end]
 
     def next_of_prompt(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""

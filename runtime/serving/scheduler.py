@@ -118,10 +118,10 @@ class Scheduler:
         )
 
     def advance(self, request: Request, end: int) -> None:
-        """Note that a request's latents are computed up to `end`; whole blocks of a prompt can be found from now on."""
-        if request.is_prefilling:
-            first = request.num_cached // PAGE_TOKENS
-            self.cache.name(request.table, first, request.block_names[first : end // PAGE_TOKENS])
+        """Note that a request's latents are computed up to `end`; whole blocks can be found from now on."""
+        first, behind = request.num_cached // PAGE_TOKENS, end // PAGE_TOKENS
+        if first < behind and (request.is_prefilling or request.shares_answer):
+            self.cache.name(request.table, first, request.block_names(first, behind))
         request.num_cached = end
 
     def end(self, request: Request) -> None:
@@ -183,7 +183,7 @@ class Scheduler:
     def _shared_pages(self, request: Request) -> PageTable:
         """Return the pages that hold a waiting request's first blocks. Without those that it kept, it starts over."""
         if request.latents is not None:
-            kept = self.cache.find(request.block_names[: request.num_kept // PAGE_TOKENS])
+            kept = self.cache.find(request.block_names(0, request.num_kept // PAGE_TOKENS))
             if len(kept) * PAGE_TOKENS == request.num_kept:
                 return kept
             request.latents, request.starts_over = None, True
@@ -203,12 +203,8 @@ class Scheduler:
         request.loading = range(num_shared, num_shared + num_blocks)
 
     def _names_loading(self) -> set[bytes]:
-        return {
-            request.block_names[number]
-            for request in self.running
-            if request.arrival is not None
-            for number in request.loading
-        }
+        loading = (request for request in self.running if request.arrival is not None)
+        return {name for request in loading for name in request.names_loading}
 
     def _take_in(self, waits: bool) -> None:
         """Let requests take part whose latents are there or, if the step `waits` for them, will be there."""
@@ -220,9 +216,7 @@ class Scheduler:
         """Let a request take part: its pages hold what was copied to them, so others may find what it loaded."""
         self._join(request)
         request.latents = None
-        if request.loading:
-            names = request.block_names[request.loading.start : request.loading.stop]
-            self.cache.name(request.table, request.loading.start, names)
+        self.cache.name(request.table, request.loading.start, request.names_loading)
 
     def _join(self, request: Request) -> None:
         """Let all that is computed from now on come after the copy of a request's latents, if one is under way."""
@@ -241,7 +235,7 @@ class Scheduler:
             if not under_way.isdisjoint(request.names_to_find[:1]):
                 continue
             number = request.num_cached // PAGE_TOKENS
-            under_way.update(request.block_names[number : number + 1])
+            under_way.update(request.block_names(number, min(number + 1, request.num_to_prefill // PAGE_TOKENS)))
             if room:
                 chunks[request] = request.next_of_prompt(room)
                 room -= len(chunks[request].token_ids)

@@ -164,6 +164,7 @@ class Phase(ABC, Generic[Arriving]):
             generated=list(message.generated),
             num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
             block_root=None if self._block_digest is None else root_name(self._block_digest, message.cache_salt),
+            shares_answer=not self._launch.deterministic,
         )
         self._add(request)
         return request

@@ -68,10 +68,12 @@ def test_what_decides_latents_decides_names():
         digest_of(deterministic=True),
         digest_of(deterministic=True, kernels=["other"]),
     ]
+    of_answers = [launched(deterministic=True), launched()]
 
     assert len({digest_of(), *others}) == len(others) + 1
     assert digest_of() == digest_of(checkpoint__uri="/elsewhere", model__name="another", kernels=["other"])
     assert digest_of() == digest_of(unit="demo-prefill-3", phase="prefill")
+    assert [block_identity(each, "w", 4, ["k"]).computed_by for each in of_answers] == ["prefill", "prefill or decode"]
 
 
 def test_this_machines_kernels_have_a_digest():

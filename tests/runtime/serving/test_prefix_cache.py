@@ -214,3 +214,28 @@ def test_a_second_turn_computes_what_is_new(engine, kind):
         8 * PAGE_TOKENS + 2,
         3 * PAGE_TOKENS,
     )
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_the_next_turn_finds_the_answer_before_it(engine, deterministic, cache):
+    """A rank that promises no bits computes what the user says, and a block's rest; another one the answer too."""
+    limits = LIMITS if cache == "device" else through_host_memory(engine)
+    rank = Rank(engine, "mixed", limits, deterministic=deterministic)
+    first = list(range(8, 8 + PAGE_TOKENS + 9))
+    sampling = Sampling(PAGE_TOKENS, 0.0, 1.0, 0, [])
+    rank.ask(Wish("first", first, sampling))
+    rank.serve(SoloGroup())
+    (scheduler,) = rank.schedulers
+    for _ in range(3):
+        scheduler.rest()
+    if cache == "host":
+        table = []
+        scheduler.cache.allocate(table, limits.kv_tokens)
+        scheduler.cache.free(table)
+    prompt = [*first, *rank.answers()["first"], 5, 6, 7]
+    rank.ask(Wish("second", prompt, Sampling(1, 0.0, 1.0, 0, [])))
+    rank.serve(SoloGroup())
+
+    assert rank.hits["second"] == (PAGE_TOKENS if deterministic else 2 * PAGE_TOKENS)
+    assert scheduler.hit_tokens[cache] == rank.hits["second"]

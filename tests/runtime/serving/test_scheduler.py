@@ -27,7 +27,9 @@ prompts_of_pages = st.sampled_from((PAGE_TOKENS + 6, PAGE_TOKENS + 40, 2 * PAGE_
 wishes_that_share = st.tuples(
     prompts_of_pages, st.integers(1, PAGE_TOKENS), st.sampled_from((False, False, False, True))
 )
-sharing = st.tuples(wishes_that_share, st.sampled_from((0, 0, 1)), st.sampled_from((0, 1, 2, 70)))  # root, own tokens
+sharing = st.tuples(  # root, own tokens, whether blocks of its answer are shared
+    wishes_that_share, st.sampled_from((0, 0, 1)), st.sampled_from((0, 1, 2, 70)), st.booleans()
+)
 
 
 @dataclass
@@ -230,13 +232,14 @@ def play(rank, requests, gaps, aborted, step):
     return {str(number // 2) for number in range(len(requests)) if number // 2 in aborted}
 
 
-def shared_request(number, wish, root, num_own, config):
+def shared_request(number, wish, root, num_own, shares_answer, config):
     """A request whose prompt begins as all of its root do, and whose last tokens may be its own."""
     each = request(0, *wish, config)
     length = len(each.prompt_ids)
     prompt = list(range(max(length - num_own, 0))) + [9000 + number] * min(num_own, length)
     latents = each.latents if each.latents is None else torch.tensor(prompt).float()[None, :, None] + 0 * each.latents
-    return replace(each, id=str(number), prompt_ids=prompt, latents=latents, block_root=bytes([root]))
+    shared = {"block_root": bytes([root]), "shares_answer": shares_answer}
+    return replace(each, id=str(number), prompt_ids=prompt, latents=latents, **shared)
 
 
 def test_blocks_that_left_the_cache_come_back_from_host_memory(small_config):
@@ -244,7 +247,7 @@ def test_blocks_that_left_the_cache_come_back_from_host_memory(small_config):
     link = LateLink()
     rank = new_rank(small_config, link, host_bytes=2**20)
     sizes = (PAGE_TOKENS + 9, 9, False)
-    requests = [shared_request(number, sizes, 0, 1, small_config) for number in range(3)]
+    requests = [shared_request(number, sizes, 0, 1, False, small_config) for number in range(3)]
     rank.scheduler.add(requests[0])
     while rank.scheduler.has_work():
         rank.step()
@@ -268,7 +271,7 @@ def test_a_preempted_request_takes_the_room_of_blocks_or_is_given_up(small_confi
     num_bytes = PAGE_TOKENS * small_config.num_hidden_layers * small_config.latent_dim * 4
     memory = HostMemory(num_bytes)
     rank = new_rank(small_config, memory=memory, host_bytes=num_bytes)
-    rank.scheduler.add(shared_request(0, (PAGE_TOKENS + 9, 1, False), 0, 1, small_config))
+    rank.scheduler.add(shared_request(0, (PAGE_TOKENS + 9, 1, False), 0, 1, False, small_config))
     while rank.scheduler.has_work():
         rank.step()
     for _ in range(2):
@@ -292,7 +295,7 @@ def test_a_preempted_request_takes_the_room_of_blocks_or_is_given_up(small_confi
 def test_equal_prompts_that_come_together_are_computed_once(small_config):
     """The others wait for the first one's blocks, and compute what is behind them; their pages are the first one's."""
     rank = new_rank(small_config)
-    requests = [shared_request(number, (PAGE_TOKENS + 9, 9, False), 0, 1, small_config) for number in range(2)]
+    requests = [shared_request(number, (PAGE_TOKENS + 9, 9, False), 0, 1, False, small_config) for number in range(2)]
     for each in requests:
         rank.scheduler.add(each)
     steps = [[(chunk.start, chunk.end) for chunk in rank.step().prefilling] for _ in range(3)]
@@ -307,7 +310,7 @@ def test_one_that_comes_back_finds_the_pages_it_shared_or_starts_over(small_conf
     for other_ends in (False, True):
         rank = new_rank(small_config)
         sizes = (PAGE_TOKENS + 9, 60, False)
-        first, second = (shared_request(number, sizes, 0, 1, small_config) for number in range(2))
+        first, second = (shared_request(number, sizes, 0, 1, False, small_config) for number in range(2))
         for each in (first, second):
             rank.scheduler.add(each)
         while not second.generated:
