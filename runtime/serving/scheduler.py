@@ -14,7 +14,7 @@ A step, in this order:
        blocks that others have computed, and waits for the one that an older prompt is computing or loading now.
     4. a row for each request that decodes. The rows that `max_requests` leaves go to requests that replay tokens which
        lost ranks had generated, the oldest first.
-    5. copies to host memory of blocks that nobody holds, about as many as a step computes. A rank without work does
+    5. copies to host memory of blocks that nobody holds, about as many as the step computes. A rank without work does
        this alone.
 
 No request is lost, unless host memory has no room for one that is preempted: it is crowded out. None starves: the
@@ -97,16 +97,13 @@ class Scheduler:
         if not batch.requests:
             self._take_in(waits=True)
             batch = self._batch()
-        self._save()
+        self.cache.save(_num_blocks(sum(len(chunk.token_ids) for chunk in batch.prefilling)))
         return batch
 
     def rest(self) -> None:
         """Use a turn of the loop in which there is nothing to compute."""
         self.cache.end_saves()
-        self._save()
-
-    def _save(self) -> None:
-        self.cache.save(self._limits.max_batch_tokens // PAGE_TOKENS + 1)
+        self.cache.save(_num_blocks(self._limits.max_batch_tokens))
 
     def _batch(self) -> Batch:
         prefilling = self._chunks()
@@ -271,6 +268,11 @@ class Scheduler:
     def _present(self) -> list[Request]:
         """Return the running requests whose latents are in the cache."""
         return [request for request in self.running if request.arrival is None]
+
+
+def _num_blocks(num_tokens: int) -> int:
+    """Return how many blocks are copied in a step of so many tokens of prompts: as many as it fills, and one more."""
+    return num_tokens // PAGE_TOKENS + 1
 
 
 def _overlap(one: range, other: range) -> int:

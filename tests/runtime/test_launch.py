@@ -69,6 +69,18 @@ def test_a_unit_reads_what_is_written(tmp_path):
     assert launch.place_ranks(9) == []
 
 
+def test_host_memory_for_blocks_is_a_limit_of_one_unit(tmp_path):
+    """Absent, there is none; and units that exchange KV need not have the same."""
+    with_tier, without = (
+        read_unit_launch(write(tmp_path, document))
+        for document in (sealed(UNIT, limits__host_bytes=2**30), sealed(UNIT))
+    )
+
+    assert (with_tier.limits.host_bytes, without.limits.host_bytes) == (2**30, 0)
+    assert with_tier.kv_digest == without.kv_digest
+    assert with_tier.unit_digest != without.unit_digest
+
+
 def test_a_gateway_reads_what_is_written(tmp_path):
     """All values arrive."""
     launch = read_gateway_launch(write(tmp_path, sealed(GATEWAY)))
