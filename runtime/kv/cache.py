@@ -69,6 +69,11 @@ class LatentCache:
         """Return the pages that hold the blocks of these names, up to the first that is not there."""
         return self._owners.find(names)
 
+    def num_found(self, names: Sequence[bytes]) -> int:
+        """Return how many blocks of these names are in pages or in host memory, up to the first that is not."""
+        number = len(self.find(names))
+        return number if self.host is None else number + self.host.num_found(names[number:])
+
     def can_allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> bool:
         """Return whether there are pages for `table` to hold `num_tokens` in all, the next of which are `shared`."""
         shared = shared or []

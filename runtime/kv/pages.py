@@ -49,6 +49,10 @@ class Pages:
         """The pages that nobody holds, and that have no name."""
         return len(self._blank)
 
+    def has_name(self, page: int) -> bool:
+        """Return whether a page has a name."""
+        return page in self._index
+
     def num_idle(self, pages: Iterable[int]) -> int:
         """Return how many of these named pages nobody holds."""
         return sum(not self._holders[page] for page in pages)

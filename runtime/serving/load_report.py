@@ -34,7 +34,7 @@ def load_of(scheduler: Scheduler, arrived: list[str]) -> Load:
     The thread of the metrics port may ask too: the lists are copied at once.
     """
     running = list(scheduler.running)
-    requests = [*running, *scheduler.waiting]
+    requests = [*running, *scheduler.waiting, *scheduler.fetching]
     left = [(request.num_cached, request.num_to_prefill) for request in requests if request.is_prefilling]
     return Load(
         num_requests=len(requests),

@@ -14,7 +14,8 @@ Latents lie in the pages of `table`, or in `latents` while the request waits out
 is computed. On their way from `latents` into pages, there is an `arrival`. Those of a prompt's first blocks may be in
 pages that other requests read too: they are found by the names of these blocks (`kv/blocks.py`). A request that waits
 outside the cache has no such page, and `latents` begin behind the `num_kept` tokens that it had there. Blocks that
-`loading` numbers were found in host memory; they are in its own pages once their `arrival` has come.
+`loading` numbers were found in host memory; they are in its own pages once their `arrival` has come. Those that are
+`fetched` were in a slower tier when it came.
 """
 
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Request:
     block_root: bytes | None = None
     shares_answer: bool = False
     loading: range = range(0)
+    fetched: range = range(0)
     num_kept: int = 0
     num_hits: int = 0
     starts_over: bool = False  # because latents are gone that it had computed, or found, before

@@ -1,5 +1,6 @@
 """Choose what the next step of one rank computes, and whose latents lie in the cache.
 
+    fetching   until blocks of a slower tier are in host memory (`fetches.py`)
     waiting    in order of arrival; their latents are nowhere, or in host memory: as they came from a prefill unit, or
                as they were when the cache ran out of pages
     running    in the cache, in the same order, at most `max_requests`
@@ -28,18 +29,18 @@ Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from runtime.kv.cache import LatentCache, PageTable
 from runtime.launch import Limits
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
+from runtime.serving.fetches import Fetches, SlowTier
 from runtime.serving.request import Request
 
-__all__ = ["TIERS", "Batch", "Scheduler"]
+__all__ = ["Batch", "Scheduler"]
 
-Tier = Literal["device", "host"]
-TIERS: tuple[Tier, ...] = get_args(Tier)
+Tier = Literal["device", "host", "disk"]
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,38 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self.queried_tokens = Counter[Tier]()  # of prompts that were looked up
+        tiers: tuple[Tier, ...] = ("device",) if cache.host is None else ("device", "host")
+        self.queried_tokens = Counter(dict.fromkeys(tiers, 0))  # of prompts that were looked up
         self.hit_tokens = Counter[Tier]()  # found of these
         self._crowded_out: list[Request] = []
+        self._fetches: Fetches | None = None
         self._arrived: list[str] = []
+
+    def use(self, slow: SlowTier) -> None:
+        """Look for blocks in a slow tier too, behind the host tier, which the cache must have."""
+        assert self.cache.host is not None
+        self._fetches = Fetches(self.cache.host, slow)
+        self.queried_tokens["disk"] = 0
+
+    @property
+    def fetching(self) -> list[Request]:
+        """The requests that wait for blocks of a slow tier."""
+        return [] if self._fetches is None else list(self._fetches)
 
     def has_work(self) -> bool:
         """Return whether a request waits or runs."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.fetching)
 
     def add(self, request: Request) -> None:
         """Let a request wait."""
-        self.waiting.append(request)
         self._arrived.append(request.id)
+        if self._fetches is None or request.block_root is None:
+            self.waiting.append(request)
+            return
+        num_found = self.cache.num_found(request.names_to_find)
+        self.queried_tokens["disk"] += request.num_to_prefill - num_found * PAGE_TOKENS
+        if not self._fetches.begin(request, num_found):
+            self.waiting.append(request)
 
     def take_arrived(self) -> list[str]:
         """Return the requests that came since this was called last, gone or not."""
@@ -90,6 +110,8 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Return the next step's work, which may be empty."""
         self.cache.end_saves()
+        if self._fetches is not None:
+            self.waiting += self._fetches.take_done()
         self._make_room()
         self._let_in()
         self._take_in(waits=False)
@@ -130,6 +152,8 @@ class Scheduler:
     def abort(self, request_id: str) -> list[Request]:
         """Drop a request that nobody waits for any more, wherever it is; return it, or none if it was not here."""
         aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
+        if self._fetches is not None:
+            aborted += self._fetches.abort(request_id)
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
         for request in [request for request in self.running if request.id == request_id]:
             self.end(request)
@@ -249,11 +273,19 @@ class Scheduler:
         if request.transfer is not None:
             for layer in range(len(self.cache.layers)):
                 request.transfer.put(layer, start, self.cache.read(layer, request.table, start, end))
+        blocks = range(start // PAGE_TOKENS, end // PAGE_TOKENS)
         if not request.starts_over:
-            loaded = _overlap(range(start // PAGE_TOKENS, end // PAGE_TOKENS), request.loading) * PAGE_TOKENS
             request.num_hits += end - start
-            self.hit_tokens["host"] += loaded
-            self.hit_tokens["device"] += end - start - loaded
+            self._count_hits(request, blocks)
+        if self._fetches is not None:
+            self._fetches.offer(request, blocks)
+
+    def _count_hits(self, request: Request, blocks: range) -> None:
+        loaded = _common(blocks, request.loading)
+        fetched = _common(loaded, request.fetched)
+        self.hit_tokens["disk"] += len(fetched) * PAGE_TOKENS
+        self.hit_tokens["host"] += (len(loaded) - len(fetched)) * PAGE_TOKENS
+        self.hit_tokens["device"] += (len(blocks) - len(loaded)) * PAGE_TOKENS
 
     def _rows(self) -> list[tuple[Request, Chunk]]:
         decoding = [request for request in self._present() if not request.is_prefilling]
@@ -275,5 +307,5 @@ def _num_blocks(num_tokens: int) -> int:
     return num_tokens // PAGE_TOKENS + 1
 
 
-def _overlap(one: range, other: range) -> int:
-    return len(range(max(one.start, other.start), min(one.stop, other.stop)))
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
 from runtime.serving.load_report import load_of
-from runtime.serving.scheduler import TIERS, Scheduler
+from runtime.serving.scheduler import Scheduler
 from runtime.worker.step_times import StepTimes
 
 __all__ = ["RankMetrics"]
@@ -86,7 +86,7 @@ class _SchedulerCounters:
         load = load_of(scheduler, [])
         for name, meaning, value in (
             ("rank_requests_running", "Requests in the KV cache.", len(scheduler.running)),
-            ("rank_requests_waiting", "Requests outside the KV cache.", len(scheduler.waiting)),
+            ("rank_requests_waiting", "Requests outside the KV cache.", load.num_waiting),
             ("rank_prompt_tokens", "Prompt tokens that are not computed yet.", load.prompt_tokens),
             ("rank_attention_pairs", "Pairs of core attention that these will form.", load.attention_pairs),
             ("rank_kv_tokens", "Tokens of KV of all requests, in whole pages.", load.kv_tokens),
@@ -107,7 +107,7 @@ class _SchedulerCounters:
             ("hits", "Of these, tokens that were there.", scheduler.hit_tokens),
         ):
             counter = CounterMetricFamily(f"tidemill_prefix_cache_{name}", meaning, labels=(*LABELS, "tier"))
-            for tier in TIERS:
+            for tier in scheduler.queried_tokens:
                 counter.add_metric((*self._labels, tier), tokens[tier])
             yield counter
 

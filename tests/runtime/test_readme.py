@@ -73,7 +73,9 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
-    ranks.watch_requests(Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1, memory=HostMemory()), launch.limits))
+    ranks.watch_requests(
+        Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1, memory=HostMemory(), host=None), launch.limits)
+    )
     ranks.watch_steps(StepTimes(ExchangeTime()))
     GatewayMetrics(gateway, launch.model.name).phases.sample([SimpleNamespace(**READY)])
     families = [*ranks.registry.collect(), *gateway.collect()]

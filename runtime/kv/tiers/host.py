@@ -4,6 +4,7 @@ A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots hav
 
     save    copies blocks to slots, beside the step that computes. They are found after `end_saves`, before the next.
     load    copies blocks to the cache's pages, beside the steps that compute. Their slots are held until it ends.
+    lend    gives a slot's memory to a slower tier, which reads a block to it or writes its block: held meanwhile
 
 Write behind: a block is saved when no request holds its page any more, and before the page is needed. So whoever needs
 a page waits for no copy, and a block that was saved in vain has cost a copy that nobody waited for.
@@ -16,6 +17,8 @@ Models: SGLang's HiCache (github.com/sgl-project/sglang python/sglang/srt/mem_ca
 and vLLM's CPU offloading (github.com/vllm-project/vllm c8dd6f9d vllm/v1/kv_offload/cpu/manager.py).
 """
 
+import queue
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -47,14 +50,16 @@ class HostTier:
         self._saved: list[tuple[int, bytes]] = []
         self._saves: Arrival | None = None
         self._loads: deque[tuple[Arrival, list[int]]] = deque()
+        self._blank: dict[int, int] = {}  # address -> slot that somebody fills
+        self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # slot, address
         if link.pins:
             self._pin()
         memory.let_blocks_give_way(self._give_way)
 
-    def __contains__(self, name: bytes) -> bool:
-        """Return whether a block can be loaded."""
+    def num_found(self, names: Sequence[bytes]) -> int:
+        """Return how many of these blocks can be loaded, up to the first that is not here."""
         with self._memory.lock:
-            return bool(self._slots.find([name]))
+            return len(self._slots.find(names))
 
     def save(self, blocks: Iterable[tuple[bytes, Tensor]]) -> None:
         """Begin to copy named blocks from pages that nobody writes to before `end_saves`.
@@ -78,9 +83,9 @@ class HostTier:
     def end_saves(self) -> None:
         """Let all that is computed from now on come after the saves. Their blocks are found from now on.
 
-        Slots whose loads have ended are not held any more.
+        Slots whose loads have ended, or whose memory nobody has any more, are not held.
         """
-        self._end_loads()
+        self._take_back()
         if self._saves is not None:
             self._saves.join()
         with self._memory.lock:
@@ -107,9 +112,48 @@ class HostTier:
             self._loads.append((arrival, found))
         return len(found), arrival
 
-    def _end_loads(self) -> None:
+    def lend_blank(self) -> Tensor | None:
+        """Return memory for a block that a slower tier reads, or None if there is no room. Any thread may ask.
+
+        It is free again when nobody refers to it, unless the block was added.
+        """
+        with self._memory.lock:
+            slot = self._take_slot()
+            if slot is None:
+                return None
+            latents = self._lend(slot)
+            self._blank[latents.data_ptr()] = slot
+            return latents
+
+    def add(self, name: bytes, latents: Tensor) -> None:
+        """Let a block be found that is in memory of `lend_blank`, whole."""
+        with self._memory.lock:
+            self._slots.name(self._blank.pop(latents.data_ptr()), name)
+
+    def lend(self, name: bytes) -> Tensor | None:
+        """Return a block that a slower tier may write while it refers to it, or None if it is not here."""
+        with self._memory.lock:
+            found = self._slots.find([name])
+            if not found:
+                return None
+            self._slots.hold(found[0])
+            return self._lend(found[0])
+
+    def _lend(self, slot: int) -> Tensor:
+        latents = self._latents(slot)
+        weakref.finalize(latents, self._came_back.put, (slot, latents.data_ptr()))
+        return latents
+
+    def _take_back(self) -> None:
         while self._loads and self._loads[0][0].is_here():
             self._release(self._loads.popleft()[1])
+        while not self._came_back.empty():
+            slot, address = self._came_back.get()
+            with self._memory.lock:
+                self._slots.release([slot])
+                if not self._slots.has_name(slot):
+                    self._blank.pop(address, None)
+                    self._free(slot)
 
     def _release(self, slots: list[int]) -> None:
         with self._memory.lock:
@@ -130,10 +174,13 @@ class HostTier:
     def _give_way(self, num_bytes: int) -> None:
         """Forget blocks of so many bytes, or all that nobody loads or saves. The caller has the lock."""
         while num_bytes > 0 and (slot := self._slots.forget_oldest()) is not None:
-            if not self._link.pins:
-                self._chunks[slot] = None
-            self._memory.give_back("blocks", self.block_bytes)
+            self._free(slot)
             num_bytes -= self.block_bytes
+
+    def _free(self, slot: int) -> None:
+        if not self._link.pins:
+            self._chunks[slot] = None
+        self._memory.give_back("blocks", self.block_bytes)
 
     def _pin(self) -> None:
         try:

@@ -83,8 +83,7 @@ class TierAgainstReference(RuleBasedStateMachine):
         """Whatever is found was saved; what it holds is seen when it is there."""
         pages = [torch.zeros(BLOCK_SHAPE) for _ in wanted]
         number, arrival = self.tier.load(wanted, pages)
-        assert [name in self.tier for name in wanted][:number] == [True] * number
-        assert number == len(wanted) or wanted[number] not in self.tier
+        assert self.tier.num_found(wanted) == number
         assert set(wanted[:number]) <= set(self.kept)
         assert (arrival is None) == (number == 0)
         if number:
@@ -124,7 +123,11 @@ class TierAgainstReference(RuleBasedStateMachine):
             requests[holder] += latents.nbytes
         assert sum(held.values()) <= MAX_BYTES
         assert {"arriving": held["arriving"], "swapped": held["swapped"]} == {"arriving": 0, "swapped": 0} | requests
-        assert MAX_BLOCKS * BLOCK_BYTES >= held["blocks"] >= sum(name in self.tier for name in NAMES) * BLOCK_BYTES
+        assert (
+            MAX_BLOCKS * BLOCK_BYTES
+            >= held["blocks"]
+            >= sum(self.tier.num_found([name]) for name in NAMES) * BLOCK_BYTES
+        )
 
     def teardown(self):
         """When all copies have ended and a request needs everything, nothing is left of the tier."""
@@ -153,7 +156,30 @@ def test_a_slot_goes_to_no_other_block_while_it_is_read():
     arrival.join()
 
     assert torch.equal(page, block(NAMES[1]))
-    assert NAMES[2] not in tier
+    assert tier.num_found(NAMES[2:3]) == 0
+
+
+def test_lent_memory_is_nobody_elses_until_it_is_dropped():
+    """A slower tier fills it, and the block is found; or it gives up, and the slot is free again."""
+    memory = HostMemory()
+    tier = HostTier(BLOCK_SHAPE, torch.float32, BLOCK_BYTES, HostLink(), memory)
+    given_up = tier.lend_blank()
+    refused = tier.lend_blank()
+    del given_up
+    tier.end_saves()
+    after = memory.held()["blocks"]
+    filled = tier.lend_blank()
+    filled.copy_(block(NAMES[1]))
+    tier.add(NAMES[1], filled)
+    del filled
+    tier.end_saves()
+    written = tier.lend(NAMES[1])
+    refused_too = tier.lend_blank()
+
+    assert (refused, after, refused_too) == (None, 0, None)
+    assert torch.equal(written, block(NAMES[1]))
+    assert tier.lend(NAMES[2]) is None
+    assert memory.held()["blocks"] == BLOCK_BYTES
 
 
 def test_the_least_recently_used_block_goes_first():
@@ -164,7 +190,7 @@ def test_the_least_recently_used_block_goes_first():
         tier.end_saves()
         tier.load(NAMES[1:2], [torch.zeros(BLOCK_SHAPE)])
 
-    assert [name in tier for name in NAMES] == [False, True, False, True, True]
+    assert [tier.num_found([name]) for name in NAMES] == [0, 1, 0, 1, 1]
 
 
 def test_memory_is_pinned_at_once_in_powers_of_two():

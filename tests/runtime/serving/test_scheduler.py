@@ -262,7 +262,7 @@ def test_blocks_that_left_the_cache_come_back_from_host_memory(small_config):
     assert chunks == [(PAGE_TOKENS, PAGE_TOKENS + 9)] * 2
     assert requests[1].table[0] == requests[2].table[0]
     assert len(link.begun) == num_begun + 1
-    assert rank.scheduler.hit_tokens == {"host": PAGE_TOKENS, "device": PAGE_TOKENS}
+    assert +rank.scheduler.hit_tokens == {"host": PAGE_TOKENS, "device": PAGE_TOKENS}
 
 
 @pytest.mark.parametrize(("prompt_tokens", "has_room"), [(50, True), (100, False)])
