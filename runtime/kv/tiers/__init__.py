@@ -1,1 +1,1 @@
-"""The prefix cache's tiers."""
+"""The prefix cache in host memory and on a disk."""
