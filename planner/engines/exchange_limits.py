@@ -13,7 +13,7 @@ from planner.engines.replicas import why_no_replicas
 from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
 from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
-from planner.layout.memory import MemoryOf, MemoryPlan
+from planner.layout.memory import MemoryPlan, memory_of
 from planner.layout.working_memory import low_latency_bytes
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
@@ -42,7 +42,7 @@ def has_room(spec: ResolvedSpec, phase: Phase) -> bool:
     return tokens <= MAX_DISPATCHED_TOKENS and _buffer_bytes(spec, phase) < BUFFER_LIMIT_BYTES
 
 
-def exchange_sizes(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
+def exchange_sizes(spec: ResolvedSpec) -> Iterator[Finding]:
     """Refuse a unit whose GPUs are too many, too few or too far apart for its exchange."""
     for phase in spec.phases:
         section, exchange = spec.phase(phase), _exchange(spec, phase)
@@ -51,7 +51,7 @@ def exchange_sizes(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]
         per_node, gpu = spec.cluster.gpus_per_node, spec.gpu_of(phase)
         sizes = [size for size in range(2, _most_gpus(spec, phase) + 1) if exchange.takes(size, per_node, gpu)]
         rule = f"S770 must be {_in_words(exchange, sizes)} to run on {_named(spec)}"
-        fix = _other_sizes(spec, phase, sizes, memory_of)
+        fix = _other_sizes(spec, phase, sizes)
         yield Finding(f"{phase}.ep_size", section.ep_size, rule, _why_no_exchange(spec, exchange, section), fix)
 
 
@@ -78,7 +78,7 @@ def is_held(memory: MemoryPlan | None) -> bool:
     return memory is None or memory.short <= 0
 
 
-def units_beside(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> list[tuple[int, int]]:
+def units_beside(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
     """Return EP size and redundant experts of the nearest smaller and the nearest larger unit that can be.
 
     All of its GPUs hold as many slots, its engine exchanges their rows, and its memory holds the model and a request.
@@ -140,36 +140,36 @@ def _why_no_exchange(spec: ResolvedSpec, exchange: Exchange, section: PhaseSpec)
     )
 
 
-def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int], memory_of: MemoryOf) -> Fix | str:
+def _other_sizes(spec: ResolvedSpec, phase: Phase, sizes: Sequence[int]) -> Fix | str:
     """Offer the nearest sizes on both sides, with the redundant experts that fill their slots evenly."""
     now = spec.phase(phase).redundant_experts
     changes: list[Change] = [
         {HERE: size} if redundant == now else {HERE: size, f"{phase}.redundant_experts": redundant}
-        for size, redundant in units_beside(spec, phase, memory_of)
+        for size, redundant in units_beside(spec, phase)
     ]
     if changes:
         return Fix(f"nearest: {', or '.join(map(_said, changes))}", tuple(changes))
     if spec.cluster.gpus_per_node % NVLINK_PEERS:
-        return _on_whole_eights(spec, phase, memory_of)
+        return _on_whole_eights(spec, phase)
     return "use more nodes, or GPUs with more memory"
 
 
-def _on_whole_eights(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> str:
+def _on_whole_eights(spec: ResolvedSpec, phase: Phase) -> str:
     """Say which units run on nodes of eight GPUs. What nodes have is the user's to say, so these are words alone."""
     per_node: Change = {"cluster.gpus_per_node": NVLINK_PEERS}
     section, has_eights = spec.phase(phase), spec.gpu_of(phase).node_gpus in (None, NVLINK_PEERS)
     cluster = spec.cluster.model_copy(update={"gpus_per_node": NVLINK_PEERS})
     on_eights = replace(spec, written=spec.written.model_copy(update={"cluster": cluster}))
-    units = sorted(units_beside(on_eights, phase, memory_of), key=lambda unit: abs(unit[0] - section.ep_size))
+    units = sorted(units_beside(on_eights, phase), key=lambda unit: abs(unit[0] - section.ep_size))
     for size, redundant in [(section.ep_size, section.redundant_experts), *units]:
         change = {**per_node, f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
-        if has_eights and _can_be(spec, phase, change, memory_of):
+        if has_eights and _can_be(spec, phase, change):
             sizes = "" if size == section.ep_size else f", with ep_size {size} and redundant_experts {redundant}"
             return f"write cluster.gpus_per_node: {NVLINK_PEERS} where each node has {NVLINK_PEERS} GPUs{sizes}"
     return f"plan units on nodes of {NVLINK_PEERS} GPUs"
 
 
-def _can_be(spec: ResolvedSpec, phase: Phase, change: Change, memory_of: MemoryOf) -> bool:
+def _can_be(spec: ResolvedSpec, phase: Phase, change: Change) -> bool:
     try:
         tried = with_values(spec, change)
     except SpecError:

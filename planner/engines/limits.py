@@ -15,13 +15,13 @@ from planner.engines.model_limits import all_experts_on_fewer_gpus, model_limits
 from planner.engines.replicas import has_slots
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName, Phase
-from planner.layout.memory import MemoryOf
+from planner.layout.memory import memory_of
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest, removal
 from planner.spec.attention_rules import attention_sizes
 from planner.spec.check import ResolvedSpec
 
-__all__ = ["LIMITS", "Limit", "SizeLimit", "engine_refusals", "runs_layout"]
+__all__ = ["LIMITS", "Limit", "engine_refusals", "runs_layout"]
 
 Found = Iterator[Finding]
 
@@ -36,22 +36,12 @@ class Limit:
     find: Callable[[ResolvedSpec], Found]
 
 
-@dataclass(frozen=True)
-class SizeLimit:
-    """The same of a limit whose fixes are other sizes, of which only those are offered that memory holds."""
-
-    engine: EngineName
-    versions: tuple[str, ...]
-    source: str
-    find: Callable[[ResolvedSpec, MemoryOf], Found]
-
-
-def engine_refusals(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
+def engine_refusals(spec: ResolvedSpec) -> Found:
     """Why the engine of `spec`, which is not ours, cannot run it; nothing when it can."""
     name, version = spec.written.engine_name, spec.written.engine_version
     for each in LIMITS:
         if each.engine == name and version in each.versions:
-            yield from each.find(spec, memory_of) if isinstance(each, SizeLimit) else each.find(spec)
+            yield from each.find(spec)
 
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
@@ -146,7 +136,7 @@ def _map_in_one_file(spec: ResolvedSpec) -> Found:
             )
 
 
-def _exchanged_precision(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
+def _exchanged_precision(spec: ResolvedSpec) -> Found:
     for phase in spec.phases:
         section, taken = spec.phase(phase), sglang.EXCHANGED_IN[phase]
         if section.precision == "fp8_mxfp4" and not spec.gpu_of(phase).lacks_fp4:
@@ -157,18 +147,18 @@ def _exchanged_precision(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
             rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
             called = spec.model.quantisation.words if lacks_blocks else section.precision
             reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
-            yield Finding(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase, memory_of))
+            yield Finding(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase))
 
 
-def _one_group(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> Fix | str:
+def _one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
     """Offer to let all GPUs share attention, and so exchange nothing, where the model's heads and memory allow it."""
     size = spec.phase(phase).ep_size
-    if size in _group_sizes(spec, phase, memory_of):
+    if size in _group_sizes(spec, phase):
         return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
     return "choose a checkpoint in one of these"
 
 
-def _group_sizes(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> list[int]:
+def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
     """Return the numbers of GPUs that can share attention in the units of `phase` as they are."""
     sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
     tried = {size: spec.trying(phase, {"attention_tp": size}) for size in sizes}
@@ -202,14 +192,14 @@ def _overlap_of_mixed(spec: ResolvedSpec) -> Found:
         yield Finding("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
 
 
-def _groups_over_nodes(spec: ResolvedSpec, memory_of: MemoryOf) -> Found:
+def _groups_over_nodes(spec: ResolvedSpec) -> Found:
     per_node = spec.cluster.gpus_per_node
     for phase in spec.phases:
         size = spec.phase(phase).attention_tp
         if size > per_node:
             rule = f"S749 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
             reason = "each pod of a unit serves requests, so no attention group may span two pods"
-            below = [each for each in _group_sizes(spec, phase, memory_of) if each <= per_node][-1:]
+            below = [each for each in _group_sizes(spec, phase) if each <= per_node][-1:]
             fix = nearest(*below) if below else "plan it on nodes of more GPUs"
             yield Finding(f"{phase}.attention_tp", size, rule, reason, fix)
 
@@ -262,7 +252,7 @@ _OUR_FORM = "runtime/gateway/tenants/keys.py: the file's form is ours"
 _OUR_REPORTS = "runtime/gateway/ranks/ledger.py: ranks report to each of our gateways what others gave them"
 _OUR_TLS = "runtime/protocol/tls.py: it is between our gateway and our ranks"
 
-LIMITS: tuple[Limit | SizeLimit, ...] = (
+LIMITS: tuple[Limit, ...] = (
     Limit("sglang", _SGLANG, f"{_DEEPEP}; what stands in for it on AMD's GPUs (mori) is not rendered", _not_nvidia),
     Limit("sglang", _SGLANG, f"{_DISPATCHER}, set_deepep_dispatcher_dtype", _fp32),
     Limit("sglang", _SGLANG, "sglang 0.5.23 configs/model_config.py, _verify_quantization", _other_precision),
@@ -271,13 +261,11 @@ LIMITS: tuple[Limit | SizeLimit, ...] = (
     Limit("sglang", _SGLANG, _BUNDLED, _bundled_checkpoint),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap", _overlap_of_one_group),
     Limit("sglang", _SGLANG, f"{_DISPATCHER}, FINISHED_SUM_TAG; {_BUFFER}", room_for_requests),
-    SizeLimit("sglang", _SGLANG, _EXCHANGE, exchange_sizes),
+    Limit("sglang", _SGLANG, _EXCHANGE, exchange_sizes),
     Limit("sglang", _SGLANG, "sglang 0.5.23 layers/quantization/fp8.py, validate_block_quant_shapes", whole_blocks),
-    SizeLimit(
-        "sglang", _SGLANG, "sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py", _exchanged_precision
-    ),
+    Limit("sglang", _SGLANG, "sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py", _exchanged_precision),
     Limit("sglang", _SGLANG, "sglang 0.5.23 arg_groups/validation_hook.py, served_model_name", _colons),
-    SizeLimit("sglang", _SGLANG, _MODELS, model_limits),
+    Limit("sglang", _SGLANG, _MODELS, model_limits),
     Limit(
         "sglang",
         _SGLANG,
@@ -313,11 +301,11 @@ LIMITS: tuple[Limit | SizeLimit, ...] = (
         f"{_DISPATCHER}: DeepEP's own limit; vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py; {_BUFFER}",
         room_for_requests,
     ),
-    SizeLimit("vllm", _VLLM, _EXCHANGE, exchange_sizes),
+    Limit("vllm", _VLLM, _EXCHANGE, exchange_sizes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/utils/fp8_utils.py", whole_blocks),
-    SizeLimit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
+    Limit("vllm", _VLLM, "vllm 0.33.0 config/parallel.py, nnodes_within_dp", _groups_over_nodes),
     Limit("vllm", _VLLM, "vllm 0.33.0 model_executor/layers/quantization/__init__.py", _w4a8),
-    SizeLimit("vllm", _VLLM, _MODELS, model_limits),
+    Limit("vllm", _VLLM, _MODELS, model_limits),
     Limit("vllm", _VLLM, _OUR_FORM, _keys),
     Limit("vllm", _VLLM, _OUR_REPORTS, _replicas),
     Limit("vllm", _VLLM, _OUR_TLS, _tls),

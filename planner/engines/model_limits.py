@@ -6,7 +6,6 @@ from planner.engines.exchange_limits import units_beside
 from planner.engines.replicas import why_no_replicas
 from planner.facts.engine_models import ENGINE_MODELS, EngineModel
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryOf
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest
 from planner.spec.check import ResolvedSpec
@@ -14,7 +13,7 @@ from planner.spec.check import ResolvedSpec
 __all__ = ["all_experts_on_fewer_gpus", "model_limits"]
 
 
-def model_limits(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
+def model_limits(spec: ResolvedSpec) -> Iterator[Finding]:
     """Why the spec's engine cannot run its model, or not in the way that is written."""
     model = _models(spec).get(spec.model.model_type)
     if model is None:
@@ -23,7 +22,7 @@ def model_limits(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
     if model.cannot:
         yield _not_as_planned(spec, model.cannot)
         return
-    yield from _without_replicas(spec, memory_of)
+    yield from _without_replicas(spec)
     yield from _without_overlap(spec, model)
 
 
@@ -58,21 +57,19 @@ def _not_as_planned(spec: ResolvedSpec, reason: str) -> Finding:
     return Finding(*spec.written.named_model, rule, reason, "choose another engine")
 
 
-def _without_replicas(spec: ResolvedSpec, memory_of: MemoryOf) -> Iterator[Finding]:
+def _without_replicas(spec: ResolvedSpec) -> Iterator[Finding]:
     for phase in spec.phases:
         redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
         if redundant and reason:
             rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
-            yield Finding(
-                f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase, memory_of)
-            )
+            yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase))
 
 
-def _none_redundant(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> Fix | str:
+def _none_redundant(spec: ResolvedSpec, phase: Phase) -> Fix | str:
     """Offer 0, with another number of GPUs where these do not share the model's experts evenly."""
     if spec.model.num_routed_experts % spec.phase(phase).ep_size == 0:
         return nearest(0)
-    sizes = [size for size, _ in units_beside(spec, phase, memory_of)]
+    sizes = [size for size, _ in units_beside(spec, phase)]
     if not sizes:
         return "choose another engine"
     words = f"nearest: 0 with ep_size {' or '.join(map(str, sizes))}"

@@ -34,6 +34,7 @@ __all__ = [
     "FailureDomains",
     "MeanOf",
     "failure_domains",
+    "fewest_slots",
     "require_coverage",
     "require_covered",
     "uncovered_experts",
@@ -81,6 +82,16 @@ def _racks(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str])
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         partitions[tuple(numbers[name] for name in names for _ in range(layout.ranks_per_node))] = None
     return tuple(partitions)
+
+
+def fewest_slots(spec: ResolvedSpec, ep_size: int, coverage: Coverage = "node") -> int | None:
+    """Return the slots a GPU for which a unit that fills nodes, and racks, one after the other survives such a loss.
+
+    None where all of the unit is in one node or rack.
+    """
+    nodes = spec.cluster.rack_size or 1 if coverage == "rack" else 1
+    domains = consecutive_domains(ep_size, min(nodes * spec.cluster.gpus_per_node, ep_size))
+    return fewest_slots_per_gpu(spec.model.num_routed_experts, domains)
 
 
 def require_coverage(

@@ -17,7 +17,7 @@ from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.terms import Phase
-from planner.layout.memory import USUAL_SHARE, MemoryOf, MemoryPlan, in_pages
+from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix
 from planner.spec.check import ResolvedSpec
@@ -29,15 +29,13 @@ from planner.spec.volume_rules import volume_of
 __all__ = ["warnings_of"]
 
 
-def warnings_of(
-    spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf, *, is_runnable: bool
-) -> tuple[Finding, ...]:
+def warnings_of(spec: ResolvedSpec, memory: Sequence[MemoryPlan], *, is_runnable: bool) -> tuple[Finding, ...]:
     """Return every warning about `spec`, whose phases have `memory`, with its line.
 
-    `memory_of` says what a phase of another spec would have. The engine runs the plan where it `is_runnable`.
+    The engine runs the plan where it `is_runnable`.
     """
     found = chain(
-        _limits(spec, memory, memory_of),
+        _limits(spec, memory),
         _in_another_precision(spec),
         implausible_figures(spec),
         _deployed(spec, memory) if is_runnable else (),
@@ -59,7 +57,7 @@ def _deployed(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Find
     yield from slow_loading(spec, memory)
 
 
-def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryOf) -> Iterator[Finding]:
+def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> Iterator[Finding]:
     """Yield limits of requests that no GPU has KV for, however short most requests are.
 
     Prefill is left out: it computes one request at a time.
@@ -73,7 +71,7 @@ def _limits(spec: ResolvedSpec, memory: Sequence[MemoryPlan], memory_of: MemoryO
         rule = f"W101 is more than memory holds: there is KV for {full} of full length ({length})"
         mean = plan.kv_tokens // section.max_requests
         reason = f"with so many at once, each has KV for {mean:,} tokens on average, and some wait or are preempted"
-        held = _most_held(spec, plan.phase, memory_of)
+        held = _most_held(spec, plan.phase)
         share = f"1/{1 / USUAL_SHARE:.0f} of full length"
         fix = Fix(f"nearest: {held}, so that each has KV for {share}", ({HERE: held},))
         yield Finding(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
@@ -85,7 +83,7 @@ def _is_held(plan: MemoryPlan, section: PhaseSpec) -> bool:
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 
 
-def _most_held(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
+def _most_held(spec: ResolvedSpec, phase: Phase) -> int:
     """Return the most requests that KV holds, when their own buffers are taken off it."""
 
     def is_too_much(max_requests: int) -> bool:

@@ -18,9 +18,8 @@ Source of the example: DeepSeek open-infra-index, day 6.
 
 from dataclasses import dataclass
 
-from planner.facts.model import Model
 from planner.facts.terms import Overlap, Phase, Precision
-from planner.spec.schema import Spec
+from planner.spec.check import ResolvedSpec
 
 __all__ = ["PhaseLayout", "lay_out"]
 
@@ -71,19 +70,19 @@ class PhaseLayout:
         return self.ep_size // self.nodes_per_unit
 
 
-def lay_out(phase: Phase, deployment: Spec, model: Model) -> PhaseLayout:
-    """The layout that `deployment` asks for in `phase`."""
-    spec = deployment.phase(phase)
+def lay_out(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
+    """Return the layout that `spec` asks for in `phase`, whether or not it fits."""
+    section, model, written = spec.phase(phase), spec.model, spec.written
     return PhaseLayout(
         phase=phase,
-        num_units=deployment.num_units(phase),
-        ep_size=spec.ep_size,
-        attention_tp=spec.attention_tp,
-        nodes_per_unit=max(1, spec.ep_size // deployment.cluster.gpus_per_node),
+        num_units=written.num_units(phase),
+        ep_size=section.ep_size,
+        attention_tp=section.attention_tp,
+        nodes_per_unit=max(1, section.ep_size // spec.cluster.gpus_per_node),
         num_logical_experts=model.num_routed_experts,
-        num_physical_experts=model.num_routed_experts + spec.redundant_experts,
+        num_physical_experts=model.num_routed_experts + section.redundant_experts,
         shared_per_gpu=model.num_shared_experts,
-        overlap=spec.overlap,
-        precision=spec.precision,
-        gpu=deployment.gpu_name(phase),
+        overlap=section.overlap,
+        precision=section.precision,
+        gpu=written.gpu_name(phase),
     )

@@ -18,7 +18,7 @@ constant size, whole pages, and what is left of one. A layout fits when at least
 On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 
@@ -27,7 +27,7 @@ from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.headroom import HEADROOM_SOURCE, sglang_working_bytes
-from planner.layout.layout import PhaseLayout
+from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
 from planner.problems.errors import InfeasibleError
@@ -39,12 +39,12 @@ from planner.spec.precision import KV_BYTES, kv_dtype
 __all__ = [
     "KV_PAGE_TOKENS",
     "USUAL_SHARE",
-    "MemoryOf",
     "MemoryPlan",
-    "fit_memory",
     "in_pages",
     "kv_bytes",
+    "memory_of",
     "node_bytes",
+    "require_memory",
     "split_memory",
     "static_fraction",
 ]
@@ -142,16 +142,16 @@ class MemoryPlan:
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
-MemoryOf = Callable[[ResolvedSpec, Phase], MemoryPlan | None]  # fitting or not; None where nobody knows, as on cpu
-
-
-def fit_memory(spec: ResolvedSpec, layouts: tuple[PhaseLayout, ...]) -> tuple[MemoryPlan, ...]:
-    """One split a phase; none on `cpu`. Raises InfeasibleError when a phase has no room for one request's KV."""
-    split = {layout: split_memory(spec, layout) for layout in layouts if spec.gpu_of(layout.phase).usable_bytes}
-    misfits = [_misfit(plan, layout, spec) for layout, plan in split.items() if plan.short > 0]
+def require_memory(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
+    """Raise InfeasibleError where a phase has no room for the KV of one request."""
+    misfits = [_misfit(plan, spec) for plan in memory if plan.short > 0]
     if misfits:
         raise InfeasibleError([spec.locate(misfit) for misfit in misfits])
-    return tuple(split.values())
+
+
+def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
+    """Return the memory of one phase, fitting or not; None where nobody knows how much there is, as on `cpu`."""
+    return split_memory(spec, lay_out(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
@@ -217,9 +217,9 @@ def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:
     return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
 
 
-def _misfit(plan: MemoryPlan, layout: PhaseLayout, spec: ResolvedSpec) -> Finding:
+def _misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
     """Names what binds: the limit that is too high, else the largest of weights, step and the KV of one request."""
-    field = _limit_too_high(layout, spec) or _largest_part(plan)
+    field = _limit_too_high(plan.phase, spec) or _largest_part(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
         f"{gb(_of_one_request(plan))}), but {gb(plan.short)} are missing"
@@ -234,13 +234,13 @@ def _misfit(plan: MemoryPlan, layout: PhaseLayout, spec: ResolvedSpec) -> Findin
     return Finding(f"{plan.phase}.{field}", getattr(spec.phase(plan.phase), field), rule, reason, fix)
 
 
-def _limit_too_high(layout: PhaseLayout, spec: ResolvedSpec) -> str | None:
+def _limit_too_high(phase: Phase, spec: ResolvedSpec) -> str | None:
     """Return the limit of steps or requests that is above its default, and with that default would fit."""
-    section = spec.phase(layout.phase)
+    section = spec.phase(phase)
     for field in ("max_batch_tokens", "max_requests"):
         default = PhaseSpec.model_fields[field].default
         is_above = getattr(section, field) > default
-        if is_above and split_memory(spec.trying(layout.phase, {field: default}), layout).short <= 0:
+        if is_above and (plan := memory_of(spec.trying(phase, {field: default}), phase)) and plan.short <= 0:
             return field
     return None
 

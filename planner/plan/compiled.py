@@ -33,7 +33,8 @@ from planner.spec.effect_rules import without_spent
 from planner.spec.schema import Spec
 
 if TYPE_CHECKING:
-    from planner.search.layouts import LayoutSearch, PhaseSearch
+    from planner.search.layouts import LayoutSearch
+    from planner.search.ranked import PhaseSearch
 
 __all__ = ["Compiled", "Grounds", "by_phase"]
 
@@ -217,10 +218,10 @@ def _phase_search(found: "PhaseSearch") -> dict[str, Any]:
         "tried": found.tried,
         "candidates": tuple(
             {
-                **each.candidate.numbers,
-                **vars(each.candidate.speed),
-                "nodes_per_unit": each.candidate.nodes,
-                "tokens_per_s_per_node": each.candidate.tokens_per_s_per_node,
+                **each.layout.numbers,
+                **vars(each.layout.speed),
+                "nodes_per_unit": each.layout.nodes,
+                "tokens_per_s_per_node": each.layout.tokens_per_s_per_node,
                 "chosen": each.why_not is None,
                 "why_not": each.why_not,
             }

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
-from planner.cost.cost import DayCost, plan_cost
+from planner.candidate.candidate import Candidate
+from planner.cost.cost import DayCost
 from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.cost.overload import overloads
 from planner.estimate.coverage import uncovered_experts
@@ -20,7 +21,6 @@ from planner.estimate.links import PhaseTraffic, expected_traffic
 from planner.estimate.performance import PhaseOutlook, predict_phases
 from planner.estimate.promises import missed_promises
 from planner.estimate.sampled import max_over_mean_sampled
-from planner.estimate.throughput.calibration import Calibration
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.uptime import Uptime, estimate_uptime
 from planner.estimate.utilisation import share_of_highest
@@ -175,37 +175,29 @@ class Estimated(Compiled):
         }
 
 
-def with_estimates(
-    decided: Compiled,
-    one_more_slot: Mapping[Phase, ExpertMap],
-    calibration: Calibration | None,
-    make_rows: Callable[[Plan], tuple[Row, ...]],
-) -> Estimated:
-    """Return what was `decided`, and what is expected of it.
+def with_estimates(decided: Compiled, candidate: Candidate, make_rows: Callable[[Plan], tuple[Row, ...]]) -> Estimated:
+    """Return what was `decided`, and what is expected of the `candidate` that it was decided for.
 
-    Predictions are corrected by `calibration`, a user's own measurements. `make_rows` makes the rows of its report.
+    `make_rows` makes the rows of its report.
     """
-    spec, layouts, maps, loads = decided.resolved, decided.layouts, decided.expert_maps, decided.grounds.loads
-    traffic = expected_traffic(spec, layouts, decided.units, maps, loads)
-    outlooks = predict_phases(spec, layouts, decided.memory, maps, loads, calibration)
-    rates = full_rates(spec.written, decided.memory, outlooks)
-    most_per_node = {each.phase: rates[each.phase] * each.gpus_per_node for each in outlooks if each.phase in rates}
+    spec, layouts, maps, loads = decided.resolved, decided.layouts, decided.expert_maps, candidate.loads
+    outlooks = candidate.speed
 
     def predicted(phase: Phase, change: Change) -> Prediction | None:
         of_phase = [each for each in layouts if each.phase == phase]
         tried = with_values(spec, change)
         memory = [split_memory(tried, each) for each in of_phase] if decided.memory else []
-        return predict_phases(tried, of_phase, memory, maps, loads, calibration)[0].prediction
+        return predict_phases(tried, of_phase, memory, maps, loads, candidate.calibration)[0].prediction
 
     searched = [each.phase for each in decided.search.phases] if decided.search else []
     missed = missed_promises(spec, outlooks, searched, predicted)
     decided = replace(decided, warnings=(*decided.warnings, *missed, *idle_overlaps(spec, outlooks)))
     found = Estimated(
         **{each.name: getattr(decided, each.name) for each in fields(decided)},
-        cost=plan_cost(spec.written, decided.schedule, decided.units, most_per_node),
-        one_more_slot=one_more_slot,
+        cost=candidate.cost,
+        one_more_slot=candidate.maps_with_one_more_slot,
         sampled=_sampled(spec, decided, loads),
-        traffic=traffic,
+        traffic=expected_traffic(spec, layouts, decided.units, maps, loads),
         outlooks=outlooks,
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),

@@ -199,6 +199,11 @@ class Plan(Part):
         """Return the digest of each phase's map."""
         return {unit.phase: unit.expert_map for unit in self.units}
 
+    @property
+    def nodes_by_unit(self) -> dict[str, tuple[str, ...]]:
+        """Return the nodes of its units, by name."""
+        return {unit.name: tuple(unit.nodes) for unit in self.units}
+
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
         """Return the phase's map where it has these layers, slots and experts; any other is no start for new maps."""
         sha256 = self.map_of.get(layout.phase)

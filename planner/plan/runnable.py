@@ -11,7 +11,6 @@ from itertools import chain
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryOf
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.spec.check import ResolvedSpec
@@ -23,14 +22,14 @@ RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25")  # as transform
 PRECISIONS = ("fp8", "bf16", "fp32")
 
 
-def runtime_refusals(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[Finding, ...]:
-    """Why the engine of `spec` cannot run it; empty when it can. `memory_of` says which other sizes may be offered."""
+def runtime_refusals(spec: ResolvedSpec) -> tuple[Finding, ...]:
+    """Why the engine of `spec` cannot run it; empty when it can."""
     if spec.written.engine_name == OURS:
         found = chain(_not_this_model(spec), _not_on_this_gpu(spec), _not_in_this_way(spec))
     else:
         from planner.engines.limits import engine_refusals
 
-        found = chain(engine_refusals(spec, memory_of))
+        found = chain(engine_refusals(spec))
     return tuple(spec.locate(finding) for finding in chain(_without_weights(spec), found))
 
 

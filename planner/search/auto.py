@@ -12,7 +12,7 @@ where it is known (`layouts.py`). Otherwise, and for prefill's requests, memory 
     units               what the traffic's busiest hour takes, where windows or nodes follow the traffic (`fleet.py`);
                         else as many as the nodes hold, in the ratio that `layouts.py` found, or alike
     schedule.windows    those that carry the traffic's profile with the fewest node-hours (`windows.py`)
-    cluster.nodes       what the units take, or the traffic's peak hour needs (`nodes.py`)
+    cluster.nodes       what the units take, or the traffic's peak hour needs (`fleet.py`)
 
 A precision that is not written follows the checkpoint: one whose quantization_config, or hf_quant_config.json, says
 FP8 in blocks of 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in w4a8. A name of the catalog stands for the
@@ -24,6 +24,7 @@ The spec with the numbers in place is checked like any other, so that what is de
 of `spec/phase.py`; here they are only told.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -36,10 +37,10 @@ from planner.estimate.points import operating_point
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryOf
-from planner.search.asked import MAX_REQUESTS, LayoutOf, is_auto, wants_speed
-from planner.search.decision import DEFAULT, Decision
-from planner.search.nodes import demand_to_meet, require_speeds, with_counted_nodes, with_room
+from planner.layout.memory import memory_of
+from planner.search.decision import DEFAULT, MAX_REQUESTS, Decision, is_auto, wants_speed
+from planner.search.fleet import Demand, demand_to_meet, require_speeds, with_counted_nodes, with_room
+from planner.search.unit_sizes import all_sizes
 from planner.search.windows import with_windows
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import PhaseSpec
@@ -47,7 +48,6 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO, is_undecided
 
 if TYPE_CHECKING:
-    from planner.search.fleet import Demand
     from planner.search.layouts import LayoutSearch
 
 __all__ = ["DEFAULT", "Decided", "Decision", "decide"]
@@ -85,8 +85,8 @@ class _Point:
     tokens: float
 
 
-def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Decided:
-    """Return `spec` with numbers for every `auto`, which `memory_of` and `layout_of` try.
+def decide(spec: ResolvedSpec) -> Decided:
+    """Return `spec` with numbers for every `auto`.
 
     Raises SpecError when no number would do, and InfeasibleError when no layout keeps the SLO.
     """
@@ -94,22 +94,22 @@ def decide(spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf) -> Deci
     decisions += _of_forecast(spec)
     is_counted, demand = is_undecided(spec.cluster.nodes), demand_to_meet(spec)
     spec = with_room(spec)
-    search, of_layouts = _by_speed(spec, memory_of, layout_of, demand) if wants_speed(spec) else (None, [])
+    search, of_layouts = _by_speed(spec, demand) if wants_speed(spec) else (None, [])
     decisions += of_layouts
     spec = with_values(spec, {each.path: each.value for each in of_layouts}) if of_layouts else spec
     for phase in spec.phases:
         if any(is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
-            numbers, num_held = _decide(spec, phase, memory_of)
+            numbers, num_held = _decide(spec, phase)
             decisions += _reasons(spec, phase, numbers, num_held)
             spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
     spec, of_nodes = _fill(spec)
     decisions += of_nodes
-    spec, of_points = _at_their_points(spec, memory_of)
+    spec, of_points = _at_their_points(spec)
     decisions += of_points
-    spec, of_day = with_windows(spec, layout_of, memory_of, _rates(search, of_layouts))
+    spec, of_day = with_windows(spec, _rates(search, of_layouts))
     decisions = _with(decisions, [*of_day, *_of_windows(spec.written)])
     if is_counted:
-        spec, of_cluster = with_counted_nodes(spec, layout_of, demand)
+        spec, of_cluster = with_counted_nodes(spec, demand)
         decisions.append(of_cluster)
     if spec.written.engine_name != OURS:
         named = _of_engine(spec.written)
@@ -136,14 +136,11 @@ def _of_no_effect(spec: Spec) -> set[str]:
     return found
 
 
-def _by_speed(
-    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: "Demand | None"
-) -> "tuple[LayoutSearch | None, list[Decision]]":
+def _by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
     """Return what was searched, and decided by it; where speeds are not known, the defaults of what they decide."""
-    from planner.search.layouts import search_layouts  # only who asks for speed should wait for its imports
-    from planner.search.why import reasons_of
+    from planner.search.layouts import reasons_of, search_layouts  # only who asks for speed waits for its imports
 
-    search = search_layouts(spec, memory_of, layout_of, demand)
+    search = search_layouts(spec, demand)
     if search:
         return search, reasons_of(search, spec, search.values(spec))
     if demand and demand.counts_nodes:
@@ -193,7 +190,7 @@ def _fill(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     return with_values(spec, {each.path: each.value for each in decisions}), decisions
 
 
-def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedSpec, list[Decision]]:
+def _at_their_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """Return `spec` with numbers for what its operating points leave to the planner."""
     left = [
         (phase, field)
@@ -212,7 +209,7 @@ def _at_their_points(spec: ResolvedSpec, memory_of: MemoryOf) -> tuple[ResolvedS
     return with_values(replace(spec, document=by_default), values) if values else spec, decisions
 
 
-def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numbers, int]:
+def _decide(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     """The first layout that holds what is wanted and the operating point, else the first that holds the point, else the
     first that holds one request, else the largest.
 
@@ -234,7 +231,7 @@ def _decide(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> tuple[Numb
     best = next(chain((each for each in held if each.has_point), (each for each in held if each.num_held)), largest)
     numbers = best.numbers
     if is_auto(section, "max_requests"):
-        most = _most_requests(spec.trying(phase, numbers), phase, memory_of)
+        most = _most_requests(spec.trying(phase, numbers), phase)
         numbers = numbers | {"max_requests": max(most, point.requests)}
     return numbers, best.num_held
 
@@ -263,10 +260,7 @@ def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec) -> Sequence[int]:
     """Whole nodes from one on; where experts do not spread over one evenly, a part of it."""
     if not is_auto(section, "ep_size"):
         return [section.ep_size]
-    per_node, most = spec.cluster.gpus_per_node, 2 * spec.model.num_routed_experts
-    within = [size for size in range(1, per_node + 1) if per_node % size == 0]
-    beyond = list(range(2 * per_node, most + 1, per_node))
-    return [*reversed(within), *beyond]
+    return sorted(all_sizes(spec), key=lambda size: (max(size, spec.cluster.gpus_per_node), -size))
 
 
 def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:
@@ -276,16 +270,15 @@ def _redundant(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[i
     return [fewest, 0]
 
 
-def _most_requests(spec: ResolvedSpec, phase: Phase, memory_of: MemoryOf) -> int:
+def _most_requests(spec: ResolvedSpec, phase: Phase) -> int:
     """The largest number of requests of full length that fit at a time, at least 1: buffers grow with it too."""
-    least, most = 1, MAX_REQUESTS
-    while least < most:
-        middle = (least + most + 1) // 2
-        tried = spec.trying(phase, {"max_requests": middle})
+
+    def are_too_many(requests: int) -> bool:
+        tried = spec.trying(phase, {"max_requests": requests})
         plan = memory_of(tried, phase)
-        fits = plan is not None and plan.full_requests >= middle and runs_layout(tried, phase)
-        least, most = (middle, most) if fits else (least, middle - 1)
-    return least
+        return plan is None or plan.full_requests < requests or not runs_layout(tried, phase)
+
+    return bisect_left(range(2, MAX_REQUESTS + 1), True, key=are_too_many) + 1
 
 
 def _written_point(spec: ResolvedSpec, phase: Phase) -> "_Point":

@@ -16,16 +16,16 @@ from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
-from planner.search.asked import is_auto
-from planner.search.candidates import Candidate, Lost
-from planner.search.in_words import fix_of
+from planner.search.decision import is_auto
+from planner.search.repair import fix_of
+from planner.search.trials import Kept, Lost
 from planner.spec.check import ResolvedSpec
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.undecided import is_undecided
 
 __all__ = ["require_slo"]
 
-Tried = Sequence[Candidate | Lost]  # each layout of a phase
+Tried = Sequence[Kept | Lost]  # each layout of a phase
 
 UTILISATION = "operating_point.prefill.utilisation"
 STEP_TOKENS = "operating_point.prefill.step_tokens"
@@ -115,7 +115,7 @@ class _Loads:
 
 
 def _is_kept(found: Tried) -> bool:
-    return any(isinstance(each, Candidate) for each in found)
+    return any(isinstance(each, Kept) for each in found)
 
 
 def _broken(found: Tried) -> list[Lost]:

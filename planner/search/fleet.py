@@ -1,4 +1,4 @@
-"""How many units of which layout fill a cluster: the second half of a search for layouts.
+"""How many units of which layout fill a cluster or serve a demand: the second half of a search for layouts.
 
     served = min over phases of  units x tokens/s of a unit / tokens for one of output
 
@@ -11,17 +11,40 @@ can use are filled with its units.
 Where traffic counts the units, a demand is given: then each phase takes the fewest nodes that serve it. That number
 does not depend on the nodes that there are, and on fewer nothing serves the demand. Where there are more, some may be
 better used by more and smaller units than left idle: a unit that loses a node stops, with its share of what is served.
+
+A cluster whose `nodes` are `auto` has those that serve the traffic's peak hour, or that its written units take. It is
+the least that a cluster must have whose nodes are given, and whose schedule follows the traffic.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from planner.estimate.uptime import outage_of_an_hour
 from planner.facts.terms import Phase
+from planner.layout.layout import lay_out
+from planner.problems.errors import SpecError
+from planner.problems.finding import Finding
 from planner.schedule.demand import whole_units
+from planner.search.decision import Decision
+from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
+from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["MOST_REFUSED", "Demand", "Fleet", "Offer", "fill", "meet", "units_that_serve"]
+__all__ = [
+    "MOST_REFUSED",
+    "Demand",
+    "Fleet",
+    "Offer",
+    "demand_to_meet",
+    "fill",
+    "meet",
+    "require_speeds",
+    "units_that_serve",
+    "with_counted_nodes",
+    "with_room",
+]
 
 MOST_REFUSED = 0.4  # of an hour's requests when one node is lost, for which more nodes are taken: assumed
 
@@ -34,7 +57,7 @@ class Offer:
     nodes: int  # of a unit
     tokens_per_s: float  # of a unit
     share_of_best: float  # tokens/s a node, over the phase's best
-    candidate: int  # its number among the phase's candidates
+    number: int  # among the phase's layouts
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,54 @@ class Demand:
     def _lost(self, offer: Offer, units: int) -> float:
         left = (units - 1) * offer.tokens_per_s / self.tokens_per_s[offer.phase]
         return max(1 - left, 0.0) * self.outage[offer.phase]
+
+
+def demand_to_meet(spec: ResolvedSpec) -> Demand | None:
+    """Return what each phase must make where traffic counts its units: nodes follow, or windows do; else None.
+
+    Raises SpecError where neither units nor traffic say how many nodes there must be.
+    """
+    free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
+    is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule
+    follows = day if day is not None and is_undecided(day.windows) else None
+    if not free or not (is_counted or follows):
+        return None
+    if traffic is None and is_counted:
+        raise SpecError([spec.locate(_nothing_to_count())])
+    if traffic is None or (traffic.profile is None and follows):
+        return None  # windows without a profile are refused when they are decided
+    return Demand(
+        tokens_per_s={phase: traffic.peak_per_s(phase) for phase in spec.phases},
+        capacity=1 + (follows.headroom if follows else 0),
+        floor={phase: follows.min_units.of(phase) if follows else 1 for phase in spec.phases},
+        outage={phase: 1.0 if is_counted else outage_of_an_hour(spec.written, phase) for phase in spec.phases},
+        counts_nodes=is_counted,
+    )
+
+
+def with_room(spec: ResolvedSpec) -> ResolvedSpec:
+    """Return `spec` with more nodes than any units take, in place of `auto`, for as long as it is being decided."""
+    return with_values(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
+
+
+def require_speeds(spec: ResolvedSpec) -> None:
+    """Raise SpecError where traffic decides the nodes, and nobody knows what a node serves."""
+    from planner.estimate.case import is_predictable  # only who asks for speed should wait for its imports
+
+    if all(is_predictable(spec, phase) for phase in spec.phases):
+        return  # nothing fits into memory, which is said with what would
+    rule = "S728 must be a number when speeds are not known"
+    reason = "nobody can predict how many nodes the traffic's peak hour needs"
+    finding = Finding("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
+    raise SpecError([spec.locate(finding)])
+
+
+def with_counted_nodes(spec: ResolvedSpec, demand: Demand | None) -> tuple[ResolvedSpec, Decision]:
+    """Return `spec`, whose units are known, with the nodes that they take; spares come on top."""
+    why = f"the fewest that serve the traffic's peak hour: {_in_words(demand)}" if demand else "what the units take"
+    layouts = [lay_out(spec, phase) for phase in spec.phases]
+    nodes = sum(each.num_units * each.nodes_per_unit for each in layouts) + len(spec.cluster.spares)
+    return with_values(spec, {"cluster.nodes": nodes}), Decision("cluster.nodes", nodes, why)
 
 
 def fill(
@@ -215,3 +286,15 @@ def _if_it_fits(
 
 def _fits(nodes: Mapping[Phase, int], room: Mapping[frozenset[Phase], int]) -> bool:
     return all(sum(nodes[each] for each in phases) <= there for phases, there in room.items())
+
+
+def _nothing_to_count() -> Finding:
+    rule = "S728 must be a number when units are auto and there is no traffic"
+    reason = "without traffic, the planner counts units from nodes, or nodes from units"
+    fix = "write cluster.nodes, or units of each phase, or traffic"
+    return Finding("cluster.nodes", AUTO, rule, reason, fix)
+
+
+def _in_words(demand: Demand) -> str:
+    rates = demand.tokens_per_s.items()
+    return " and ".join(f"{demand.capacity * rate:,.0f} tokens/s of {phase}" for phase, rate in rates)

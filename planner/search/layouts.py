@@ -1,8 +1,8 @@
 """`auto` by speed: the layouts that serve most under the SLO and in memory, and why the others do not.
 
-A phase's candidates (`candidates.py`) are reduced to its best of each number of nodes, and units of these fill the
-cluster, or serve the traffic on fewest nodes (`fleet.py`). Nothing that does not fit is ever a candidate. What is
-predicted here is predicted again by the plan with the maps that it has found.
+All layouts of a phase are tried (`trials.py`). Its best of each number of nodes are offered, and units of these fill
+the cluster, or serve the traffic on fewest nodes (`fleet.py`). What is predicted here is predicted again by the plan
+with the maps that it has found.
 
 It decides only where speeds are known, and only for specs that ask for it: with an SLO, or with `auto` for what memory
 alone cannot decide.
@@ -11,58 +11,33 @@ alone cannot decide.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import ceil
 
 from planner.cluster.inventory import nodes_for
 from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
+from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryOf
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
-from planner.search.asked import FIELDS, LayoutOf, is_auto
 from planner.search.broken_slo import require_slo
-from planner.search.candidates import Candidate, Lost, Why, candidates_of
-from planner.search.fleet import Demand, Fleet, Offer, fill, meet, units_that_serve
-from planner.search.front import FrontPoint, front_of
-from planner.search.replicas import ReplicaBalance
-from planner.search.speed import Trials, speed_of
+from planner.search.decision import FIELDS, Decision, is_auto
+from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill, meet, units_that_serve
+from planner.search.ranked import PhaseSearch, search_told
+from planner.search.trials import Kept, Lost, layouts_of
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
 from planner.spec.request_lengths import assuming_lengths
 
-Found = list[Candidate | Lost]
+Found = list[Kept | Lost]
 
-__all__ = ["LayoutSearch", "PhaseSearch", "Ranked", "search_layouts", "units_by_nodes"]
+__all__ = ["LayoutSearch", "reasons_of", "search_layouts", "units_by_nodes"]
 
-MAX_RANKED = 8  # candidates of a phase that a plan tells
-MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
+MADE = {"prefill": "computed prompt tokens/s", "decode": "output tokens/s", "mixed": "output tokens/s"}
 ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
-BINDS = 1.03  # times as full as the chosen layout's fullest GPU, to be told as the reason: assumed
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A candidate and why another was taken; the chosen one has no reason."""
-
-    candidate: Candidate
-    why_not: str | None
-
-
-@dataclass(frozen=True)
-class PhaseSearch:
-    """What was tried for a phase."""
-
-    phase: Phase
-    tried: int
-    chosen: Candidate
-    ranked: tuple[Ranked, ...]  # each size's best from the fastest a node, the chosen one among them
-    lost: Mapping[Why, tuple[int, Lost]]  # how many, and the nearest of them
-    front: tuple[FrontPoint, ...]
 
 
 @dataclass(frozen=True)
@@ -87,9 +62,7 @@ class LayoutSearch:
         return found
 
 
-def search_layouts(
-    spec: ResolvedSpec, memory_of: MemoryOf, layout_of: LayoutOf, demand: Demand | None = None
-) -> LayoutSearch | None:
+def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
     """Return the best layouts; None where speeds are not known, or nothing fits, whatever the SLO.
 
     They fill the nodes or, with a `demand`, serve it on the fewest. Where the nodes do not hold that, they are those of
@@ -100,23 +73,12 @@ def search_layouts(
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
-    trials, tokens = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(spec))), _tokens(spec)
-    found, fleet = _found_and_fleet(spec, trials, tokens, demand)
+    balance, tokens = ReplicaBalance(expert_loads(spec)), _tokens(spec)
+    found, fleet = _found_and_fleet(spec, balance, tokens, demand)
     if fleet is None:
         return None
-    candidates = {phase: _candidates(each) for phase, each in found.items()}
-    chosen = {phase: candidates[phase][offer.candidate] for phase, offer in fleet.offers.items()}
-    phases = tuple(
-        PhaseSearch(
-            phase=phase,
-            tried=len(found[phase]),
-            chosen=chosen[phase],
-            ranked=_ranked(candidates[phase], chosen[phase]),
-            lost=_lost([each for each in found[phase] if isinstance(each, Lost)]),
-            front=_front(spec, phase, candidates[phase], trials),
-        )
-        for phase in spec.phases
-    )
+    chosen = {phase: _kept(found[phase])[offer.number] for phase, offer in fleet.offers.items()}
+    phases = tuple(search_told(spec, p, found[p], chosen[p], balance) for p in spec.phases)
     nodes = fleet.nodes if demand and demand.counts_nodes else sum(_room(spec).values())
     return LayoutSearch(phases, fleet, tokens, nodes, demand)
 
@@ -131,6 +93,11 @@ def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
     return dict(fleet.units) if fleet else {phase: number or 1 for phase, number in written.items()}
 
 
+def reasons_of(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
+    """Return one decision for each path of `values`."""
+    return [Decision(path, number, _why(search, spec, path)) for path, number in values.items()]
+
+
 def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
     """Count the nodes that can be used, for all phases that run on each GPU type."""
     counts = Counter(node.gpu for node in nodes_for(spec) if node.unusable is None)
@@ -139,7 +106,7 @@ def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
 
 
 def _found_and_fleet(
-    spec: ResolvedSpec, trials: Trials, tokens: Mapping[Phase, float], demand: Demand | None
+    spec: ResolvedSpec, balance: ReplicaBalance, tokens: Mapping[Phase, float], demand: Demand | None
 ) -> tuple[dict[Phase, Found], Fleet | None]:
     """Return what was tried, and the best fleet of it: on the nodes that there are, else on as few as can be.
 
@@ -147,22 +114,24 @@ def _found_and_fleet(
     """
     room, is_counted = _room(spec), demand is not None and demand.counts_nodes
     most = {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
-    found = {p: list(candidates_of(spec, p, range(1, most[p] + 1), trials)) for p in spec.phases}
+    found = {p: list(layouts_of(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases}
     fleet = _fleet(spec, found, tokens, demand, None if is_counted else room)
     if fleet is None and not is_counted:
         if demand is None:
-            _require_slo(spec, found, most, trials)  # weaker promises are offered before more nodes
+            _require_slo(spec, found, most, balance)  # weaker promises are offered before more nodes
         for p in spec.phases:
-            found[p] += candidates_of(spec, p, range(most[p] + 1, MAX_NODES), trials)
+            found[p] += layouts_of(spec, p, range(most[p] + 1, MAX_NODES), balance)
         most = dict.fromkeys(spec.phases, MAX_NODES)
         fleet = _fleet(spec, found, tokens, demand or _one_unit_each(spec), None)
-    _require_slo(spec, found, most, trials)
+    _require_slo(spec, found, most, balance)
     return found, fleet
 
 
-def _require_slo(spec: ResolvedSpec, found: Mapping[Phase, Found], most: Mapping[Phase, int], trials: Trials) -> None:
+def _require_slo(
+    spec: ResolvedSpec, found: Mapping[Phase, Found], most: Mapping[Phase, int], balance: ReplicaBalance
+) -> None:
     def found_with(phase: Phase, change: Change) -> Found:
-        return list(candidates_of(with_values(spec, change), phase, range(1, most[phase] + 1), trials))
+        return list(layouts_of(with_values(spec, change), phase, range(1, most[phase] + 1), balance))
 
     require_slo(spec, found, found_with)
 
@@ -173,8 +142,8 @@ def _one_unit_each(spec: ResolvedSpec) -> Demand:
     return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), counts_nodes=False)
 
 
-def _candidates(found: Found) -> list[Candidate]:
-    return [each for each in found if isinstance(each, Candidate)]
+def _kept(found: Found) -> list[Kept]:
+    return [each for each in found if isinstance(each, Kept)]
 
 
 def _fleet(
@@ -188,10 +157,10 @@ def _fleet(
 
     None where the room holds none. Raises InfeasibleError where there can be no such fleet.
     """
-    candidates = {phase: _candidates(each) for phase, each in found.items()}
-    if not all(candidates.values()):
+    kept = {phase: _kept(each) for phase, each in found.items()}
+    if not all(kept.values()):
         return None
-    offers = {phase: _offers(phase, each) for phase, each in candidates.items()}
+    offers = {phase: _offers(phase, each) for phase, each in kept.items()}
     written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
     if demand is None:
         assert room is not None
@@ -258,67 +227,61 @@ def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:
     return {"prefill": max(prompts, 1e-9), "decode": 1.0}
 
 
-def _offers(phase: Phase, candidates: Sequence[Candidate]) -> list[Offer]:
-    """Return the best candidate of each number of nodes."""
+def _offers(phase: Phase, kept: Sequence[Kept]) -> list[Offer]:
+    """Return the best layout of each number of nodes."""
     best: dict[int, int] = {}
-    for number, each in enumerate(candidates):
+    for number, each in enumerate(kept):
         held = best.get(each.nodes)
-        if held is None or each.tokens_per_s_per_node > candidates[held].tokens_per_s_per_node:
+        if held is None or each.tokens_per_s_per_node > kept[held].tokens_per_s_per_node:
             best[each.nodes] = number
-    most = max(each.tokens_per_s_per_node for each in candidates)
+    most = max(each.tokens_per_s_per_node for each in kept)
     return [
         Offer(phase, nodes, nodes * rate, rate / most, number)
         for nodes, number in sorted(best.items())
-        for rate in [candidates[number].tokens_per_s_per_node]
+        for rate in [kept[number].tokens_per_s_per_node]
     ]
 
 
-def _ranked(candidates: Sequence[Candidate], chosen: Candidate) -> tuple[Ranked, ...]:
-    """Return the fastest of each EP size and attention TP, from the fastest on, and the chosen one with them."""
-    order = sorted(candidates, key=lambda each: (-each.tokens_per_s_per_node, each.nodes))
-    first = {_size(chosen): chosen}
-    for each in order:
-        first.setdefault(_size(each), each)
-    best = [each for each in order if first[_size(each)] is each]
-    told = best[:MAX_RANKED] if chosen in best[:MAX_RANKED] else [*best[: MAX_RANKED - 1], chosen]
-    return tuple(Ranked(each, None if each == chosen else _why_not(each, chosen)) for each in told)
+def _why(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
+    phase, _, field = path.partition(".")
+    if field == "units":
+        return _of_units(search)
+    each = next(one for one in search.phases if one.phase == phase)
+    slo = _slo(spec, each.phase)
+    whys = {
+        "redundant_experts": f"the balance that is worth its memory: the fullest GPU has "
+        f"{each.chosen.speed.max_over_mean:.2f} times the mean",
+        "max_requests": f"the most that KV {'and the SLO allow' if slo else 'has room for'}",
+    }
+    return whys.get(field, f"{_of_speed(each, slo)} the one that serves {_aim(search)}")
 
 
-def _size(candidate: Candidate) -> tuple[int, int]:
-    return candidate.numbers["ep_size"], candidate.numbers["attention_tp"]
+def _of_speed(each: PhaseSearch, slo: str) -> str:
+    rate = f"{each.chosen.speed.tokens_per_s_per_gpu:,.0f} {MADE[each.phase]} a GPU"
+    return f"{rate}{slo}, of {each.tried:,} layouts"
 
 
-def _why_not(other: Candidate, chosen: Candidate) -> str:
-    ratio = other.tokens_per_s_per_node / chosen.tokens_per_s_per_node
-    if ratio >= 1:
-        return "cluster: fills it worse"
-    slower = f"{100 * (1 - ratio):.1f}% slower"
-    if other.speed.max_over_mean > BINDS * chosen.speed.max_over_mean:
-        return f"bound: {slower}, max/mean {other.speed.max_over_mean:.2f}"
-    return slower
+def _aim(search: LayoutSearch) -> str:
+    """Say what was chosen by: the most, or the busiest hour on fewest nodes, where idle ones may be worth fewer."""
+    if search.demand is None:
+        return "most"
+    loses_little = search.fleet.nodes < search.room and search.demand.lost(search.fleet) <= MOST_REFUSED
+    spared = f", with at most {MOST_REFUSED:.0%} of it refused when a node is lost" if loses_little else ""
+    return f"the busiest hour on fewest nodes{spared}"
 
 
-def _lost(lost: Sequence[Lost]) -> dict[Why, tuple[int, Lost]]:
-    """Count the reasons; the example of each is the last, of the largest units, which comes nearest."""
-    found: dict[Why, tuple[int, Lost]] = {}
-    for each in lost:
-        found[each.why] = (found.get(each.why, (0, each))[0] + 1, each)
-    return found
+def _of_units(search: LayoutSearch) -> str:
+    fleet = search.fleet
+    ratio = ""
+    if "prefill" in search.tokens:
+        ratio = f", at {search.tokens['prefill']:.3g} computed prompt tokens for one of output"
+    served = f"{fleet.served_per_s:,.0f} output tokens/s on {fleet.nodes} of {search.room} nodes"
+    aim = "the fewest for the busiest hour" if search.demand else "the most that they serve"
+    return f"{aim}: {served}{ratio}"
 
 
-def _front(spec: ResolvedSpec, phase: Phase, candidates: Sequence[Candidate], trials: Trials) -> tuple[FrontPoint, ...]:
-    """Try the fastest layouts with fewer and fewer requests, where these are free."""
-    order = sorted(candidates, key=lambda each: -each.tokens_per_s_per_node)[:MAX_FRONT_SIZES]
-    small = sorted(candidates, key=lambda each: each.latency_ms)[:MAX_FRONT_SIZES]
-    points = [FrontPoint(each.numbers, each.speed.tokens_per_s_per_gpu, each.latency_ms) for each in candidates]
-    if not is_auto(spec.phase(phase), "max_requests") or phase == "prefill":
-        return front_of(points)
-    for each in chain(order, small):
-        requests = each.numbers["max_requests"] // 2
-        while requests:
-            speed = speed_of(trials.at(spec, phase, each.numbers, requests), trials.balance)
-            assert speed.tpot_ms is not None
-            numbers = {**each.numbers, "max_requests": requests}
-            points.append(FrontPoint(numbers, speed.tokens_per_s_per_gpu, speed.tpot_ms))
-            requests //= 2
-    return front_of(points)
+def _slo(spec: ResolvedSpec, phase: Phase) -> str:
+    slo = spec.written.slo
+    limits = {"TTFT": slo.ttft_ms if phase != "decode" else None, "TPOT": slo.tpot_ms if phase != "prefill" else None}
+    kept = [f"{name} {most:g} ms" for name, most in limits.items() if most is not None]
+    return f" within {' and '.join(kept)}" if kept else ""

@@ -1,357 +1,324 @@
 """The smallest changes that would make an infeasible spec feasible, each tried before it is printed.
 
 A pass that finds a spec infeasible knows what binds, but not whether a way out is one: more GPUs a unit may need more
-nodes than there are. So changes are proposed here, field by field, and a change is printed only when the spec with it
-has been checked and planned anew. At most three are, of different fields.
+nodes than there are. So changes are proposed by `relaxations.py`, from what costs least, and one is printed only when
+the spec with it has been checked and planned anew. At most three are, of different fields.
 
-Changes are tried from what costs least. What people own comes last: first limits and precision, then units on the nodes
-that there are, then more nodes, and other GPUs only where nothing else would do. Where memory is short, a change must
-also leave KV for the requests that the spec asks for. All of them at full length are tried first, then the share of
-that which requests usually hold; only the latter where the requests themselves are too many. A change that leaves room
-for one request alone is printed only when there is no other.
+Where memory is short, a change must also leave KV for the requests that the spec asks for. All of them at full length
+are tried first, then the share of that which requests usually hold; only the latter where the requests themselves are
+too many. A change that leaves room for one request alone is printed only when there is no other. Where phases are short
+together and no change is enough for both, the first that does for each are joined. Where nodes are too few besides,
+those that units lack are part of every change.
+
+To check a whole spec costs most. So memory is looked at first, which needs no rule; and no change is checked twice.
 
 It changes no spec: the user does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import islice, product
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, product
+from math import inf
 from typing import Any
 
+from planner.candidate.candidate import Candidate, Unknown
+from planner.cluster.inventory import nodes_for
 from planner.engines.limits import runs_layout
-from planner.facts.catalog import GPUS
-from planner.facts.engines import OURS
-from planner.facts.terms import EngineName, Phase
-from planner.layout.memory import USUAL_SHARE, MemoryOf
-from planner.problems.errors import InfeasibleError, SpecError
-from planner.problems.fix import Change, applied
-from planner.search.fewer_nodes import merged_units, num_usable, smaller_units
-from planner.search.in_words import fix_of
-from planner.search.larger_units import (
-    MAX_TRIES,
-    covering_slots,
-    lacking_nodes,
-    larger_phase,
-    larger_phases,
-    larger_units,
-)
-from planner.spec.check import ResolvedSpec, with_values
+from planner.estimate.coverage import failure_domains, fewest_slots, require_coverage
+from planner.estimate.points import require_points_fit
+from planner.facts.terms import Phase
+from planner.layout.memory import USUAL_SHARE, memory_of, require_memory
+from planner.placement.enough import check_room
+from planner.problems.errors import InfeasibleError
+from planner.problems.fix import Change, Fix, applied
+from planner.search.relaxations import AT_THE_PEAK, OF_MEMORY, OF_NODES, POINTS, Numbers, Relaxation
+from planner.search.starts import require_ready
+from planner.search.unit_sizes import lacking_nodes
+from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["with_changes"]
+__all__ = ["fix_of", "with_changes"]
 
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
-LEAST_OF_TOKENS = 8  # assumed: requests and steps of less than an eighth of their tokens are no way out
-STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer ones
-
-LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
-    "prefill": ("max_batch_tokens",),
-    "decode": ("max_requests",),
-    "mixed": ("max_batch_tokens", "max_requests"),
-}
-
-POINTS = {"max_batch_tokens": "step_tokens", "max_requests": "requests"}  # limit -> what a point asks of it
-
-SHARING_ENGINE: EngineName = "sglang"  # shares attention between GPUs of a node, for as many models as any
 
 MAX_CHANGES = 3
+MAX_TRIES = 24  # of a series, beyond which the next one is asked
 
-Feasible = Callable[[ResolvedSpec], bool]
-Works = Callable[[Change], bool]
-Stage = Callable[[ResolvedSpec, Works], Iterator[Change]]
+NO_REPLICAS = "(then no hot expert has a second replica)"
 
-
-def with_changes(
-    error: InfeasibleError, spec: ResolvedSpec, is_feasible: Feasible, memory_of: MemoryOf
-) -> InfeasibleError:
-    """`error` with up to three changes of `spec` for which `is_feasible`: each would mend all of its findings."""
-    spec = _with_points_of_auto(spec)
-    is_of_traffic = _needs_nodes(error) and spec.has_windows_of_traffic  # which would count other units anew
-    spec = spec if is_of_traffic else _with_one_unit_of_auto(spec)
-    short = tuple(phase for phase in spec.phases if (plan := memory_of(spec, phase)) and plan.short > 0)
-
-    def holding(share: float) -> Works:
-        def works(change: Change) -> bool:
-            tried = _changed(spec, change, short)
-            return tried is not None and is_feasible(tried) and _holds(tried, short, share, memory_of)
-
-        return works
-
-    def fitting(phase: Phase, share: float) -> Works:
-        def works(change: Change) -> bool:
-            tried = _changed(spec, change, (phase,))
-            plan = memory_of(tried, phase) if tried else None
-            return bool(tried and plan and plan.short <= 0 and _holds(tried, (phase,), share, memory_of))
-
-        return works
-
-    stages = [(_nodes_at_the_peak, ONE_REQUEST)] if is_of_traffic else _stages(error, bool(short))
-    for stage, share in stages:
-        changes = tuple(islice(_without_repeats(stage(spec, holding(share)), spec), MAX_CHANGES))
-        if not changes and len(short) > 1:
-            changes = tuple(_together(stage, spec, [fitting(phase, share) for phase in short], holding(share)))
-        if changes:
-            return InfeasibleError([replace(finding, fix=fix_of(changes, spec)) for finding in error.findings])
-    return error
+MEMORY_FIELDS = frozenset(PhaseSpec.model_fields) - {"attention_tp", "gpu"}  # any value may be looked at unchecked
+WITHOUT_MEMORY = ("coverage", "cluster.nodes", "cluster.spares")  # paths that begin so
 
 
-def _changed(spec: ResolvedSpec, change: Change, mended: Sequence[Phase]) -> ResolvedSpec | None:
-    """Return the spec with `change`; None where that breaks rules, or has sizes that its engine cannot run.
+def with_changes(error: InfeasibleError, candidate: Candidate) -> InfeasibleError:
+    """Return `error` with up to three changes of `candidate`, each of which would mend all of its findings.
 
-    A phase that the engine cannot run as it is written may stay so, unless it is among the `mended`.
+    Where none would, a finding keeps its own fix in words: with it, something else cannot be had.
     """
     try:
-        tried = with_values(spec, change)
-    except SpecError:
-        return None
-    may_stay = [phase for phase in spec.phases if phase not in mended and not runs_layout(spec, phase)]
-    return tried if all(phase in may_stay or runs_layout(tried, phase) for phase in tried.phases) else None
+        search = _search_for(error, candidate)
+        changes = search.changes(error)
+    except Unknown:  # not even the nodes that units lack can be written
+        changes = ()
+    fix = fix_of(changes, search.spec) if changes else None
+    return InfeasibleError([replace(finding, fix=fix or str(finding.fix)) for finding in error.findings])
+
+
+def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
+    """`nearest: prefill.ep_size 16, or cluster.nodes 22`, for changes of `spec`."""
+    return Fix(f"nearest: {', or '.join(_in_words(each, spec) for each in changes)}", changes)
+
+
+def _search_for(error: InfeasibleError, candidate: Candidate) -> "_Search":
+    """Begin with what the planner would decide anew left open, and with the nodes that units lack.
+
+    Raises Unknown where that breaks rules.
+    """
+    candidate = _with_points_of_auto(candidate)
+    is_of_traffic = _needs_nodes(error) and candidate.resolved.has_windows_of_traffic  # would count other units anew
+    start = candidate if is_of_traffic else _with_one_unit_of_auto(candidate)
+    lacking = {} if _needs_nodes(error) else lacking_nodes(start.resolved)
+    start = start.having(lacking) if lacking else start
+    return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), lacking)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What a change has to reach."""
+
+    phases: tuple[Phase, ...]  # that are short of memory, and shall have
+    share: float  # of the KV that their requests ask for
+    are_all: bool = True  # nothing else may be infeasible; else the rest does not matter
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Candidates around the one where the search starts, each tried once."""
+
+    start: Candidate
+    short: tuple[Phase, ...]  # of memory
+    lacking: Change  # nodes, without which no change helps: `start` has them
+    tried: dict[str, Candidate] = field(default_factory=dict)
+    feasible: dict[str, bool] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)  # by what a phase would be
+
+    @property
+    def spec(self) -> ResolvedSpec:
+        """Return the spec where the search starts."""
+        return self.start.resolved
+
+    def changes(self, error: InfeasibleError) -> tuple[Change, ...]:
+        """Return those that cost least, up to three of different fields."""
+        rows, shares = self._rows(error), self._shares(error)
+        # A change that leaves room for one request alone is no way out while another one is left.
+        tried = [*product(range(len(rows)), shares), *product(range(len(rows)) if self.short else (), [ONE_REQUEST])]
+        for number, share in tried:
+            found = tuple(islice(self.offered(rows[number], share), MAX_CHANGES))
+            if changes := found or tuple(self.joined([*chain(*rows[: number + 1])], share)):
+                return changes
+        return ()
+
+    def _rows(self, error: InfeasibleError) -> Sequence[Sequence[Relaxation]]:
+        if not _needs_nodes(error):
+            return OF_MEMORY
+        return AT_THE_PEAK if self.spec.has_windows_of_traffic else OF_NODES
+
+    def _shares(self, error: InfeasibleError) -> list[float]:
+        """Return the shares of the asked KV that a change has to leave, in order."""
+        if any(finding.path.endswith(".max_requests") for finding in error.findings):
+            return [USUAL_SHARE]  # who asks for so many requests means usual ones: W101 offers as many
+        return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
+
+    def offered(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
+        """Yield the first change of each series that does, without values that stand there already."""
+        data, seen = self.spec.document.data, []
+        for change in self._firsts(row, _Goal(self.short, share)):
+            new = {path: value for path, value in change.items() if applied(data, {path: value}) != data}
+            if new not in seen:
+                seen.append(new)
+                yield {**new, **self.lacking, **new}
+
+    def joined(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
+        """Yield the first change for each phase that is short, joined, where that does."""
+        changes: dict[str, Any] = {}
+        for phase in self.short if len(self.short) > 1 else ():
+            first = next(self._firsts(relaxations, _Goal((phase,), share, are_all=False)), None)
+            if first is None:
+                return
+            changes |= first
+        if changes and self._does(_Goal(self.short, share), changes):
+            yield {**changes, **self.lacking, **changes}
+
+    def _firsts(self, relaxations: Sequence[Relaxation], goal: _Goal) -> Iterator[Change]:
+        for relaxation in relaxations:
+            for series in relaxation(self.spec):
+                first = self._largest(series, goal) if isinstance(series, Numbers) else self._first(series, goal)
+                if first is not None:
+                    yield first
+
+    def _first(self, series: Iterable[Change], goal: _Goal) -> Change | None:
+        may_do = (change for change in series if self._may_do(goal, change))
+        return next((change for change in islice(may_do, MAX_TRIES) if self._does(goal, change)), None)
+
+    def _largest(self, series: Numbers, goal: _Goal) -> Change | None:
+        """Return the largest number that does, by halving; it is mostly the largest that memory may hold."""
+        most = bisect_left(series, True, key=lambda change: self._may_do(goal, change))
+        if most == len(series) or self._does(goal, series[most]):
+            return series[most] if most < len(series) else None
+        if not self._does(goal, series[-1]):
+            return None
+        return series[bisect_left(series, True, lo=most + 1, key=lambda change: self._does(goal, change))]
+
+    def _may_do(self, goal: _Goal, change: Change) -> bool:
+        """Return False where memory or slots are too few with `change`, whatever rules say of it."""
+        numbers: dict[Phase, dict[str, Any]] = {phase: {} for phase in self.spec.phases}
+        for path, value in change.items():
+            phase, _, name = path.partition(".")
+            if phase in self.spec.phases and name in MEMORY_FIELDS:
+                numbers[phase][name] = value
+            elif not path.startswith(WITHOUT_MEMORY):
+                return True  # a look would not do
+        needs_slots = goal.are_all and change.get("coverage", self.spec.written.coverage) != "none"
+        return all(self._is_held(phase, each, goal) for phase, each in numbers.items()) and (
+            not needs_slots or all(self._covers(phase, each) for phase, each in numbers.items())
+        )
+
+    def _is_held(self, phase: Phase, numbers: Mapping[str, Any], goal: _Goal) -> bool:
+        """Return whether a phase with other `numbers` has the KV that it shall have; one that is as written has."""
+        if phase not in goal.phases and not numbers:
+            return True
+        key = phase + _key(numbers)
+        if key not in self.held:
+            self.held[key] = _held(self.spec.trying(phase, numbers), phase)
+        return self.held[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
+
+    def _covers(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
+        """Return whether a GPU has slots enough for experts to survive the loss of a node: a rack takes no fewer."""
+        section = self.spec.phase(phase).model_copy(update=numbers)
+        fewest = fewest_slots(self.spec, section.ep_size)
+        slots = (self.spec.model.num_routed_experts + section.redundant_experts) // section.ep_size
+        return fewest is not None and fewest <= slots
+
+    def _does(self, goal: _Goal, change: Change) -> bool:
+        """Return whether the candidate having `change` reaches the goal."""
+        tried = self.tried.setdefault(_key(change), self.start.having(change))
+        if not self._is_sound(tried, goal.phases) or (goal.are_all and not self._is_feasible(change, tried)):
+            return False
+        mended = (*goal.phases, "mixed") if goal.phases else ()  # which may stand in place of what was short
+        return all(_held(tried.resolved, each) >= goal.share for each in tried.resolved.phases if each in mended)
+
+    def _is_sound(self, tried: Candidate, mended: Sequence[Phase]) -> bool:
+        """Return whether it breaks no rule and its engine can run it.
+
+        A phase that the engine cannot run as it is written may stay so, unless it is among the `mended`.
+        """
+        try:
+            spec = tried.resolved
+        except Unknown:
+            return False
+        may_stay = [each for each in self.spec.phases if each not in mended and not runs_layout(self.spec, each)]
+        return all(each in may_stay or runs_layout(spec, each) for each in spec.phases)
+
+    def _is_feasible(self, change: Change, tried: Candidate) -> bool:
+        key = _key(change)
+        if key not in self.feasible:
+            self.feasible[key] = _is_feasible(tried)
+        return self.feasible[key]
+
+
+def _key(change: Change) -> str:
+    return json.dumps(change, sort_keys=True)
+
+
+def _is_feasible(candidate: Candidate) -> bool:
+    """Return whether no pass says no.
+
+    A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
+    units stand takes a placement, which takes seconds for a large system.
+    """
+    spec, layouts, is_over_racks = candidate.resolved, candidate.layouts, candidate.resolved.written.coverage == "rack"
+    try:
+        require_memory(spec, candidate.memory)
+        check_room(spec, layouts)
+        _require_the_rest(candidate)
+        if is_over_racks and _fits_a_rack(candidate):
+            return False
+        require_coverage(spec, layouts, candidate.places if is_over_racks else failure_domains(spec, layouts))
+    except InfeasibleError:
+        return False
+    return True
+
+
+def _require_the_rest(candidate: Candidate) -> None:
+    """Raise InfeasibleError where the spec would be refused later: for its operating points, or its starts.
+
+    What the planner decided of them it would decide anew.
+    """
+    spec = candidate.resolved
+    autos, schedule = spec.document.autos, spec.written.schedule
+    require_points_fit(spec, [m for m in candidate.memory if f"operating_point.{m.phase}.requests" not in autos])
+    if schedule is not None and "schedule.warm_up" not in autos:
+        require_ready(spec, schedule, candidate.start_times)
+
+
+def _fits_a_rack(candidate: Candidate) -> bool:
+    spec = candidate.resolved
+    racks = Counter(node.rack for node in nodes_for(spec) if not node.unusable)
+    return min(each.nodes_per_unit for each in candidate.layouts) <= (spec.cluster.rack_size or max(racks.values()))
+
+
+def _held(spec: ResolvedSpec, phase: Phase) -> float:
+    """Return the share of its requests at full length for which `phase` has KV; negative where not even one fits.
+
+    Prefill computes one request at a time. Memory that nobody knows holds all.
+    """
+    plan, section = memory_of(spec, phase), spec.phase(phase)
+    if plan is None:
+        return inf
+    asked = section.max_request_tokens * (1 if phase == "prefill" else section.max_requests)
+    return plan.kv_tokens / min(asked, section.max_kv_tokens or asked) if plan.short <= 0 else -1.0
 
 
 def _needs_nodes(error: InfeasibleError) -> bool:
     return any(finding.rule.startswith("S701") for finding in error.findings)
 
 
-def _with_points_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
-    """Return `spec` with `auto` again where the planner decided what a point asks of a limit: it follows the limit."""
-    paths = {f"operating_point.{phase}.{asked}" for phase in spec.phases for asked in POINTS.values()}
-    decided = paths & spec.document.autos
-    return with_values(spec, dict.fromkeys(decided, AUTO)) if decided else spec
+def _with_points_of_auto(candidate: Candidate) -> Candidate:
+    """Return it with `auto` again where the planner decided what a point asks of a limit: it follows the limit."""
+    paths = {f"operating_point.{phase}.{asked}" for phase in candidate.resolved.phases for asked in POINTS.values()}
+    decided = paths & candidate.document.autos
+    return candidate.having(dict.fromkeys(decided, AUTO)) if decided else candidate
 
 
-def _with_one_unit_of_auto(spec: ResolvedSpec) -> ResolvedSpec:
-    """Return `spec` with one unit of each phase whose units the planner decided: of larger units there are fewer."""
+def _with_one_unit_of_auto(candidate: Candidate) -> Candidate:
+    """Return it with one unit of each phase whose units the planner decided: of larger units there are fewer."""
+    spec = candidate.resolved
     if spec.has_windows_of_traffic:
-        return with_values(spec, {"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})
+        return candidate.having({"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})
     autos = spec.document.autos
     values = {path: 1 for phase in spec.phases if (path := f"{phase}.units") in autos and spec.phase(phase).units > 1}
-    return with_values(spec, values) if values else spec
+    return candidate.having(values) if values else candidate
 
 
-def _together(stage: Stage, spec: ResolvedSpec, fitting: Sequence[Works], works: Works) -> Iterator[Change]:
-    """One change for each phase that is short, joined, where none alone is enough for all of them."""
-    changes: dict[str, Any] = {}
-    for fits in fitting:
-        first = next(stage(spec, fits), None)
-        if first is None:
-            return
-        changes |= first
-    if works(changes):
-        yield changes
+def _in_words(change: Change, spec: ResolvedSpec) -> str:
+    """Return what to write, and in place of what."""
+    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
+    gone = " and ".join(path for path, value in change.items() if value is None)
+    told = f"{words} instead of {gone}" if gone else words
+    return f"{told} {NO_REPLICAS}" if _loses_replicas(change, spec) else told
 
 
-def _stages(error: InfeasibleError, is_short: bool) -> Iterator[tuple[Stage, float]]:
-    """What to try, and the share of the asked KV that it has to leave, in order; what works first is printed."""
-    on_these_gpus: list[Stage] = [_other_limits, _published_limits, _other_engine, _other_units, _larger_system]
-    if _needs_nodes(error):
-        on_these_gpus = [_fewer_or_more_nodes]
-    shares = [FULL_SHARE, USUAL_SHARE] if is_short else [ONE_REQUEST]
-    if any(finding.path.endswith(".max_requests") for finding in error.findings):
-        shares = [USUAL_SHARE]  # who asks for so many requests means usual ones: W101 offers as many
-    yield from product(on_these_gpus, shares)
-    yield from product([_larger_gpus], shares)
-    if is_short:
-        yield from product([*on_these_gpus, _larger_gpus], [ONE_REQUEST])
+def _loses_replicas(change: Change, spec: ResolvedSpec) -> bool:
+    """Return whether a phase that has redundant experts gets none."""
+    paths = {f"{phase}.redundant_experts": spec.phase(phase).redundant_experts for phase in spec.phases}
+    return any(change.get(path) == 0 < now for path, now in paths.items())
 
 
-def _holds(spec: ResolvedSpec, phases: Sequence[Phase], share: float, memory_of: MemoryOf) -> bool:
-    """Whether each of `phases` has KV for that share of its requests at full length; prefill computes one at a time."""
-    if not phases:
-        return True
-    for phase in spec.phases:
-        section = spec.phase(phase)
-        asked = section.max_request_tokens * (1 if phase == "prefill" else section.max_requests)
-        asked = min(asked, section.max_kv_tokens or asked)
-        plan = memory_of(spec, phase) if phase in (*phases, "mixed") else None
-        if plan and plan.kv_tokens < share * asked:
-            return False
-    return True
-
-
-def _without_repeats(changes: Iterable[Change], spec: ResolvedSpec) -> Iterator[Change]:
-    """Each change once, without values that stand there already."""
-    seen: list[Change] = []
-    for change in changes:
-        new = {
-            path: value
-            for path, value in change.items()
-            if applied(spec.document.data, {path: value}) != spec.document.data
-        }
-        if new not in seen:
-            seen.append(new)
-            yield new
-
-
-def _other_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Yield the smallest sufficient change of each field that moves no GPU; what costs nothing comes first."""
-    if spec.written.coverage != "none":
-        yield from _first(covering_slots(spec), works)
-        yield from _first(({"coverage": less} for less in ("node", "none") if less != spec.written.coverage), works)
-    yield from _first(_as_published(spec), works)
-    for phase in spec.phases:
-        yield from _first(_fewer_slots(spec, phase), works)
-        for field in LIMITS[phase]:
-            asked = _asked_at_its_point(spec, phase, field)
-            yield from _most([f"{phase}.{field}"], getattr(spec.phase(phase), field), works, asked)
-    yield from _most([f"{phase}.max_request_tokens" for phase in spec.phases], _request_tokens(spec), works)
-    for phase in spec.phases if spec.written.engine_name != OURS else ():
-        yield from _first(_shared_attention(spec, phase), works)
-
-
-def _published_limits(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Limits that do in the precision of the model's own checkpoint, where neither does alone."""
-    for published in _as_published(spec):
-        yield from ({**published, **change} for change in _other_limits(spec, _works_beside(published, works)))
-
-
-def _works_beside(other: Change, works: Works) -> Works:
-    """Whether a change works together with the `other` one."""
-    return lambda change: works({**other, **change})
-
-
-def _other_engine(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Attention that GPUs share, with an engine that can run it, as ours cannot."""
-    for phase in spec.phases if spec.written.engine_name == OURS else ():
-        sharing = ({"engine": SHARING_ENGINE, **change} for change in _shared_attention(spec, phase))
-        yield from _first(sharing, works)
-
-
-def _other_units(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Larger units on the nodes that there are."""
-    for phase in spec.phases:
-        yield from _first(larger_units(spec, phase), works)
-
-
-def _larger_system(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Larger units and the nodes that they take: in one phase, else in all."""
-    in_one = tuple(_first(larger_phase(spec), works))
-    yield from in_one or _first(larger_phases(spec), works)
-
-
-def _fewer_or_more_nodes(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """Units of whole nodes where parts of them have GPUs enough; else the nodes that units lack, or other units."""
-    merged = tuple(_first(merged_units(spec), works))
-    yield from merged or _first(_more_nodes(spec), works)
-    yield from _first(_one_unit(spec), works)
-    yield from _first(_uncordoned(spec), works)
-    yield from _first(_other_gpus(spec), works)
-    yield from _first(_fewer_spares(spec), works)
-    if spec.written.schedule is None:
-        for phase in spec.phases:
-            yield from _most([f"{phase}.units"], spec.phase(phase).units, works)
-    with_replicas = tuple(_first(smaller_units(spec), works))
-    yield from with_replicas or _first(smaller_units(spec, fewest_slots=True), works)
-    for phase in spec.phases:  # which share a node's GPUs otherwise, or none at all
-        yield from _first(larger_units(spec, phase), works)
-
-
-def _nodes_at_the_peak(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """The nodes that the units of the busiest window take."""
-    yield from _first(_more_nodes(spec), works)
-    yield from _first(_uncordoned(spec), works)
-    yield from _first(_fewer_spares(spec), works)
-
-
-def _larger_gpus(spec: ResolvedSpec, works: Works) -> Iterator[Change]:
-    """The smallest GPU of the catalog that does, unless nodes are listed with theirs: those are what there is."""
-    memory, nodes = spec.gpu.usable_bytes, spec.cluster.nodes
-    if memory is None or (isinstance(nodes, list) and any(node.gpu for node in nodes)):
-        return
-    larger = [(gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory]
-    yield from _first(({"cluster.gpu": name} for _, name in sorted(larger)), works)
-
-
-def _first(candidates: Iterable[Change], works: Works) -> Iterator[Change]:
-    """The first of `candidates` that works, if one does."""
-    yield from islice(filter(works, islice(candidates, MAX_TRIES)), 1)
-
-
-def _asked_at_its_point(spec: ResolvedSpec, phase: Phase, field: str) -> int:
-    """Return what the operating point that is written asks of a limit: with less of it no spec is right."""
-    point = getattr(spec.written.operating_point, phase)
-    asked = getattr(point, POINTS[field], None)
-    return asked if isinstance(asked, int) else 1
-
-
-def _most(paths: list[str], value: int, works: Works, asked: int = 1) -> Iterator[Change]:
-    """The largest number below `value` that works in all `paths`, if one does: what works with more works with less,
-    down to what is `asked` for."""
-    counts_tokens = paths[0].endswith("_tokens")
-    usual = min(value, STEP_TOKENS) if paths[0].endswith(".max_batch_tokens") else value
-    least, most = max(asked, usual // LEAST_OF_TOKENS if counts_tokens else 1, 2 if counts_tokens else 1), value - 1
-    if most < least or not works(dict.fromkeys(paths, least)):
-        return
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if works(dict.fromkeys(paths, middle)) else (least, middle - 1)
-    yield dict.fromkeys(paths, least)
-
-
-def _as_published(spec: ResolvedSpec) -> Iterator[Change]:
-    """The precision of the model's own checkpoint, in the phases that need more memory in theirs."""
-    phases = [phase for phase in spec.phases if spec.phase(phase).precision == "bf16"]
-    if phases and spec.model.weights_in != "bf16":
-        yield {f"{phase}.precision": spec.model.weights_in for phase in phases}
-
-
-def _fewer_slots(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
-    """Redundant experts a slot a GPU fewer at a time."""
-    section = spec.phase(phase)
-    for redundant in range(section.redundant_experts - section.ep_size, -1, -section.ep_size):
-        yield {f"{phase}.redundant_experts": redundant}
-
-
-def _request_tokens(spec: ResolvedSpec) -> int:
-    return spec.phase(spec.phases[0]).max_request_tokens  # equal in all phases: a rule
-
-
-def _uncordoned(spec: ResolvedSpec) -> Iterator[Change]:
-    """Listed nodes that take pods again, from the first, as few as will do."""
-    nodes = spec.cluster.nodes
-    cordoned = [] if isinstance(nodes, int) else [index for index, node in enumerate(nodes) if node.cordoned]
-    for number in range(1, len(cordoned) + 1):
-        yield {f"cluster.nodes.{index}.cordoned": False for index in cordoned[:number]}
-
-
-def _other_gpus(spec: ResolvedSpec) -> Iterator[Change]:
-    """A phase on the listed nodes that have other GPUs."""
-    nodes = spec.cluster.nodes
-    if isinstance(nodes, int) or spec.gpu.usable_bytes is None:
-        return
-    gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
-    for gpu, phase in product(gpus, reversed(spec.phases)):
-        if gpu != spec.written.gpu_name(phase):
-            yield {f"{phase}.gpu": gpu}
-
-
-def _fewer_spares(spec: ResolvedSpec) -> Iterator[Change]:
-    """The first of the spares, as many as units leave."""
-    spares = spec.cluster.spares
-    for number in range(len(spares) - 1, -1, -1):
-        yield {"cluster.spares": spares[:number]}
-
-
-def _more_nodes(spec: ResolvedSpec) -> Iterator[Change]:
-    change = lacking_nodes(spec, {phase: spec.phase(phase).ep_size for phase in spec.phases})
-    if change:
-        yield change
-
-
-def _one_unit(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield a unit that does both, for a single node that two units cannot share."""
-    cluster, written = spec.cluster, spec.document.data
-    usable = num_usable(spec)
-    sizes = {spec.phase(phase).ep_size for phase in spec.phases}
-    if usable == 1 and len(spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
-        both = {**written["prefill"], **written["decode"]}
-        both |= {key: written["prefill"][key] for key in ("max_batch_tokens",) if key in written["prefill"]}
-        yield {"mixed": {key: value for key, value in both.items() if key != "units"}, "prefill": None, "decode": None}
-
-
-def _shared_attention(spec: ResolvedSpec, phase: Phase) -> Iterator[Change]:
-    """More GPUs of a node to a request's attention: each then has fewer heads, and their part of the weights."""
-    section = spec.phase(phase)
-    on_node = min(section.ep_size, spec.cluster.gpus_per_node)
-    sizes = range(section.attention_tp + 1, on_node + 1)
-    yield from ({f"{phase}.attention_tp": size} for size in sizes if on_node % size == 0)
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
+    return value if isinstance(value, str) else json.dumps(value)

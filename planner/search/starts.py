@@ -6,6 +6,7 @@ and so the storm that storage has to feed. The time only grows, to what the larg
 the search ends.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, inf
@@ -134,10 +135,7 @@ def _least_storage(starts: Starts, times: StartTimes, warm_up: float) -> int | N
     least, most = ceil(times.spec.storage / 8), MAX_GBIT_PER_S // 8
     if not suffices(most):
         return None
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if suffices(middle) else (middle + 1, most)
-    return least
+    return least + bisect_left(range(least, most), True, key=suffices)
 
 
 def _too_slow(starts: Starts, times: StartTimes) -> Finding:

@@ -6,34 +6,33 @@ windows count units from then on, so the numbers that stood in the phases go awa
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from planner.facts.counted import counted
+from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
-from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryOf
+from planner.layout.layout import PhaseLayout, lay_out
+from planner.layout.memory import memory_of
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest, removal
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
+from planner.schedule.drain import drain_s
 from planner.schedule.starts import StartTimes, start_times
-from planner.search.asked import LayoutOf
 from planner.search.decision import Decision
-from planner.search.drain import with_drain
-from planner.search.fewer_nodes import num_usable
-from planner.search.starts import as_text, require_ready, settled_warm_up, warm_up_decision
+from planner.search.starts import LONGEST_S, as_text, require_ready, settled_warm_up, warm_up_decision
+from planner.search.unit_sizes import num_usable
 from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["with_windows"]
+__all__ = ["with_drain", "with_windows"]
 
 
-def with_windows(
-    spec: ResolvedSpec, layout_of: LayoutOf, memory_of: MemoryOf, rates: Mapping[Phase, float]
-) -> tuple[ResolvedSpec, list[Decision]]:
+def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
     """Return `spec` with windows, a warm-up and a drain in place of `auto`.
 
     `rates` are tokens/s of a unit, of phases that speed counted.
@@ -45,7 +44,7 @@ def with_windows(
     schedule = spec.written.schedule
     if schedule is None:
         return spec, []
-    layouts = {phase: layout_of(spec, phase) for phase in spec.phases}
+    layouts = {phase: lay_out(spec, phase) for phase in spec.phases}
     memory = [each for phase in spec.phases if (each := memory_of(spec, phase)) is not None]
     times = start_times(spec, list(layouts.values()), memory)
     spec, decisions = _followed(spec, schedule, layouts, rates, times)
@@ -56,6 +55,21 @@ def with_windows(
     if is_undecided(schedule.warm_up) and times is not None:
         decisions.append(warm_up_decision(decided, times))
     return spec, [*decisions, *of_drain]
+
+
+def with_drain(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
+    """Return `spec` with a drain in place of `auto`. Raises SpecError where lengths or the time of a token are open."""
+    schedule, traffic, tpot_ms = spec.written.schedule, spec.written.traffic, spec.written.slo.tpot_ms
+    if schedule is None or not is_undecided(schedule.drain):
+        return spec, []
+    lengths = traffic.output_lengths if traffic else None
+    if lengths is None or tpot_ms is None:
+        raise SpecError([spec.locate(_lengths_or_time(lengths is None, tpot_ms is None))])
+    last = spec.phase(spec.phases[-1])
+    found = drain_s(lengths.median, lengths.p99, schedule.answered, last.max_request_tokens, tpot_ms / MS_PER_S)
+    written = as_text(min(ceil(found), LONGEST_S))
+    why = f"{schedule.answered:.4g} of the answers in flight end within it, at {tpot_ms:g} ms a token"
+    return with_values(spec, {"schedule.drain": written}), [Decision("schedule.drain", written, why)]
 
 
 def _followed(
@@ -183,3 +197,15 @@ def _no_profile() -> Finding:
     reason = "auto windows follow the demand of each hour"
     fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
     return Finding("schedule.windows", AUTO, rule, reason, fix)
+
+
+def _lengths_or_time(no_lengths: bool, no_time: bool) -> Finding:
+    missing = [
+        *(["traffic.output_lengths"] if no_lengths else []),
+        *(["slo.tpot_ms"] if no_time else []),
+    ]
+    words = " and ".join(missing)
+    reason = "auto computes how long answers last, from their lengths and the time per token"
+    return Finding(
+        "schedule.drain", AUTO, f"S524 needs {words}", reason, f"write {words}, or write a time, such as drain: 10min"
+    )

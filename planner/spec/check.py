@@ -39,7 +39,7 @@ from planner.spec.yaml import Document, read_document
 if TYPE_CHECKING:
     from planner.facts.forecast import Forecast
 
-__all__ = ["ResolvedSpec", "check_document", "check_spec", "mistakes_in", "with_values"]
+__all__ = ["ResolvedSpec", "check_document", "check_spec", "document_with", "mistakes_in", "resolve", "with_values"]
 
 MAX_TRIED = 2**15  # values that are checked to try changes (assumed): a spec of 100 values has 300 tries
 
@@ -117,12 +117,13 @@ def check_document(document: Document) -> ResolvedSpec:
     A change that a mistake offers has been tried: with it that mistake is gone, and no other one is there.
     """
     try:
-        return _resolve(document)
+        return resolve(document)
     except SpecError as error:
         raise SpecError(list(_keep_sound_changes(error.findings, document))) from None
 
 
-def _resolve(document: Document) -> ResolvedSpec:
+def resolve(document: Document) -> ResolvedSpec:
+    """Return the spec in `document`. Raises SpecError with every mistake in it, whose changes nobody has tried."""
     fields = check_fields(document.data, document.unread)
     named = Named(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved | _given_keys(document.data, fields.renamed) | _units(fields.values)
@@ -169,8 +170,13 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
     """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
-    data = applied(in_full(spec.document.data, values), values)
-    return _resolve(replace(spec.document, data=data, autos=spec.document.autos | set(_left_open(values))))
+    return resolve(document_with(spec.document, values))
+
+
+def document_with(document: Document, values: Change) -> Document:
+    """Return `document` as if its user had written `values` (dotted path -> value)."""
+    data = applied(in_full(document.data, values), values)
+    return replace(document, data=data, autos=document.autos | set(_left_open(values)))
 
 
 def _left_open(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -197,7 +203,7 @@ def _keep_sound_changes(findings: Sequence[Finding], document: Document) -> Iter
 
 def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
     try:
-        _resolve(replace(document, data=applied(in_full(document.data, change), change)))
+        resolve(document_with(document, change))
     except SpecError as error:
         return _count(error.findings)
     return Counter()

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.candidate.trial import speed_of, trial_of
 from planner.estimate.expert_loads import expert_loads
-from planner.plan.fit import layout_of, memory_of
-from planner.search.replicas import ReplicaBalance
-from planner.search.speed import Trials, speed_of
+from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.spec.check import check_document
 from planner.spec.yaml import parse_document
 from tests.benchmarks.aiconfigurator_cli import Answer, Run, estimate, run, search
@@ -253,9 +252,8 @@ def our_estimate(each: Layout) -> tuple[float, float, str]:
         other = "decode" if each.phase == "prefill" else "prefill"
         sections[other] = COMMON | {"ep_size": 32}
     checked = check_document(parse_document(json.dumps(spec(64, sections)), "beside.yaml"))
-    trials = Trials(memory_of, layout_of, ReplicaBalance(expert_loads(checked)))
-    trial = trials.at(checked, each.phase, {}, checked.phase(each.phase).max_requests)
-    speed, memory = speed_of(trial, trials.balance), trial.memory
+    trial = trial_of(checked, each.phase, {}, checked.phase(each.phase).max_requests)
+    speed, memory = speed_of(trial, ReplicaBalance(expert_loads(checked))), trial.memory
     ms = speed.ttft_ms if each.phase == "prefill" else speed.tpot_ms
     needed = 0 if each.phase == "prefill" else each.requests * KV
     short = memory.short > 0 or memory.kv_tokens < needed

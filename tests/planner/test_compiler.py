@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner import compiler
+from planner.candidate.candidate import Candidate
 from planner.compiler import compile_plan, plan_from, run_passes
 from planner.facts.digest import pretty_json
 from planner.plan import estimated
@@ -75,7 +75,7 @@ def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
     """`render` and `up` print none, and the published system's maps with one more slot take seconds for SGLang."""
     spec = SPECS / "demo.yaml"
     whole = compile_plan(check_spec(spec))
-    monkeypatch.setattr(compiler, "_one_more_slot", None)
+    monkeypatch.setattr(Candidate, "maps_with_one_more_slot", None)
     monkeypatch.setattr(estimated, "with_estimates", None)
 
     plan = plan_from(spec)

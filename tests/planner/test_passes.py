@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner import compiler
-from planner.plan import estimated, fit
+from planner.candidate import candidate
+from planner.plan import estimated
 from planner.plan.estimated import Estimated
 from planner.plan.plan import Plan
 from planner.report.rows import rows_of
@@ -22,8 +23,11 @@ schedule:
 NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "with_values": "writes values into a spec",
-    "fit": "calls the passes that `validate` needs too",
-    "with_fixes": "tries passes anew, when one has said no",
+    "with_estimates": "asks for all estimates",
+    "resolve": "is what a file becomes before any pass",
+    "document_with": "writes values into a spec",
+    "lay_out": "reads the spec, for whoever asks about one phase",
+    "memory_of": "reads the layout, for whoever asks about one phase",
     "expert_loads": "stands for a file of loads",
     "gate_of": "reads the model",
     "groups_on_nodes": "reads a layout",
@@ -59,18 +63,19 @@ def plan(found_of, spec_text):
 
 
 def called_by_the_compiler():
-    """The functions of other files that make a plan: what fits, what it is decided by, and its estimates."""
-    fitting = called_from(fit, "fit")
-    return fitting | called_from(compiler, "run_passes") | called_from(estimated, "with_estimates")
+    """The functions of other files that make a plan: what is decided, what a candidate is asked, and its estimates."""
+    asked = called_from(candidate, "Candidate")
+    return asked | called_from(compiler, "run_passes") | called_from(estimated, "with_estimates")
 
 
 def called_from(module, entry):
     """The functions of other files that `entry` calls, itself or by functions of its own file."""
     tree = ast.parse(Path(module.__file__).read_text())
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == entry}
     imported = {
         alias.name
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module.startswith("planner.")
         for alias in node.names
         if alias.name.islower()  # others are classes

@@ -6,7 +6,6 @@ from pathlib import Path
 import yaml
 
 from planner.engines.limits import engine_refusals
-from planner.plan.fit import memory_of
 from planner.spec.check import check_document
 from planner.spec.yaml import parse_document
 
@@ -25,4 +24,4 @@ def spec_of(deployment):
 def refusals_of(deployment):
     """Why its engine cannot run it, as problems; none where it can."""
     spec = spec_of(deployment)
-    return [spec.locate(each) for each in engine_refusals(spec, memory_of)]
+    return [spec.locate(each) for each in engine_refusals(spec)]

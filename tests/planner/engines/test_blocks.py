@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from planner.engines.limits import engine_refusals
 from planner.families import MODELS
 from planner.families.published import FOLDER
-from planner.plan.fit import memory_of
 from planner.problems.errors import SpecError
 from planner.spec.check import with_values
 from tests.planner.engines.test_exchange import mixed
@@ -20,7 +19,7 @@ NAMES = sorted(name for name in MODELS if not name.startswith("gpt-oss"))
 
 def refused(spec):
     """Why a group cuts a matrix within a block; None where it does not."""
-    return next((each for each in engine_refusals(spec, memory_of) if each.rule.startswith("S772")), None)
+    return next((each for each in engine_refusals(spec) if each.rule.startswith("S772")), None)
 
 
 def unit(model="deepseek-r1", engine="sglang", per_node=8, **section):

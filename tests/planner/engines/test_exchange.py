@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from planner.engines.limits import engine_refusals
 from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES
 from planner.facts.terms import PHASES
+from planner.layout.memory import memory_of
 from planner.layout.working_memory import low_latency_bytes
-from planner.plan.fit import fit, layout_of, memory_of, with_fixes
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.search.auto import decide
 from planner.spec.check import check_document, with_values
@@ -48,7 +49,7 @@ def mixed(engine="sglang", cluster=(), **section):
 
 def refused(spec):
     """What is refused for sizes: path -> rule, and the fixes."""
-    return {each.path: each for each in engine_refusals(spec, memory_of) if each.rule[:4] in SIZES}
+    return {each.path: each for each in engine_refusals(spec) if each.rule[:4] in SIZES}
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -191,7 +192,7 @@ def test_attention_groups_are_offered_as_the_engine_runs_them(engine, offered):
 def test_a_group_on_one_node_is_offered_where_memory_holds_it(precision, fix):
     """Attention that fewer GPUs share takes more of each, in BF16 more than is left beside 32 slots of DeepSeek-R1."""
     spec = mixed("vllm", {"gpus_per_node": 2, "gpu": "b200"}, ep_size=8, attention_tp=8, precision=precision)
-    (found,) = (each for each in engine_refusals(spec, memory_of) if each.rule.startswith("S749"))
+    (found,) = (each for each in engine_refusals(spec) if each.rule.startswith("S749"))
 
     assert str(found.fix) == fix
 
@@ -203,7 +204,7 @@ def test_no_fix_asks_for_an_overlap_that_the_engine_refuses_next():
     found = {
         each.path: str(each.fix)
         for spec in (mixed("vllm", ep_size=32, **both), spec_of("vllm", prefill=one_group, decode=both))
-        for each in engine_refusals(spec, memory_of)
+        for each in engine_refusals(spec)
         if each.rule.startswith("S747")
     }
 
@@ -217,11 +218,7 @@ def test_no_fix_asks_for_an_overlap_that_the_engine_refuses_next():
 def test_one_attention_group_is_offered_only_where_the_heads_divide():
     """SGLang exchanges no NVFP4 rows in prefill; 48 GPUs cannot share 128 heads, and 16 can."""
     fixes = [
-        next(
-            each.fix
-            for each in engine_refusals(spec_of(prefill=unit | {"precision": "fp4"}), memory_of)
-            if "S759" in each.rule
-        )
+        next(each.fix for each in engine_refusals(spec_of(prefill=unit | {"precision": "fp4"})) if "S759" in each.rule)
         for unit in ({"ep_size": 48, "redundant_experts": 32}, {"ep_size": 16})
     ]
 
@@ -233,14 +230,14 @@ def test_sizes_for_an_engine_without_replicas_have_none(ep_size, redundant):
     """MiniMax-M2's 256 experts are shared by other numbers of GPUs than 256 and some replicas are."""
     unit = {"ep_size": ep_size, "redundant_experts": redundant}
     spec = spec_of("vllm", prefill=unit, decode={"ep_size": 32}, model="minimax-m2.5")
-    fixes = {each.path: each.fix for each in engine_refusals(spec, memory_of)}
+    fixes = {each.path: each.fix for each in engine_refusals(spec)}
 
     assert fixes["prefill.redundant_experts"].words == "nearest: 0 with ep_size 32 or 64"
     for path, fix in fixes.items():
         for change in fix.changes:
             mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
 
-            assert list(engine_refusals(mended, memory_of)) == []
+            assert list(engine_refusals(mended)) == []
 
 
 def test_auto_becomes_a_size_that_the_engine_exchanges():
@@ -249,7 +246,7 @@ def test_auto_becomes_a_size_that_the_engine_exchanges():
     sizes = {}
     for engine in ("tidemill", "sglang", "vllm"):
         spec = spec_of(engine, {"gpu": "h100"}, unit, unit, model="kimi-k2")
-        sizes[engine] = decide(spec, memory_of, layout_of).spec.phase("prefill").ep_size
+        sizes[engine] = decide(spec).spec.phase("prefill").ep_size
 
     assert sizes == {"tidemill": 56, "sglang": 64, "vllm": 64}
 
@@ -265,7 +262,7 @@ def test_what_speed_chooses_is_exchanged(engine, cluster):
         unit | {"max_requests": "auto"},
         model="qwen3-235b-a22b",
     )
-    search = decide(spec, memory_of, layout_of)
+    search = decide(spec)
 
     assert search.search is not None
     assert refused(search.spec) == {}
@@ -282,7 +279,7 @@ def test_fixes_offer_sizes_that_the_engine_exchanges():
         wide = {"precision": "bf16", "max_request_tokens": 131_072}
         unit = {"ep_size": 8, "redundant_experts": 8}
         with pytest.raises(InfeasibleError) as short:
-            fit_or_fixes(spec_of(engine, {"gpu": "h100"}, wide | unit, wide | {"ep_size": 48}, "kimi-k2"))
+            check_fit(spec_of(engine, {"gpu": "h100"}, wide | unit, wide | {"ep_size": 48}, "kimi-k2"))
         held[engine] = offered_sizes(short.value)
 
     assert even == {"tidemill": {8, 40}, "sglang": {8}}
@@ -298,11 +295,3 @@ def offered_sizes(error):
     """EP sizes of prefill that its changes hold."""
     changes = [change for each in error.findings for change in each.changes]
     return {change["prefill.ep_size"] for change in changes if "prefill.ep_size" in change}
-
-
-def fit_or_fixes(spec):
-    """Raise what says why memory does not hold it, with changes that would do."""
-    try:
-        fit(spec)
-    except InfeasibleError as error:
-        raise with_fixes(error, spec) from None

@@ -9,7 +9,6 @@ from planner.engines.sglang import MAX_MAP_BYTES, most_redundant_experts
 from planner.facts.map_files import export_map
 from planner.families import MODELS
 from planner.manifests.launch_parts import file_parts
-from planner.plan.fit import memory_of
 from planner.spec.check import check_spec
 
 SPEC = """\
@@ -27,7 +26,7 @@ def refusals(folder, engine, redundant):
     """What the engine cannot do with such a map; nothing is planned. So many GPUs are another matter (S758)."""
     path = folder / "spec.yaml"
     path.write_text(SPEC.replace("ENGINE", engine).replace("REDUNDANT", str(redundant)))
-    return [each for each in engine_refusals(check_spec(path), memory_of) if "S754" in each.rule]
+    return [each for each in engine_refusals(check_spec(path)) if "S754" in each.rule]
 
 
 def test_a_map_that_no_config_map_holds_is_refused(tmp_path):

@@ -14,7 +14,6 @@ from planner.facts.engine_models import ENGINE_MODELS, MOVED_FORMS
 from planner.facts.engines import ENGINES
 from planner.facts.model import Dense
 from planner.facts.quantisation import Quantisation
-from planner.plan.fit import layout_of, memory_of
 from planner.search.auto import decide
 from planner.spec.check import check_document, check_spec
 from planner.spec.yaml import parse_document
@@ -193,7 +192,7 @@ def refused(spec, model_type, num_experts=256):
         return layer if is_dense else replace(layer, ffn=replace(layer.ffn, num_routed=num_experts))
 
     spec = replace(spec, model=replace(spec.model, model_type=model_type).with_layers(with_experts))
-    return [f"{each.rule[:4]} {each.path}" for each in engine_refusals(spec, memory_of)]
+    return [f"{each.rule[:4]} {each.path}" for each in engine_refusals(spec)]
 
 
 EACH = ("prefill", "decode")
@@ -241,10 +240,10 @@ def test_vllm_has_replicas_only_of_experts_that_it_can_move(pairs, quantisation,
         section = spec.phase(phase).model_copy(update={"precision": quantisation.precision})
         of_form = replace(of_form, written=of_form.written.model_copy(update={phase: section}))
     without = of_form.trying("prefill", {"redundant_experts": 0}).trying("decode", {"redundant_experts": 0})
-    reasons = [each.reason for each in engine_refusals(of_form, memory_of) if each.rule.startswith("S755")]
+    reasons = [each.reason for each in engine_refusals(of_form) if each.rule.startswith("S755")]
 
     assert [called is not None and called in each for each in reasons] == ([] if called is None else [True, True])
-    assert [each for each in engine_refusals(without, memory_of) if each.rule.startswith("S755")] == []
+    assert [each for each in engine_refusals(without) if each.rule.startswith("S755")] == []
 
 
 @pytest.mark.parametrize(("engine", "is_replicated"), [("vllm", False), ("tidemill", True)])
@@ -259,7 +258,7 @@ def test_auto_takes_no_replicas_where_the_engine_has_none(engine, is_replicated)
         "cluster": {"gpu": "h200", "gpus_per_node": 8, "nodes": 1},
         "mixed": unit,
     }
-    decided = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), memory_of, layout_of).spec
+    decided = decide(check_document(parse_document(json.dumps(data), "spec.yaml"))).spec
 
     assert (decided.phase("mixed").redundant_experts > 0) == is_replicated
 
@@ -276,7 +275,7 @@ def test_a_refusal_says_what_would_do(pairs):
     said = [
         str(each.fix)
         for model_type in ("gpt_oss", "glm4_moe")
-        for each in engine_refusals(replace(spec, model=replace(spec.model, model_type=model_type)), memory_of)
+        for each in engine_refusals(replace(spec, model=replace(spec.model, model_type=model_type)))
     ]
 
     assert said == ["choose another engine", *["nearest: 0"] * 2, *["nearest: none"] * 2]

@@ -28,7 +28,7 @@ def uptime_of(tmp_path):
     def estimate(text):
         (tmp_path / "spec.yaml").write_text(text)
         spec = check_spec(tmp_path / "spec.yaml")
-        return estimate_uptime(spec, [lay_out(phase, spec.written, spec.model) for phase in spec.phases])
+        return estimate_uptime(spec, [lay_out(spec, phase) for phase in spec.phases])
 
     return estimate
 

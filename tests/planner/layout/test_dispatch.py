@@ -1,5 +1,7 @@
 """Which phases' maps keep groups of experts on nodes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from planner.facts.catalog import GPUS
@@ -25,6 +27,7 @@ DEEPSEEK = MODELS["deepseek-v3"]
 )
 def test_groups_stay_on_nodes_where_that_saves_bytes_between_nodes(phase, change, gpu, num_groups):
     """With normal dispatch over NICs. A unit that is one attention group dispatches nothing."""
-    layout = lay_out(phase, Spec.model_validate(applied(PAIR, change)), DEEPSEEK)
+    spec = Spec.model_validate(applied(PAIR, change))
+    layout = lay_out(SimpleNamespace(written=spec, phase=spec.phase, cluster=spec.cluster, model=DEEPSEEK), phase)
 
     assert groups_on_nodes(DEEPSEEK, GPUS[gpu], 8, layout) == num_groups

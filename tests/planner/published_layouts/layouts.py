@@ -6,10 +6,12 @@ from pathlib import Path
 
 import yaml
 
+from planner.candidate.candidate import Candidate
 from planner.compiler import compile_plan
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
+from planner.search.auto import decide
 from planner.spec.check import check_document
 from planner.spec.yaml import parse_document
 
@@ -42,10 +44,12 @@ def data_of(layout):
 def verdict_of(data):
     """What `tidemill validate` finds."""
     try:
-        fit = check_fit(_checked(data))
+        spec = _checked(data)
+        left = check_fit(spec).left_to_plan
     except (SpecError, InfeasibleError) as error:
         return Verdict((), (), tuple(error.findings))
-    return Verdict(fit.layouts, fit.memory, fit.left_to_plan)
+    candidate = Candidate.of(decide(spec).spec)
+    return Verdict(candidate.layouts, candidate.memory, left)
 
 
 def compiled(data):

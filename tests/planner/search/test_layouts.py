@@ -9,21 +9,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from planner.candidate.trial import speed_of, trial_of
 from planner.compiler import run_passes
 from planner.estimate.throughput.imbalance import imbalance_of
+from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.estimate.utilisation import KEPT
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
-from planner.plan.fit import check_fit, layout_of, memory_of
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
 from planner.search.auto import decide
-from planner.search.candidates import Candidate
 from planner.search.fleet import Demand, Offer, fill, meet, units_that_serve
-from planner.search.front import FrontPoint, front_of
 from planner.search.layouts import search_layouts
-from planner.search.replicas import ReplicaBalance
-from planner.search.speed import Trials, speed_of
+from planner.search.ranked import FrontPoint, front_of
+from planner.search.trials import Kept
 from planner.spec.check import check_document, with_values
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
@@ -48,27 +48,27 @@ def spec_of(nodes=16, slo=SLO, decode=(), prefill=(), **sections):
 
 
 def found_for(spec):
-    return search_layouts(spec, memory_of, layout_of)
+    return search_layouts(spec)
 
 
-def trials_of(spec):
-    """What layouts are tried with, as the search has it."""
+def balance_of(spec):
+    """How full the GPUs of layouts are, as the search has it."""
     model = spec.model
     loads = draw_loads(1.01, 0, model.num_moe_layers, model.num_routed_experts, model.num_expert_groups)
-    return Trials(memory_of, layout_of, ReplicaBalance(loads))
+    return ReplicaBalance(loads)
 
 
-def every_layout(spec, phase, requests, trials):
+def every_layout(spec, phase, requests, balance):
     """(nodes, tokens/s of a unit) of every EP size and number of slots that fit and keep the SLO; nothing is cut."""
     for ep_size in [1, 2, 4, *range(8, 8 * 15 + 1, 8)]:
         for redundant in range(-256 % ep_size, 256 * (ep_size - 1) + 1, ep_size):
             numbers = {"ep_size": ep_size, "redundant_experts": redundant}
-            tried = trials.at(spec, phase, numbers, requests)
+            tried = trial_of(spec, phase, numbers, requests)
             if tried.memory.short > 0:
                 break
             if phase == "decode" and requests * 4989 > tried.memory.kv_tokens:
                 break
-            speed = speed_of(tried, trials.balance)
+            speed = speed_of(tried, balance)
             if (speed.tpot_ms or 0) <= KEPT * SLO["tpot_ms"] and (speed.ttft_ms or 0) <= KEPT * SLO["ttft_ms"]:
                 yield max(1, ep_size // 8), speed.tokens_per_s_per_gpu * ep_size
 
@@ -76,9 +76,9 @@ def every_layout(spec, phase, requests, trials):
 def test_sixteen_nodes_get_the_best_of_all_layouts():
     """Brute force over all EP sizes, numbers of slots and counts of units finds nothing that serves more."""
     spec = spec_of()
-    search, trials = found_for(spec), trials_of(spec)
-    prefills = list(every_layout(spec, "prefill", 32, trials))
-    decodes = list(every_layout(spec, "decode", 88, trials))
+    search, balance = found_for(spec), balance_of(spec)
+    prefills = list(every_layout(spec, "prefill", 32, balance))
+    decodes = list(every_layout(spec, "decode", 88, balance))
     prompts = 608e9 * (1 - 0.563) / 168e9
 
     best = max(
@@ -97,10 +97,10 @@ def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redunda
     """Trying every number of requests finds none with more tokens/s."""
     fixed = {"ep_size": ep_size, "redundant_experts": redundant, "max_requests": "auto", "max_request_tokens": 8192}
     spec = spec_of(60, {"tpot_ms": tpot}, fixed, {"ep_size": 32, "max_request_tokens": 8192}, operating_point=None)
-    trials, rates = trials_of(spec), {}
+    balance, rates = balance_of(spec), {}
     for requests in range(1, 256):
-        tried = trials.at(spec, "decode", {}, requests)
-        speed = speed_of(tried, trials.balance)
+        tried = trial_of(spec, "decode", {}, requests)
+        speed = speed_of(tried, balance)
         if requests * 4096 <= tried.memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
             rates[requests] = speed.tokens_per_s_per_gpu
     chosen = next(each.chosen for each in found_for(spec).phases if each.phase == "decode")
@@ -124,7 +124,7 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     assert all(each.full_requests >= 1 for each in plan.memory)
     assert 48.5 < decode.tpot_seconds.mid * 1e3 <= 50
     assert decode.tokens_per_s_per_gpu.mid == pytest.approx(searched.chosen.speed.tokens_per_s_per_gpu, rel=0.01)
-    assert [each.candidate for each in searched.ranked if each.why_not is None] == [searched.chosen]
+    assert [each.layout for each in searched.ranked if each.why_not is None] == [searched.chosen]
     assert json.dumps(plan.plan.as_json()["search"])
     text = plan_text(plan.plan, full=True)
     assert "1" in re.findall(r"layouts tried +tried\n +prefill +(\d+)\n +decode +(\d+)", text)[0]
@@ -190,7 +190,7 @@ def test_a_cluster_gets_the_nodes_that_written_units_take():
     phases = {"decode": {"ep_size": 72, "redundant_experts": 32}, "prefill": {"ep_size": 32, "units": 2}}
     cluster = {"gpu": "h800", "nodes": "auto", "gpus_per_node": 8, "spares": ["node-0"]}
     data = {"version": 1, "name": "counted", "model": "deepseek-v3", "cluster": cluster} | phases
-    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")), memory_of, layout_of)
+    fit = decide(check_document(parse_document(json.dumps(data), "spec.yaml")))
 
     assert fit.spec.cluster.nodes == 2 * 4 + 9 + 1
 
@@ -208,7 +208,7 @@ def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(toke
     (change,) = problem.changes
 
     assert problem.rule.startswith("S729")
-    assert check_fit(with_traffic(change[f"traffic.{field}"])).layouts
+    check_fit(with_traffic(change[f"traffic.{field}"]))
 
 
 def demand_of(tokens_per_s, outage=1.0):
@@ -471,8 +471,8 @@ def test_requests_that_auto_has_chosen_are_said_to_be_its():
 def test_each_size_is_told_once_with_why_another_was_taken():
     """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
     for each in found_for(spec_of()).phases:
-        sizes = [ranked.candidate.numbers["ep_size"] for ranked in each.ranked]
-        rates = [ranked.candidate.tokens_per_s_per_node for ranked in each.ranked]
+        sizes = [ranked.layout.numbers["ep_size"] for ranked in each.ranked]
+        rates = [ranked.layout.tokens_per_s_per_node for ranked in each.ranked]
         chosen = [ranked.why_not for ranked in each.ranked].index(None)
 
         assert len(set(sizes)) == len(sizes) > 3
@@ -487,4 +487,4 @@ def test_coverage_leaves_out_units_that_one_node_holds():
     out = [each.lost["failure domain"][0] for each in search.phases]
 
     assert min(out) >= 3
-    assert all(isinstance(each.chosen, Candidate) and each.chosen.nodes >= 2 for each in search.phases)
+    assert all(isinstance(each.chosen, Kept) and each.chosen.nodes >= 2 for each in search.phases)

@@ -1,13 +1,17 @@
 """Which changes are tried, and in which order; that each printed one would do is asked in `spec/test_fixes.py`."""
 
 import json
+from inspect import isfunction
 from itertools import product
 
 import pytest
 
+from planner.candidate import candidate
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
-from planner.search.fewer_nodes import _splits, merged_units
+from planner.search import relaxations
+from planner.search.unit_sizes import _splits, merged_units
 from planner.spec.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
@@ -157,3 +161,84 @@ def test_units_that_traffic_counts_ask_for_nodes_only(found_of, units):
     assert ("busiest hour" in problem.reason) is (units == "auto")
     assert [set(change) for change in problem.changes] == [{"cluster.nodes"}]
     assert found_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
+
+
+@pytest.mark.parametrize(
+    ("nodes", "prefill", "decode", "change"),
+    [
+        (
+            22,
+            {"redundant_experts": 640},
+            {"max_requests": 4096},
+            {"prefill.redundant_experts": 448, "decode.max_requests": 1259},
+        ),
+        (
+            22,
+            {},
+            {"redundant_experts": 1184, "precision": "bf16", "max_requests": 512},
+            {"decode.redundant_experts": 32},
+        ),
+        (22, {"redundant_experts": 7936}, {}, {"prefill.redundant_experts": 448}),
+        (2, {}, {"max_requests": 4096}, {"decode.max_requests": 1259, "cluster.nodes": 22}),
+    ],
+    ids=[
+        "one change for each phase",
+        "KV for the requests",
+        "more than a hundred slots too many",
+        "nodes are lacking too",
+    ],
+)
+def test_what_costs_least_is_given_up(plan_of, nodes, prefill, decode, change):
+    """The largest limit and the most replicas with which all is planned: no larger unit, and no other GPU."""
+    small = {key: PAIR[key] for key in ("version", "name", "model")} | {"cluster": PAIR["cluster"] | {"nodes": nodes}}
+    phases = {"prefill": {"ep_size": 32, "redundant_experts": 32}, "decode": {"ep_size": 144, "redundant_experts": 32}}
+    phases = {"prefill": phases["prefill"] | prefill, "decode": phases["decode"] | {"precision": "fp8"} | decode}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(small | phases, indent=1))
+
+    assert error.value.findings[0].changes[0] == change
+
+
+def test_a_document_is_checked_for_few_changes(tmp_path, monkeypatch):
+    """Memory is looked at before rules: of some thousand changes that are tried, ten are worth a check of the spec."""
+    checked, resolved = [], candidate.resolve
+    monkeypatch.setattr(candidate, "resolve", lambda document: checked.append(document) or resolved(document))
+    unit = {"ep_size": 32, "redundant_experts": 640, "precision": "fp8"}
+    spec = applied(PAIR, {"prefill": PAIR["prefill"] | unit, "decode.max_requests": 4096})
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    with pytest.raises(InfeasibleError):
+        check_fit(check_spec(tmp_path / "spec.yaml"))
+
+    assert 0 < len(checked) <= 10
+
+
+def test_nodes_that_nobody_can_write_are_no_way_out(plan_of):
+    """Units that are short of memory lack more nodes than a spec may have: no change is offered."""
+    mixed = {"ep_size": 256, "units": 1000, "redundant_experts": 7936, "precision": "fp8"}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed}
+    spec |= {"cluster": {"gpu": "h800", "gpus_per_node": 8, "nodes": 1}}
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    assert [(finding.id, finding.changes) for finding in error.value.findings] == [("S707", ())]
+
+
+def test_what_nobody_has_tried_is_offered_in_words_alone(tmp_path):
+    """One listed node holds no unit of two: slots enough for coverage are no way out, and no program is told so."""
+    spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"coverage": "node"}
+    spec |= {"cluster": {"gpu": "h200", "gpus_per_node": 8, "nodes": [{"name": "a"}]}}
+    spec |= {"mixed": {"ep_size": 16, "redundant_experts": 16, "precision": "fp8"}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    with pytest.raises(InfeasibleError) as error:
+        check_fit(check_spec(tmp_path / "spec.yaml"))
+
+    assert [(each.id, str(each.fix), each.changes) for each in error.value.findings] == [("S720", "nearest: 256", ())]
+
+
+def test_every_relaxation_has_its_place_in_the_order():
+    """A generator that nobody put there would never be tried."""
+    public = {each for name, each in vars(relaxations).items() if isfunction(each) and not name.startswith("_")}
+    orders = (relaxations.OF_MEMORY, relaxations.OF_NODES, relaxations.AT_THE_PEAK)
+    placed = {each for rows in orders for row in rows for each in row}
+
+    assert placed == {each for each in public if each.__module__ == relaxations.__name__}

@@ -12,7 +12,7 @@ from functools import cache
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.engines.limits import engine_refusals
-from planner.plan.fit import check_fit, memory_of
+from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.spec.check import check_spec
 from planner.spec.yaml import parse_document
@@ -100,7 +100,7 @@ BROUGHT_ABOUT = {
     "files": _of_file,
     "infeasible": lambda folder, case: plan_or_problems(folder, changed(case))[1],
     "refused": lambda folder, case: plan_or_problems(folder, changed(case))[1],
-    "engines": lambda folder, case: list(engine_refusals(check_spec(_written(folder, changed(case))), memory_of)),
+    "engines": lambda folder, case: list(engine_refusals(check_spec(_written(folder, changed(case))))),
     "warned": lambda folder, case: check_fit(check_spec(_written(folder, changed(case)))).warnings,
     "calls": _of_call,
 }

@@ -16,7 +16,7 @@ from planner.compiler import compile_plan
 from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
-from planner.plan.fit import check_fit, memory_of
+from planner.plan.fit import check_fit
 from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
@@ -114,7 +114,7 @@ def _of_another_engine(folder):
 
 def _of_an_unknown_model(folder):
     spec = _spec(folder, PAIR | {"engine": "vllm"})
-    return list(engine_refusals(replace(spec, model=replace(spec.model, model_type="llama4")), memory_of))
+    return list(engine_refusals(replace(spec, model=replace(spec.model, model_type="llama4"))))
 
 
 def _of_units_in_racks(folder):

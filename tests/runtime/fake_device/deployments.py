@@ -55,7 +55,7 @@ def deployed(spec_file, phase, gpu=None, **changes):
     checked = _checked(SPECS / spec_file, gpu)
     limits = checked.phase(phase).model_copy(update=changes)
     checked = replace(checked, written=checked.written.model_copy(update={phase: limits}))
-    layout = lay_out(phase, checked.written, checked.model)
+    layout = lay_out(checked, phase)
     unit = FakeUnit(
         layout.ep_size,
         layout.ranks_per_node,

@@ -1,7 +1,7 @@
-"""How fast a layout would be, before it is placed and balanced: what a search asks of each.
+"""One phase of a candidate, before it is placed and balanced: its shape, its memory, and how fast it would be.
 
-The point is that of `estimate/case.py`, the time that of `estimate/throughput`; balance is `replicas.py`'s. The
-latencies are the means that a plan predicts too.
+A search asks it of a thousand layouts. The point is that of `estimate/case.py`, the time that of `estimate/throughput`;
+balance is foreseen by its `replicas.py`. The latencies are the means that a plan predicts too.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from planner.estimate.case import case_of, unit_shape
 from planner.estimate.points import operating_point
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.predict import Case, prompt_reading, rate_of_turns, saturated_rate, turns_at
+from planner.estimate.throughput.replicas import Balance
 from planner.estimate.throughput.turns import SteadyTurns
 from planner.estimate.utilisation import as_full_as_promised
 from planner.facts.seconds import MS_PER_S
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
-from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryOf, MemoryPlan
-from planner.search.asked import LayoutOf, is_auto
-from planner.search.replicas import Balance, ReplicaBalance
+from planner.layout.layout import PhaseLayout, lay_out
+from planner.layout.memory import MemoryPlan, split_memory
 from planner.spec.check import ResolvedSpec
+from planner.spec.undecided import is_undecided
 
-__all__ = ["Numbers", "Speed", "Trial", "Trials", "speed_of"]
+__all__ = ["Numbers", "Speed", "Trial", "speed_of", "trial_of"]
 
 
 Numbers = Mapping[str, int]
@@ -41,11 +41,20 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trial:
-    """One layout of a phase, with numbers for every field of it."""
+    """One phase of a candidate, with numbers for every field of it."""
 
     spec: ResolvedSpec
-    layout: PhaseLayout
-    memory: MemoryPlan
+    phase: Phase
+
+    @cached_property
+    def layout(self) -> PhaseLayout:
+        """Return the shape of the phase."""
+        return lay_out(self.spec, self.phase)
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """Return a GPU of the phase, whose memory is known."""
+        return split_memory(self.spec, self.layout)
 
     @cached_property
     def case(self) -> Case:
@@ -61,21 +70,10 @@ class Trial:
         )
 
 
-@dataclass(frozen=True)
-class Trials:
-    """What each layout is tried with: the passes that know its shape and its memory, and the loads of experts."""
-
-    memory_of: MemoryOf
-    layout_of: LayoutOf
-    balance: ReplicaBalance
-
-    def at(self, spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
-        """Return the layout with `numbers` and so many requests; units do not matter to one of them."""
-        units = {"units": 1} if is_auto(spec.phase(phase), "units") else {}
-        tried = spec.trying(phase, {**numbers, **units, "max_requests": requests})
-        memory = self.memory_of(tried, phase)
-        assert memory is not None
-        return Trial(tried, self.layout_of(tried, phase), memory)
+def trial_of(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
+    """Return the layout with `numbers` and so many requests; units do not matter to one of them."""
+    units = {"units": 1} if is_undecided(spec.phase(phase).units) else {}
+    return Trial(spec.trying(phase, {**numbers, **units, "max_requests": requests}), phase)
 
 
 def speed_of(trial: Trial, balance: Balance) -> Speed:

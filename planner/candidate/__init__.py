@@ -1,0 +1,1 @@
+"""A spec as far as it has been thought through."""

@@ -1,0 +1,165 @@
+"""Series of other sizes of units, for too little memory, too few slots or too few nodes, with the nodes that they take.
+
+They are proposals only: `repair.py` tries each before it is offered.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import ceil, floor
+from operator import itemgetter
+from typing import Any
+
+from planner.cluster.inventory import nodes_for
+from planner.engines.exchange_limits import takes_unit
+from planner.estimate.coverage import fewest_slots
+from planner.facts.terms import Phase
+from planner.problems.fix import Change
+from planner.spec.check import ResolvedSpec
+
+__all__ = [
+    "all_sizes",
+    "covering_sizes",
+    "lacking_nodes",
+    "larger_sizes",
+    "larger_sizes_and_nodes",
+    "merged_units",
+    "num_usable",
+    "smaller_sizes",
+]
+
+
+def all_sizes(spec: ResolvedSpec) -> list[int]:
+    """Return the EP sizes of whole nodes, up to two GPUs an expert, and of the parts of a node that divide it."""
+    per_node = spec.cluster.gpus_per_node
+    within = [size for size in range(1, per_node + 1) if per_node % size == 0]
+    return [*within, *range(2 * per_node, 2 * spec.model.num_routed_experts + 1, per_node)]
+
+
+def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
+    """Return larger EP sizes that spread the experts evenly over whole nodes; others would break rules."""
+    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
+    physical = spec.model.num_routed_experts + section.redundant_experts
+    larger = range(section.ep_size + 1, physical + 1)
+    even = (size for size in larger if physical % size == 0 and (size < per_node or size % per_node == 0))
+    return [size for size in even if _is_exchanged(spec, phase, size)]
+
+
+def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
+    """Yield larger units in one phase with the nodes that they take, by steps of its size; then in all phases."""
+    sizes = {phase: larger_sizes(spec, phase) for phase in spec.phases}
+    in_one = [(step, {phase: size}) for phase in sizes for step, size in enumerate(sizes[phase])]
+    in_all = [
+        {phase: each[min(step, len(each) - 1)] for phase, each in sizes.items() if each}
+        for step in range(max(map(len, sizes.values())))
+    ]
+    for chosen in [*(each for _, each in sorted(in_one, key=itemgetter(0))), *in_all]:
+        yield {**{f"{phase}.ep_size": size for phase, size in chosen.items()}, **lacking_nodes(spec, chosen)}
+
+
+def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
+    """Yield the slots that coverage asks for, in the units as they are, then in larger ones with their nodes."""
+    sizes = [_whole_nodes(spec, phase) for phase in spec.phases]
+    for steps in sorted(product(*(range(len(each)) for each in sizes)), key=sum):
+        chosen = {phase: each[step] for phase, each, step in zip(spec.phases, sizes, steps, strict=True)}
+        change: dict[str, Any] = {}
+        for phase, size in chosen.items():
+            change |= _covering(spec, phase, size)
+        yield {**change, **lacking_nodes(spec, chosen)}
+
+
+def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator[Change]:
+    """Yield EP sizes of whole nodes that fit where not even one unit each does; most GPUs first.
+
+    Units that have redundant experts keep some, unless `fewest_slots` are asked for.
+    """
+    per_node, usable = spec.cluster.gpus_per_node, num_usable(spec)
+    most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
+    if sum(most.values()) <= usable:
+        return
+    for chosen in _splits(usable, tuple(most.values())):
+        change: dict[str, Any] = {}
+        for phase, count in zip(spec.phases, chosen, strict=True):
+            change |= _of_nodes(spec, phase, count, fewest_slots) if count < most[phase] else {}
+        yield change
+
+
+def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
+    """Yield units of a whole node, on as many GPUs or more, in place of several that would share it; then on fewer."""
+    per_node = spec.cluster.gpus_per_node
+    whole: dict[str, Any] = {}
+    fewer: dict[str, Any] = {}
+    for phase in spec.phases if spec.written.schedule is None else ():
+        section = spec.phase(phase)
+        if section.ep_size < per_node and section.units > 1:
+            nodes = section.units * section.ep_size / per_node
+            of_node, units = _of_nodes(spec, phase, 1), f"{phase}.units"
+            whole |= {**of_node, units: ceil(nodes)}
+            fewer |= {**of_node, units: max(floor(nodes), 1)}
+    if whole:
+        yield whole
+    if fewer != whole:
+        yield fewer
+
+
+def lacking_nodes(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = None) -> Change:
+    """Return more nodes, if the units, or those of other `ep_sizes`, need them and the spec counts nodes.
+
+    Listed nodes cannot be invented.
+    """
+    cluster = spec.cluster
+    sizes = {phase: spec.phase(phase).ep_size for phase in spec.phases} | dict(ep_sizes or {})
+    needed = len(cluster.spares)
+    needed += sum(spec.written.num_units(p) * max(1, size // cluster.gpus_per_node) for p, size in sizes.items())
+    return {"cluster.nodes": needed} if isinstance(cluster.nodes, int) and needed > cluster.nodes else {}
+
+
+def num_usable(spec: ResolvedSpec) -> int:
+    """Return how many nodes units may be placed on."""
+    return sum(node.unusable is None for node in nodes_for(spec))
+
+
+def _covering(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
+    """Return what to write so that `phase` with that EP size has slots enough; nothing where it has."""
+    section, num_logical = spec.phase(phase), spec.model.num_routed_experts
+    fewest = fewest_slots(spec, ep_size) or 0
+    redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)
+    is_enough = ep_size == section.ep_size and redundant <= section.redundant_experts
+    other_size = {f"{phase}.ep_size": ep_size} if ep_size != section.ep_size else {}
+    return {} if is_enough else {**other_size, f"{phase}.redundant_experts": redundant}
+
+
+def _whole_nodes(spec: ResolvedSpec, phase: Phase) -> list[int]:
+    """Return this EP size, and larger ones of whole nodes, up to two GPUs an expert."""
+    ep_size, per_node = spec.phase(phase).ep_size, spec.cluster.gpus_per_node
+    larger = [size for size in all_sizes(spec) if size > ep_size and size >= per_node]
+    return [ep_size, *(size for size in larger if _is_exchanged(spec, phase, size))]
+
+
+def _is_exchanged(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
+    return takes_unit(spec.trying(phase, {"ep_size": ep_size}), phase)
+
+
+def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield nodes of one or two phases, at most so many each: all that are usable first, and the evenest first."""
+    for total in range(usable, 0, -1):
+        first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
+        of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
+        yield from sorted(of_total, key=lambda each: _unevenness(each, most))
+
+
+def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
+    """Return how many phases lose GPUs, and how much more one loses than the other."""
+    shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
+    return sum(share < 1 for share in shares), max(shares) - min(shares)
+
+
+def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
+    """Return a unit on so many nodes, with the nearest number of redundant experts that is even, or the fewest."""
+    now, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
+    size = num_nodes * spec.cluster.gpus_per_node
+    wanted = 0 if fewest_slots else now
+    above = wanted + -(num_logical + wanted) % size
+    kept = [each for each in (above, above - size) if each > 0 or (each == 0 and wanted == 0)]
+    redundant = min(kept, key=lambda each: abs(each - wanted))
+    other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}
+    return {f"{phase}.ep_size": size, **other}
