@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 from planner.candidate.candidate import Candidate
 from planner.estimate.coverage import require_coverage, require_covered
 from planner.estimate.points import require_points_fit
-from planner.estimate.warnings import warnings_of
 from planner.layout.memory import require_memory
 from planner.plan.compiled import Compiled, Grounds
 from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
 from planner.plan.loaded import read_plan
 from planner.plan.plan import Plan
-from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
+from planner.rules.table import found_in, warnings_of
 from planner.search.auto import Decided, decide
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 if TYPE_CHECKING:
     from planner.estimate.throughput.calibration import Calibration
@@ -87,7 +86,7 @@ def _decided(choice: Decided, candidate: Candidate) -> Compiled:
         raise with_changes(error, candidate) from None
     require_points_fit(spec, candidate.memory)
     require_covered(spec, candidate.maps)
-    refusals = runtime_refusals(spec)
+    refusals = found_in(candidate, "rendered")
     return Compiled(
         choice=choice,
         grounds=Grounds(candidate.loads, candidate.places),
@@ -100,5 +99,5 @@ def _decided(choice: Decided, candidate: Candidate) -> Compiled:
             spec, candidate.placement, candidate.maps, candidate.memory, is_runnable=not refusals
         ),
         refusals=refusals,
-        warnings=warnings_of(spec, candidate.memory, is_runnable=not refusals),
+        warnings=warnings_of(candidate),
     )

@@ -18,8 +18,9 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package, or room with rooms -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > command, compiler, manifests, experts > report > plan > search > candidate > cost > schedule, engines"
-        " > estimate > placement > cluster, layout > spec > expert_map > families > facts > problems"
+        "cli > command, compiler, manifests, experts > report > plan > search > candidate > rules > cost"
+        " > schedule, engines > estimate > placement > cluster, layout"
+        " > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor, controller > program > provider, live, simulator > kube, local",
     "runtime": (
@@ -57,8 +58,8 @@ SIMULATED = {"runtime.gateway.ranks.router", "runtime.gateway.ranks.answer_lengt
 # What `compile_plan` calls, itself or by asking a candidate; no other module of the planner runs a pass.
 PASSES = {
     *("decide", "require_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule", "balance"),
-    *("require_covered", "expected_traffic", "warnings_of", "launch_documents", "report_failures", "estimate_uptime"),
-    *("runtime_refusals", "predict_phases", "require_points_fit", "plan_cost", "with_changes"),
+    *("require_covered", "expected_traffic", "launch_documents", "report_failures", "estimate_uptime"),
+    *("predict_phases", "require_points_fit", "plan_cost", "with_changes"),
 }
 
 

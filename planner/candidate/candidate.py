@@ -23,9 +23,11 @@ from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, memory_of
 from planner.problems.errors import SpecError
+from planner.problems.finding import Unknown
 from planner.problems.fix import Change
+from planner.rules.check import document_with, resolve
 from planner.schedule.starts import StartTimes, start_times
-from planner.spec.check import ResolvedSpec, document_with, resolve
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import Document
 
 if TYPE_CHECKING:
@@ -36,11 +38,7 @@ if TYPE_CHECKING:
     from planner.placement.place import Placement
     from planner.schedule.schedule import DaySchedule
 
-__all__ = ["Candidate", "Previous", "Unknown"]
-
-
-class Unknown(Exception):
-    """Nobody can say: the question rests on fields that are wrong."""
+__all__ = ["Candidate", "Previous"]
 
 
 class Previous(Protocol):

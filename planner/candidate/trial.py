@@ -20,7 +20,7 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, split_memory
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
 __all__ = ["Numbers", "Speed", "Trial", "speed_of", "trial_of"]

@@ -13,9 +13,9 @@ from typing import Literal
 
 from planner.cluster.taints import kept_away_by
 from planner.facts import names
-from planner.spec.check import ResolvedSpec
 from planner.spec.cluster import ClusterSpec, NodeSpec
 from planner.spec.pods import TolerationSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Node", "PlaceKind", "named_places", "nodes_for", "nodes_of", "spares_with"]
 

@@ -1,1 +1,1 @@
-"""Other engines: what each is told, and what each cannot do."""
+"""Other engines: what each is told."""

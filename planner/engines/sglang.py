@@ -45,7 +45,6 @@ from planner.engines.container import (
 from planner.engines.routers import discovery, health_checks
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
-from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
@@ -54,7 +53,7 @@ from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import Spec
 
 __all__ = [
-    *("EXCHANGED_IN", "MAX_MAP_BYTES", "captured_batches", "most_redundant_experts", "router", "unit_container"),
+    *("captured_batches", "router", "unit_container"),
 ]
 
 HTTP_PORT = 30000
@@ -62,10 +61,6 @@ BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ran
 RENDEZVOUS_PORT = 20000
 ROUTER_METRICS_PORT = 29000
 HEALTH_SECONDS = 30  # /health waits up to 20 s for a token of its own
-
-# A ConfigMap takes 1,048,576, and SGLang reads one file: launch files of ours are cut in parts instead.
-MAX_MAP_BYTES = 1_000_000
-MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
 
 DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "prefill": "normal",
@@ -75,11 +70,6 @@ DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
 # What computes experts whose rows DeepEP brings. SGLang chooses well by itself for FP8 (DeepGEMM) and INT4 (CUTLASS).
 # NVFP4 is computed only in the low-latency form.
 RUNNERS: dict[Precision, str] = {"bf16": "deep_gemm", "fp4": "flashinfer_cutedsl"}
-EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
-    "prefill": ("fp8", "bf16", "w4a8"),
-    "decode": ("fp8", "bf16", "w4a8", "fp4"),
-    "mixed": ("fp8", "bf16", "w4a8"),
-}
 DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "fp8_mxfp4": "fp8"}  # others in BF16
 QUANTIZATION: dict[Precision, str] = {
     "fp8": "fp8",
@@ -162,17 +152,6 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         metric_names={},
         env=CACHES,
     )
-
-
-def most_redundant_experts(model: Model) -> int:
-    """Return how many redundant experts an expert location file has room for, whichever they are: 3,044 of V3.
-
-    A row of `--init-expert-location` is a list of numbers: each has its digits, a comma and a space.
-    """
-    longest = len(str(model.num_routed_experts - 1)) + 2
-    each_once = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
-    row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
-    return (row - each_once) // longest
 
 
 def captured_batches(max_requests: int) -> list[int]:

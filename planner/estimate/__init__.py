@@ -1,1 +1,1 @@
-"""What a plan will do: bytes on links, what a failure stops, which experts survive it, what is likely a mistake."""
+"""What a plan will do: bytes on links, what a failure stops, which experts survive it."""

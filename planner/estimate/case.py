@@ -13,8 +13,8 @@ from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown, work_of
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.spec.check import ResolvedSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["case_of", "is_predictable", "unit_shape"]
 

@@ -28,7 +28,7 @@ from planner.layout.weights import weights_of
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = [
     "FailureDomains",

@@ -2,7 +2,7 @@
 
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["expert_loads"]
 

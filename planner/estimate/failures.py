@@ -20,7 +20,7 @@ from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Loss", "report_failures"]
 

@@ -42,8 +42,8 @@ from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.layout.working_memory import largest_step_tokens
-from planner.spec.check import ResolvedSpec
 from planner.spec.precision import wide_bytes
+from planner.spec.resolved import ResolvedSpec
 
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats

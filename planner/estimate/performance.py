@@ -23,7 +23,7 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import message_bytes
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["PhaseOutlook", "predict_phases"]
 

@@ -11,10 +11,10 @@ from planner.layout.memory import MemoryPlan
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest
-from planner.spec.check import ResolvedSpec
 from planner.spec.operating_point import ACCEPTANCE, CACHE_READ_RATE
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
 __all__ = ["operating_point", "require_points_fit"]

@@ -24,8 +24,8 @@ from planner.facts.part import Part
 from planner.facts.quantities import read_seconds
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided

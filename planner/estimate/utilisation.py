@@ -16,8 +16,9 @@ from math import floor
 from planner.estimate.throughput.predict import Case, Prediction, prompt_reading
 from planner.estimate.throughput.queue import utilisation_of
 from planner.facts.terms import Phase
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
+from planner.spec.undecided import is_undecided
 
 __all__ = [
     "KEPT",
@@ -33,6 +34,7 @@ __all__ = [
 KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT
 LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
 LEAST_OFFERED = 0.05  # to whoever promises less: assumed, nobody pays for units that do nothing
+STEP_TOKENS = "operating_point.prefill.step_tokens"
 SHORTEST_STEP = 512  # tokens: as few as a search tries
 STEPS = 1000  # of a utilisation, which is rounded down
 
@@ -66,10 +68,19 @@ def share_of_highest(found: Prediction, promised_ms: float | None) -> float:
     return found.point.utilisation / max(highest_utilisation(found, promised_ms), found.point.utilisation)
 
 
-def shorter_steps(step_tokens: float) -> Sequence[int]:
-    """Return the powers of two below `step_tokens`, from the largest on, for whose steps a prompt waits less."""
+def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
+    """Return the field that says how long prefill's steps are, and shorter ones, for which a prompt waits less.
+
+    They are powers of two, from the largest on; none where auto decides the field.
+    """
+    point, autos = spec.written.operating_point.prefill, spec.document.autos
+    path, step_tokens = "prefill.max_batch_tokens", spec.phase("prefill").max_batch_tokens
+    if point is not None and not is_undecided(point.step_tokens) and STEP_TOKENS not in autos:
+        path, step_tokens = STEP_TOKENS, point.step_tokens
+    if path in autos:
+        return path, ()
     steps = takewhile(lambda each: each < step_tokens, (SHORTEST_STEP * 2**power for power in count()))
-    return tuple(steps)[::-1]
+    return path, tuple(steps)[::-1]
 
 
 def follows_from_promise(spec: Spec, phase: Phase) -> bool:

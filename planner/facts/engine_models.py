@@ -34,9 +34,10 @@ one has no values. vLLM's connector keeps the groups of layers apart.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from planner.facts.quantisation import METHODS
 from planner.facts.terms import PHASES, EngineName, Phase, Precision
 
-__all__ = ["ENGINE_MODELS", "MOVED_FORMS", "EngineModel"]
+__all__ = ["ENGINE_MODELS", "MOVED_FORMS", "EngineModel", "moves_form"]
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,9 @@ MOVED_FORMS: Mapping[EngineName, Mapping[str, Mapping[Precision, Mapping[str | N
         }
     },
 }
+
+
+def moves_form(engine: EngineName, version: str, precision: Precision, other_method: str | None) -> bool:
+    """Return whether the engine can move experts in `precision`; `other_method` is a checkpoint's unusual form."""
+    forms = MOVED_FORMS.get(engine, {}).get(version)
+    return forms is None or (other_method or METHODS.get(precision)) in forms.get(precision, {})

@@ -7,7 +7,7 @@
 Times are what clocks showed in the schedule's time zone, on equally long steps from midnight; demand is in any unit,
 the same for all. Where that zone is UTC, times may end in Z. An hour that clocks skipped is not there, and of one that
 they showed twice the larger demand counts. Rows may be missing, where other days have that time: a day without some of
-them says nothing about these times. `planner/spec/history_rules.py` refuses what is missing or said in two ways.
+them says nothing about these times. `planner/rules/traffic.py` refuses what is missing or said in two ways.
 Only the last 366 days that have rows are kept, so that what a file costs has an end.
 """
 

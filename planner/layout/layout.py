@@ -11,7 +11,7 @@ Glossary, with DeepSeek's decode unit as the worked example:
 
 The invariant: slots_per_gpu x ep_size == num_physical_experts, and ranks_per_node x nodes_per_unit == ep_size.
 
-It does not choose a layout: the spec does, and `spec/layout_rules.py` has refused those that cannot be.
+It does not choose a layout: the spec does, and `rules/phases.py` has refused those that cannot be.
 
 Source of the example: DeepSeek open-infra-index, day 6.
 """
@@ -19,7 +19,7 @@ Source of the example: DeepSeek open-infra-index, day 6.
 from dataclasses import dataclass
 
 from planner.facts.terms import Overlap, Phase, Precision
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["PhaseLayout", "lay_out"]
 

@@ -32,9 +32,9 @@ from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
-from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = [
     "KV_PAGE_TOKENS",

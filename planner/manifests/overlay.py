@@ -4,7 +4,7 @@
     gateway_pod   into the gateway's
     objects       into objects by kind and name, after the pods
 
-How is `spec/strategic_merge.py`'s, and what must stay as planned `spec/overlay_rules.py`'s. An object that is changed
+How is `spec/strategic_merge.py`'s, and what must stay as planned `rules/overlay.py`'s. An object that is changed
 is written anew, without the comments of its template. Its texts are quoted unless they are plainly words: YAML 1.1, 1.2
 and kubectl's own reader differ in what they take for a number (`1234e56`, `0o17`), a truth or a date.
 """

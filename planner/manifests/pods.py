@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from planner.estimate.slow_loading import start_budget_s
+from planner.estimate.loading import start_budget_s
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
@@ -28,7 +28,7 @@ from planner.manifests.pod_parts import (
 )
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
-from planner.spec.volume_rules import volume_of
+from planner.spec.pods import volume_of
 
 __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "security_needs", "unit_pod"]
 

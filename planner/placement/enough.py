@@ -8,8 +8,8 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
-from planner.spec.check import ResolvedSpec
 from planner.spec.request_lengths import assuming_lengths
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.traffic import TrafficSpec
 
 __all__ = ["check_room", "gpu_pools"]

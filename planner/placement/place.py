@@ -21,8 +21,8 @@ from planner.placement.improve import improved
 from planner.placement.nodes import nodes_of_assignment
 from planner.placement.quality import Objective, measure
 from planner.placement.task import Assignment, Task, Wanted, task_of
-from planner.spec.check import ResolvedSpec
 from planner.spec.hours import active_minutes
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Placement", "place_units"]
 

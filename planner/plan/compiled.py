@@ -25,11 +25,11 @@ from planner.plan.plan import Plan, sealed
 from planner.plan.sections import Map, PlannedUnit
 from planner.problems.finding import Finding
 from planner.problems.fix import applied
+from planner.rules.schedule import without_spent
 from planner.schedule.schedule import DaySchedule, OtherDays, Step
 from planner.search.auto import Decided
 from planner.search.decision import DEFAULT, Decision
-from planner.spec.check import ResolvedSpec
-from planner.spec.effect_rules import without_spent
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 
 if TYPE_CHECKING:

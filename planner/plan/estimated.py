@@ -3,23 +3,20 @@
 No estimate changes what is carried out, and none refuses it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from planner.candidate.candidate import Candidate
 from planner.cost.cost import DayCost
 from planner.cost.demand import PhaseLoad, loads_of_day
-from planner.cost.overload import overloads
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.failures import Loss, report_failures
 from planner.estimate.fuller import as_full_as_asked, full_rates, most_requests
-from planner.estimate.idle_overlap import idle_overlaps
 from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
 from planner.estimate.links import PhaseTraffic, expected_traffic
 from planner.estimate.performance import PhaseOutlook, predict_phases
-from planner.estimate.promises import missed_promises
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.uptime import Uptime, estimate_uptime
@@ -29,7 +26,7 @@ from planner.facts.day import DAY_MINUTES
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import split_memory
+from planner.layout.memory import MemoryPlan, split_memory
 from planner.layout.working_memory import largest_step_tokens
 from planner.plan import figures
 from planner.plan.compiled import Compiled, by_phase
@@ -38,7 +35,9 @@ from planner.plan.plan import Plan, sealed
 from planner.plan.row import Row
 from planner.plan.sections import Map
 from planner.problems.fix import Change
-from planner.spec.check import ResolvedSpec, with_values
+from planner.rules.check import with_values
+from planner.rules.table import found_in
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Estimated", "with_estimates"]
 
@@ -181,38 +180,63 @@ def with_estimates(decided: Compiled, candidate: Candidate, make_rows: Callable[
     `make_rows` makes the rows of its report.
     """
     spec, layouts, maps, loads = decided.resolved, decided.layouts, decided.expert_maps, candidate.loads
-    outlooks = candidate.speed
-
-    def predicted(phase: Phase, change: Change) -> Prediction | None:
-        of_phase = [each for each in layouts if each.phase == phase]
-        tried = with_values(spec, change)
-        memory = [split_memory(tried, each) for each in of_phase] if decided.memory else []
-        return predict_phases(tried, of_phase, memory, maps, loads, candidate.calibration)[0].prediction
-
-    searched = [each.phase for each in decided.search.phases] if decided.search else []
-    missed = missed_promises(spec, outlooks, searched, predicted)
-    decided = replace(decided, warnings=(*decided.warnings, *missed, *idle_overlaps(spec, outlooks)))
     found = Estimated(
         **{each.name: getattr(decided, each.name) for each in fields(decided)},
         cost=candidate.cost,
         one_more_slot=candidate.maps_with_one_more_slot,
         sampled=_sampled(spec, decided, loads),
         traffic=expected_traffic(spec, layouts, decided.units, maps, loads),
-        outlooks=outlooks,
+        outlooks=candidate.speed,
         failures=report_failures(spec, layouts, decided.units, maps),
         uptime=estimate_uptime(spec, layouts),
         make_rows=make_rows,
     )
-    return replace(found, warnings=(*found.warnings, *overloads(spec, found.fullest, partial(_fuller, found))))
+    return replace(found, warnings=(*found.warnings, *found_in(_Predicted(found, candidate), "predicted")))
 
 
-def _fuller(plan: Estimated, load: PhaseLoad) -> Prediction | None:
-    """Return what units do that serve all of one of the plan's fullest loads; None where they cannot."""
-    outlook = next(each for each in plan.outlooks if each.phase == load.phase)
-    if outlook.case is None or outlook.prediction is None or not load.served_per_s:
-        return None
-    times = load.load / share_of_highest(outlook.prediction, plan.spec.slo.ttft_ms)
-    return as_full_as_asked(outlook, most_requests(plan.spec, plan.memory, outlook), times)
+@dataclass(frozen=True)
+class _Predicted:
+    """A plan as rules of predictions ask for it."""
+
+    plan: Estimated
+    candidate: Candidate
+
+    @property
+    def resolved(self) -> ResolvedSpec:
+        return self.candidate.resolved
+
+    @property
+    def memory(self) -> Sequence[MemoryPlan]:
+        return self.plan.memory
+
+    @property
+    def speed(self) -> Sequence[PhaseOutlook]:
+        return self.plan.outlooks
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        return [each.phase for each in self.plan.search.phases] if self.plan.search else []
+
+    @property
+    def fullest(self) -> Sequence[PhaseLoad]:
+        return self.plan.fullest
+
+    def having(self, change: Change) -> Candidate:
+        return self.candidate.having(change)
+
+    def predicted_with(self, phase: Phase, change: Change) -> Prediction | None:
+        plan, of_phase = self.plan, [each for each in self.plan.layouts if each.phase == phase]
+        tried = with_values(self.resolved, change)
+        memory = [split_memory(tried, each) for each in of_phase] if plan.memory else []
+        loads, calibration = self.candidate.loads, self.candidate.calibration
+        return predict_phases(tried, of_phase, memory, plan.expert_maps, loads, calibration)[0].prediction
+
+    def fuller(self, load: PhaseLoad) -> Prediction | None:
+        plan, outlook = self.plan, next(each for each in self.speed if each.phase == load.phase)
+        if outlook.case is None or outlook.prediction is None or not load.served_per_s:
+            return None
+        times = load.load / share_of_highest(outlook.prediction, plan.spec.slo.ttft_ms)
+        return as_full_as_asked(outlook, most_requests(plan.spec, plan.memory, outlook), times)
 
 
 def _sampled(spec: ResolvedSpec, decided: Compiled, loads: Loads) -> dict[Phase, tuple[float, ...]]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from planner.candidate.candidate import Candidate
 from planner.estimate.coverage import failure_domains, require_coverage, unknown_before_placement
 from planner.estimate.points import require_points_fit
-from planner.estimate.warnings import warnings_of
 from planner.layout.memory import require_memory
 from planner.placement.enough import check_room
-from planner.plan.runnable import runtime_refusals
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
+from planner.rules.table import found_in, warnings_of
 from planner.search.auto import decide
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Fit", "check_fit"]
 
@@ -48,8 +47,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = _with_changes(error, candidate).findings
     else:
         left = tuple(spec.locate(finding) for finding in unknown_before_placement(spec))
-    refusals = runtime_refusals(spec)
-    return Fit(left, refusals, warnings_of(spec, candidate.memory, is_runnable=not refusals))
+    return Fit(left, found_in(candidate, "rendered"), warnings_of(candidate))
 
 
 def _with_changes(error: InfeasibleError, candidate: Candidate) -> InfeasibleError:

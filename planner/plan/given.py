@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.spec.check import ResolvedSpec, check_document
+from planner.rules.check import check_document
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import decode_document, read_content
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 from planner.cluster.inventory import spares_with
 from planner.engines.adapters import gateway_container, unit_container
 from planner.engines.container import Phased
-from planner.estimate.slow_loading import start_budget_s
+from planner.estimate.loading import start_budget_s
 from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
@@ -30,9 +30,9 @@ from planner.layout.memory import MemoryPlan, in_pages, static_fraction
 from planner.layout.unit import Unit
 from planner.placement.place import Placement
 from planner.plan.pods import joins_nodes
-from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 
 __all__ = [

@@ -30,7 +30,7 @@ from planner.plan.strict_json import NotStrict, parsed_json
 from planner.plan.told import differences, told_otherwise
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.spec.check import mistakes_in
+from planner.rules.check import mistakes_in
 from planner.spec.schema import Spec
 
 __all__ = ["load_plan", "read_plan"]

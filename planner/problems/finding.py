@@ -16,7 +16,7 @@ from typing import Any, Literal
 from planner.problems.fix import HERE, Change, Fix
 from planner.problems.printable import printable, without_passwords
 
-__all__ = ["Finding", "Severity", "may_be_secret", "warnings_json"]
+__all__ = ["Finding", "Severity", "Unknown", "may_be_secret", "warnings_json"]
 
 Severity = Literal["error", "infeasible", "warning"]
 
@@ -95,6 +95,10 @@ class Finding:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         return printable(without_passwords(f"{place}: {self.message} [{self.id}]"))
+
+
+class Unknown(Exception):
+    """A rule asks for what is wrong or not there. Only that rule is silent; the mistake is told elsewhere."""
 
 
 MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))

@@ -1,7 +1,7 @@
 """Fixes for mistakes: in words for people, and as changes that programs can make.
 
 Every fix that needs nothing but the spec is made here, words and changes from the same values, so that what a message
-offers can be applied: `spec/check.py` applies each one, and keeps it where the mistake is gone and no other is there.
+offers can be applied: `rules/check.py` applies each one, and keeps it where the mistake is gone and no other is there.
 Where it takes what only the user knows (which file, how much memory), a fix has words alone: a program that applied an
 example would plan something else.
 

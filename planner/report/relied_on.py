@@ -16,8 +16,8 @@ from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES, OURS
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import DEFAULT_IMAGE
+from planner.spec.pods import volume_of
 from planner.spec.schema import Spec
-from planner.spec.volume_rules import volume_of
 
 __all__ = ["relied_on"]
 

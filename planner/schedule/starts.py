@@ -24,7 +24,7 @@ from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan, node_bytes
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.start import StartSpec
 
 __all__ = [

@@ -32,18 +32,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from planner.engines.limits import runs_layout
 from planner.estimate.points import operating_point
 from planner.facts.counted import counted
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.memory import memory_of
+from planner.rules.check import with_values
+from planner.rules.engine_limits import runs_layout
 from planner.search.decision import DEFAULT, MAX_REQUESTS, Decision, is_auto, wants_speed
 from planner.search.fleet import Demand, demand_to_meet, require_speeds, with_counted_nodes, with_room
 from planner.search.unit_sizes import all_sizes
 from planner.search.windows import with_windows
-from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.phase import PhaseSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO, is_undecided
 

@@ -19,8 +19,8 @@ from planner.problems.fix import Change, nearest
 from planner.search.decision import is_auto
 from planner.search.repair import fix_of
 from planner.search.trials import Kept, Lost
-from planner.spec.check import ResolvedSpec
 from planner.spec.request_lengths import assuming_lengths
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
 __all__ = ["require_slo"]
@@ -28,7 +28,6 @@ __all__ = ["require_slo"]
 Tried = Sequence[Kept | Lost]  # each layout of a phase
 
 UTILISATION = "operating_point.prefill.utilisation"
-STEP_TOKENS = "operating_point.prefill.step_tokens"
 
 
 def require_slo(spec: ResolvedSpec, found: Mapping[Phase, Tried], found_with: Callable[[Phase, Change], Tried]) -> None:
@@ -104,14 +103,8 @@ class _Loads:
 
     @property
     def _steps(self) -> tuple[str, Sequence[int]]:
-        """Return the field that says how long prefill's steps are, and shorter ones; none where it is auto."""
-        point, path = self.spec.written.operating_point.prefill, f"{self.phase}.max_batch_tokens"
-        if self.phase != "prefill":
-            return path, ()
-        if point is not None and not is_undecided(point.step_tokens):
-            return STEP_TOKENS, shorter_steps(point.step_tokens)
-        section = self.spec.phase(self.phase)
-        return path, () if is_auto(section, "max_batch_tokens") else shorter_steps(section.max_batch_tokens)
+        """Return the field that says how long prefill's steps are, and shorter ones; none of other phases."""
+        return shorter_steps(self.spec) if self.phase == "prefill" else ("", ())
 
 
 def _is_kept(found: Tried) -> bool:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
 __all__ = ["DEFAULT", "FIELDS", "MAX_REQUESTS", "Decision", "is_auto", "wants_speed"]

@@ -25,11 +25,12 @@ from planner.facts.terms import Phase
 from planner.layout.layout import lay_out
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
+from planner.rules.check import with_values
 from planner.schedule.demand import whole_units
 from planner.search.decision import Decision
-from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO, is_undecided
 
 __all__ = [

@@ -22,15 +22,16 @@ from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
+from planner.rules.check import with_values
 from planner.search.broken_slo import require_slo
 from planner.search.decision import FIELDS, Decision, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill, meet, units_that_serve
 from planner.search.ranked import PhaseSearch, search_told
 from planner.search.trials import Kept, Lost, layouts_of
-from planner.spec.check import ResolvedSpec, with_values
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
 from planner.spec.request_lengths import assuming_lengths
+from planner.spec.resolved import ResolvedSpec
 
 Found = list[Kept | Lost]
 

@@ -12,7 +12,7 @@ from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.facts.terms import Phase
 from planner.search.decision import is_auto
 from planner.search.trials import Kept, Lost, Why
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["FrontPoint", "PhaseSearch", "Ranked", "front_of", "search_told"]
 

@@ -25,8 +25,8 @@ from planner.search.unit_sizes import (
     num_usable,
     smaller_sizes,
 )
-from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["AT_THE_PEAK", "OF_MEMORY", "OF_NODES", "POINTS", "Numbers", "Relaxation", "Series"]
 

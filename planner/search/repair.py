@@ -24,21 +24,22 @@ from itertools import chain, islice, product
 from math import inf
 from typing import Any
 
-from planner.candidate.candidate import Candidate, Unknown
+from planner.candidate.candidate import Candidate
 from planner.cluster.inventory import nodes_for
-from planner.engines.limits import runs_layout
 from planner.estimate.coverage import failure_domains, fewest_slots, require_coverage
 from planner.estimate.points import require_points_fit
 from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE, memory_of, require_memory
 from planner.placement.enough import check_room
 from planner.problems.errors import InfeasibleError
+from planner.problems.finding import Unknown
 from planner.problems.fix import Change, Fix, applied
+from planner.rules.engine_limits import runs_layout
 from planner.search.relaxations import AT_THE_PEAK, OF_MEMORY, OF_NODES, POINTS, Numbers, Relaxation
 from planner.search.starts import require_ready
 from planner.search.unit_sizes import lacking_nodes
-from planner.spec.check import ResolvedSpec
 from planner.spec.phase import PhaseSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
 __all__ = ["fix_of", "with_changes"]

@@ -20,8 +20,8 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Fix
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_s, starts_of
 from planner.search.decision import Decision
-from planner.spec.check import ResolvedSpec
 from planner.spec.hours import weeks_of
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 from planner.spec.undecided import AUTO
 

@@ -26,17 +26,17 @@ from math import inf
 from typing import Any, Literal
 
 from planner.candidate.trial import Numbers, Speed, Trial, speed_of, trial_of
-from planner.engines.limits import runs_layout
 from planner.estimate.coverage import fewest_slots
 from planner.estimate.throughput.replicas import Balance, BestBalance, ReplicaBalance
 from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
+from planner.rules.attention import attention_sizes
+from planner.rules.engine_limits import runs_layout
 from planner.search.decision import MAX_REQUESTS, is_auto
 from planner.search.unit_sizes import all_sizes
-from planner.spec.attention_rules import attention_sizes
-from planner.spec.check import ResolvedSpec
 from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
 from planner.spec.request_lengths import request_lengths
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
 __all__ = ["Kept", "Lost", "Why", "layouts_of"]

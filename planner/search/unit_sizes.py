@@ -10,11 +10,11 @@ from operator import itemgetter
 from typing import Any
 
 from planner.cluster.inventory import nodes_for
-from planner.engines.exchange_limits import takes_unit
 from planner.estimate.coverage import fewest_slots
 from planner.facts.terms import Phase
 from planner.problems.fix import Change
-from planner.spec.check import ResolvedSpec
+from planner.rules.exchange_limits import takes_unit
+from planner.spec.resolved import ResolvedSpec
 
 __all__ = [
     "all_sizes",

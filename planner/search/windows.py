@@ -17,6 +17,7 @@ from planner.layout.memory import memory_of
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest, removal
+from planner.rules.check import with_values
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.drain import drain_s
@@ -24,7 +25,7 @@ from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
 from planner.search.starts import LONGEST_S, as_text, require_ready, settled_warm_up, warm_up_decision
 from planner.search.unit_sizes import num_usable
-from planner.spec.check import ResolvedSpec, with_values
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided

@@ -1,1 +1,1 @@
-"""What a user writes, and what is wrong with it."""
+"""What a user writes: fields, YAML, units, names."""

@@ -3,7 +3,7 @@
 Also hands the valid rest on (`CheckedFields.values`), so that the rules between fields can still be asked about
 everything that is right, and a user sees all mistakes of a file in one go.
 
-It knows the spec's fields but no rule between two of them: those are in `layout_rules.py`. Keys that are no fields are
+It knows the spec's fields but no rule between two of them: those are in `planner/rules`. Keys that are no fields are
 `unknown_keys.py`'s.
 """
 
@@ -17,12 +17,15 @@ from pydantic_core import ErrorDetails
 
 from planner.problems.finding import Finding
 from planner.spec.declared import may_be_auto, path_of, section_of
-from planner.spec.rule import Partial
 from planner.spec.schema import Spec
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
 
-__all__ = ["CheckedFields", "check_fields"]
+__all__ = ["CheckedFields", "Partial", "check_fields"]
+
+
+class Partial(dict[str, Any]):
+    """An item of a list without what is wrong in it. A key that it lacks may be there: no rule may say it is not."""
 
 
 @dataclass(frozen=True)

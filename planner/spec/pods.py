@@ -1,9 +1,10 @@
 """What a spec says about the pods of its units: devices, networks, memory, where they may run, and how they are probed.
 
 The parts of `kubernetes` that are sections of their own. A free mapping, such as `env`, is checked by rules
-(`kubernetes_rules.py`): no field knows its keys.
+(`rules/pods.py`): no field knows its keys.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -23,6 +24,8 @@ __all__ = [
     "TolerationSpec",
     "Variables",
     "VolumeSpec",
+    "is_in",
+    "volume_of",
 ]
 
 _TEXT = {"type": "string"}
@@ -207,3 +210,16 @@ class OverlaySpec(Section):
         description="What is merged into other rendered objects.",
         examples=[[{"kind": "Service", "name": "chat-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}]],
     )
+
+
+def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return which of `volumes` shows `path` to pods: the one mounted deepest above it."""
+    above = {
+        index: volume["mount_path"] for index, volume in enumerate(volumes) if is_in(path, volume.get("mount_path"))
+    }
+    return max(above, key=lambda index: len(above[index]), default=None)
+
+
+def is_in(path: str, folder: str | None) -> bool:
+    """Return whether `path` is `folder`, or below it."""
+    return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))

@@ -6,7 +6,7 @@ Reject, never coerce: unknown keys are errors (a misspelt `overlpa` must not sil
 never taken for a number, and sections that no pass reads yet are unknown too.
 
 What one field can say about itself is said here and reaches editors through `tidemill schema`; what takes two fields
-to know is in `layout_rules.py`. Field names are the contract's.
+to know is in `planner/rules`. Field names are the contract's.
 """
 
 from typing import Annotated, Any, Literal
@@ -265,6 +265,11 @@ class Spec(Section):
         """What the ranks of `phase` compute on, as PyTorch calls it; a GPU of the user's own is a CUDA device."""
         name = self.gpu_name(phase)
         return GPUS[name].device if name in GPUS else "cuda"
+
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether ranks of some phase compute on GPUs."""
+        return any(self.device(phase) == "cuda" for phase in self.phases)
 
     def gpu_name(self, phase: Phase) -> str:
         """What `phase` runs on, as plans call it."""

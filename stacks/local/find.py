@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.plan.given import read_given
 from planner.problems.errors import CallError, SpecError
 from planner.problems.finding import Finding
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from stacks.local.errors import LocalError
 from stacks.local.run_folder import RunFolder, unusable_error
 

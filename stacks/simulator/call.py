@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from planner.cost.overload import SEE_SIMULATE
 from planner.facts.calendar import is_day
 from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
-from planner.spec.check import ResolvedSpec
+from planner.rules.overload import SEE_SIMULATE
+from planner.spec.resolved import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
 from stacks.simulator.flows.day import DayColumn, play_days
 from stacks.simulator.flows.failures import Failure, read_failures

@@ -15,8 +15,9 @@ from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
-from planner.spec.check import ResolvedSpec, with_values
+from planner.rules.check import with_values
 from planner.spec.places import no_place_at
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import parse_document
 
 __all__ = [

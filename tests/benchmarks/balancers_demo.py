@@ -26,7 +26,7 @@ from pathlib import Path
 
 from planner.compiler import compile_plan
 from planner.facts import names
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from runtime.gateway.ranks.router import Policy
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import lay_out_locally

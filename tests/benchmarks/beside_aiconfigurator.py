@@ -21,7 +21,7 @@ from typing import Any
 from planner.candidate.trial import speed_of, trial_of
 from planner.estimate.expert_loads import expert_loads
 from planner.estimate.throughput.replicas import ReplicaBalance
-from planner.spec.check import check_document
+from planner.rules.check import check_document
 from planner.spec.yaml import parse_document
 from tests.benchmarks.aiconfigurator_cli import Answer, Run, estimate, run, search
 from tests.benchmarks.throughput import OUTPUT, SERVICE_DECODE, without

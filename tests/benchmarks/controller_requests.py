@@ -22,7 +22,7 @@ from kubernetes import client
 from planner.compiler import compile_plan
 from planner.facts.names import DEPLOYMENT_KIND, UNIT_OBJECTS
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.controller.act import FIELD_MANAGER
 from stacks.controller.follower import Follower
 from stacks.controller.lease import Lease

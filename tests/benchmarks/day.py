@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.compiler import run_passes
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.autoscaler import ReactiveFleet
 from stacks.simulator.flows.fleet import planned_fleet, switching_schedule

@@ -34,9 +34,9 @@ from kubernetes import client
 from planner.compiler import compile_plan
 from planner.facts.names import DEPLOYMENT_KIND, PLAN_LABEL, UNIT_LABEL, UNIT_OBJECTS, controller_name
 from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.rules.check import check_spec
 from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
-from planner.spec.check import check_spec
 from planner.spec.yaml import parse_document
 from stacks.controller.follower import Follower
 from stacks.controller.loop import PERIOD_S, run_round

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from planner.cluster.inventory import nodes_of
 from planner.placement.task import Wanted, task_of
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.cluster import ClusterSpec
 from planner.spec.hours import active_minutes
 

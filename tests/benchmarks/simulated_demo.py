@@ -22,7 +22,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from planner.compiler import run_passes
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.simulator.requests.replay import replay
 from stacks.simulator.requests.step_times import PhaseSpeed, StepTable
 from stacks.simulator.requests.trace import TraceRequest, read_trace

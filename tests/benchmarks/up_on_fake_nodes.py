@@ -29,7 +29,7 @@ from planner.compiler import compile_plan
 from planner.facts.engines import OURS
 from planner.facts.names import UNIT_LABEL
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.lifecycle import delete

@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient
 
 from planner.compiler import compile_plan
 from planner.plan.plan import Plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.live.status import LiveUnit, read_live_plan

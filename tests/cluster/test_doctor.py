@@ -18,7 +18,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ConflictException
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.findings import plural
 from stacks.doctor.needs import read_needs

@@ -13,7 +13,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.cluster.products import LWS_CRDS
 from tests.templates.gpu_plans import gpu_plan, rendered, unit_of
 from tests.templates.test_gpu_manifests import EVERYTHING

@@ -9,7 +9,7 @@ from kubernetes.client import ApiException
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.cluster.objects import FIELD_MANAGER, Objects, assert_holds
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.needs import read_needs
 from stacks.doctor.reading import read_facts

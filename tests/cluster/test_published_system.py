@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.needs import read_needs
 from stacks.doctor.reading import read_facts

@@ -26,7 +26,7 @@ from kubernetes import client
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.lifecycle import delete, delete_all

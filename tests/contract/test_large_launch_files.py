@@ -11,7 +11,7 @@ from planner.compiler import compile_plan
 from planner.facts.digest import digest_of
 from planner.manifests.render import render_files
 from planner.plan.launch import launch_digest, unit_digest, without_map
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from runtime import launch as reader
 from runtime.errors import LaunchError
 from runtime.launch import read_unit_launch

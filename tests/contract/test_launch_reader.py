@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from planner.compiler import compile_plan
 from planner.layout.memory import KV_PAGE_TOKENS
 from planner.plan.launch import KV_WIRE_VERSION
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from runtime.checkpoint import check_config_digest, check_weights_digest, resolve
 from runtime.errors import LaunchError
 from runtime.expert_parallel.group import STEP_TIMEOUT

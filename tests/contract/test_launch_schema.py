@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 
 SCHEMA = json.loads((Path(__file__).parent / "launch.schema.json").read_text())
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"

@@ -1,5 +1,10 @@
-"""`docs/rules.md`: every rule with one message, out of the page that has all of them."""
+"""`docs/rules.md`: every rule with its level, its severity and one message, out of the page that has all of them."""
 
+from typing import get_args
+
+from planner.problems.finding import Finding
+from planner.rules.rule import Level
+from planner.rules.table import rules_at
 from tests.planner.spec.messages import first_messages
 from tests.stacks.messages import LOCAL_MESSAGES
 
@@ -10,8 +15,26 @@ HEAD = """# The rules
 <!-- Written by `python -m tests.docs`: change what it is made from. -->
 
 A message has up to four parts, with semicolons between them: field and value with the rule, the reason, the nearest
-fix. Programs find the id in `rule` ([errors as JSON](errors.md)). Each id is shown with one of its messages."""
-COLUMNS = "| rule | for example |\n|---|---|"
+fix. Programs find the id in `rule` ([errors as JSON](errors.md)). Each id is shown with one of its messages.
+
+A level says how far a spec must be thought through for the rule. An error at a level ends the check before the next.
+
+| level | asks |
+|---|---|
+| file, call | the file as such, the command line |
+| fields, resolved | whether values are right, by themselves and beside what names in the spec stand for |
+| planned | whether `auto` can become a number, memory holds the layout, and units find places |
+| laid out | layouts and memory, for warnings |
+| rendered | what the spec's engine cannot run: it plans, and `render` and `up` refuse it |
+| started | what pods would do, where the engine can run them |
+| predicted | speed, beside what is promised and asked for |"""
+COLUMNS = "| rule | level | severity | for example |\n|---|---|---|---|"
+ELSEWHERE = {"S1": "file", "S2": "fields", "S3": "resolved", "S8": "call", "S9": "call"}  # than in the table of rules
+# Ids that messages had once. An id keeps its meaning, so none of these comes back.
+RETIRED = """\
+S110 S206 S207 S210 S211 S306 S307 S445 S449 S450 S468 S475 S522 S541 S542 S550 S556 S601 S705 S706 S708 S813 S815
+S818 S819 S821 S822 S823 S827 S829 S830 S910 W102 W103 W104 W105 W109 W110 W114 W116 W117 W118 W119 W126 W127 W129
+W130 W133 W139 W140 W141 W142 W143 W145 W146 W147 W148 W149 W150 W161"""
 GROUPS = {
     "S1": "The file itself",
     "S2": "One field",
@@ -36,9 +59,21 @@ def rules_page() -> str:
     examples = first_messages() | first_messages(LOCAL_MESSAGES)
     parts = [HEAD]
     for prefix, title in GROUPS.items():
-        rows = [f"| {rule} | {_cell(message)} |" for rule, message in examples.items() if rule.startswith(prefix)]
+        rows = [_row(rule, message) for rule, message in examples.items() if rule.startswith(prefix)]
         parts.append(f"## {prefix}xx: {title}\n\n{COLUMNS}\n" + "\n".join(rows))
+    assert not examples.keys() & set(RETIRED.split())
+    parts.append(f"## Retired\n\nIds keep their meaning. These had one and are not used again:\n{RETIRED}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _row(rule, message):
+    return f"| {rule} | {_level(rule)} | {Finding('', None, rule, '', '').severity} | {_cell(message)} |"
+
+
+def _level(rule):
+    """The first level at which the table has the rule, or where else it is found."""
+    of_table = [level for level in get_args(Level) if any(rule in each.ids.split() for each in rules_at(level))]
+    return next(iter(of_table), ELSEWHERE.get(rule[:2], "call" if rule[0] == "R" else "planned"))
 
 
 def _cell(text):

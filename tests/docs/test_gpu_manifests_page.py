@@ -7,7 +7,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.docs.rooms_table import ROOT
 from tests.templates.gpu_plans import container_of, of_kind, pod_of, unit_of
 

@@ -9,7 +9,7 @@ import pytest
 from planner.compiler import run_passes
 from planner.families.published import FOLDER
 from planner.problems.errors import SpecError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 
 SPEC = """\
 version: 1

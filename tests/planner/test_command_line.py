@@ -10,7 +10,7 @@ from planner.facts.digest import pretty_json
 from planner.facts.loads import read_loads
 from planner.plan.given import read_given
 from planner.plan.plan import document_digest
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 
 
 @pytest.fixture

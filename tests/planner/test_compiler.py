@@ -13,7 +13,7 @@ from planner.plan import estimated
 from planner.plan.loaded import load_plan
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
 SPECS = Path(__file__).parents[2] / "stacks" / "specs"

@@ -22,7 +22,6 @@ schedule:
 # What `run_passes` and its helpers call besides passes.
 NO_PASSES = {
     "split_of": "looks up the engine's rule",
-    "with_values": "writes values into a spec",
     "with_estimates": "asks for all estimates",
     "resolve": "is what a file becomes before any pass",
     "document_with": "writes values into a spec",
@@ -35,11 +34,9 @@ NO_PASSES = {
     "slots_bind": "reads a map",
     "max_over_mean_sampled": "adds a figure to a map",
     "start_times": "reads layouts and their memory",
-    "missed_promises": "compares figures of a plan with its spec",
-    "overloads": "compares figures of a plan with its spec",
-    "split_memory": "counts memory anew, for a lighter load that is offered",
     "full_rates": "predicts the same layouts again, with full units",
-    "idle_overlaps": "compares a prediction with another of the same layout",
+    "found_in": "asks the rules of a level",
+    "warnings_of": "asks the rules of two levels",
 }
 
 # Sections of a plan that its report leaves out.

@@ -12,7 +12,7 @@ from planner.compiler import compile_plan, run_passes
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.templates.gpu_plans import validate
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_plan_does_not_depend_on_the_processor():
     path = str(SPECS / "h800-one-pair.yaml")
     simple = os.environ | {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX", "PYTHONHASHSEED": "7"}
     code = (
-        "import sys; from pathlib import Path; from planner.spec.check import check_spec\n"
+        "import sys; from pathlib import Path; from planner.rules.check import check_spec\n"
         "from planner.compiler import compile_plan; print(compile_plan(check_spec(Path(sys.argv[1]))).digest)"
     )
     digests = {

@@ -9,7 +9,7 @@ import pytest
 
 import stacks
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.local import deployment
 from stacks.local.errors import LocalError
 from stacks.local.layout import lay_out_locally

@@ -7,7 +7,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.conftest import CONFIG
 
 __all__ = ["container_of", "gpu_plan", "of_kind", "pod_of", "rendered", "unit_of", "validate"]

@@ -11,7 +11,7 @@ import yaml
 import templates
 from planner.compiler import compile_plan
 from planner.manifests.render import render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 TEMPLATES = sorted(Path(templates.__file__).parent.glob("*.j2"))

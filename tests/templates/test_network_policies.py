@@ -6,7 +6,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
 from tests.templates.test_manifests import rendered_with

@@ -13,7 +13,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 
 DEMO = Path(__file__).parents[2] / "stacks" / "specs" / "demo.yaml"
 VERSION = "1.36"  # of the test cluster

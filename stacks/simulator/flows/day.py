@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from planner.plan.estimated import Estimated
 from planner.problems.finding import Finding
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from stacks.simulator.flows.curves import Curves
 from stacks.simulator.flows.failures import Failure, find_outages
 from stacks.simulator.flows.fleet import Outage, planned_fleet

@@ -11,7 +11,7 @@ from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
 from stacks.simulator.requests.replay import Replay, replay
 from stacks.simulator.requests.trace import TraceRequest, select_window

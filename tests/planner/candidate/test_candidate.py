@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.candidate import candidate as candidates
-from planner.candidate.candidate import Candidate, Unknown
+from planner.candidate.candidate import Candidate
 from planner.problems.errors import InfeasibleError
-from planner.spec.check import check_spec, with_values
+from planner.problems.finding import Unknown
+from planner.rules.check import check_spec, with_values
 
 PUBLISHED = check_spec(Path(__file__).parents[3] / "stacks" / "specs" / "h800-one-pair.yaml")
 

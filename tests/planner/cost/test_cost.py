@@ -9,8 +9,8 @@ from planner.cost.cost import plan_cost
 from planner.layout.unit import Unit
 from planner.plan.expected import Cost
 from planner.report.text import plan_text
+from planner.rules.check import check_spec
 from planner.schedule.schedule import plan_schedule
-from planner.spec.check import check_spec
 from planner.spec.schema import Spec
 from planner.spec.yaml import read_document
 from tests.planner.test_shipped_specs import SPECS

@@ -1,12 +1,14 @@
 """Promises of a day that asks for more than its units make."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from planner.compiler import run_passes
 from planner.cost.demand import PhaseLoad
-from planner.cost.overload import overloads
 from planner.report.text import plan_text
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
+from planner.rules.overload import units_make_what_is_asked_for
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.latency import prompt_waits
 from tests.planner.conftest import SPEC
@@ -16,8 +18,10 @@ POINT = {"requests": 10, "kv_tokens": 5500, "prompt_tokens": 5000, "output_token
 NO_HITS = {"operating_point.prefill.cache_hit_rate": None}
 
 
-def _refusing(load):
-    """Units that take no more requests than their operating point says."""
+def overloads(spec, fullest):
+    """What is found of loads where units take no more requests than their operating point says."""
+    asked = SimpleNamespace(resolved=spec, fullest=fullest, fuller=lambda _: None)
+    return list(units_make_what_is_asked_for(asked))
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def spec(spec_folder):
 @pytest.mark.parametrize(("asked", "is_broken"), [(0, False), (100, False), (100.4, False), (101, True), (300, True)])
 def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, asked, is_broken, spec):
     """The warning names the promise and the time, from the first whole per cent too much on."""
-    found = overloads(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 100.0, 0.0)], _refusing)
+    found = overloads(spec, [PhaseLoad(phase, "20:00", asked, 100.0, 100.0, 0.0)])
 
     assert [each.path for each in found] == (["traffic"] if is_broken else [])
     assert all("at 20:00" in each.rule and each.reason.endswith(f"and {field} is not kept") for each in found)
@@ -40,7 +44,7 @@ def test_a_promise_is_broken_when_more_is_asked_for_than_is_made(phase, field, a
 
 def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
     """Nothing is served then, and no share of it can be told."""
-    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0, 0.0, hours_beyond=15.5)], _refusing)
+    (found,) = overloads(spec, [PhaseLoad("decode", "03:00", 1.0, 0.0, 0.0, 0.0, hours_beyond=15.5)])
 
     assert found.rule == (
         "W138 asks for tokens at 03:00, when no decode unit is on, "
@@ -57,9 +61,7 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
 )
 def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, fix, spec):
     """A schedule that has every unit on cannot turn on more of them."""
-    (found,) = overloads(
-        spec, [PhaseLoad("prefill", "20:00", 300.0, 100.0, 100.0, 0.0, are_all_on=are_all_on)], _refusing
-    )
+    (found,) = overloads(spec, [PhaseLoad("prefill", "20:00", 300.0, 100.0, 100.0, 0.0, are_all_on=are_all_on)])
 
     assert found.fix == f"{fix} (tidemill simulate shows how long requests wait)"
 
@@ -159,7 +161,7 @@ def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
     """Requests are refused then, too."""
     (spec_folder / "spec.yaml").write_text(SPEC + "\ntraffic: {input_tokens: 1e9, output_tokens: 1e8}\n")
     load = PhaseLoad("decode", "03:00", 300.0, 100.0, 120.0, 0.0)
-    (found,) = overloads(check_spec(spec_folder / "spec.yaml"), [load], _refusing)
+    (found,) = overloads(check_spec(spec_folder / "spec.yaml"), [load])
 
     assert (found.path, found.rule.split()[0]) == ("traffic", "W138")
     assert "asks for 250% of the most tokens that the decode units can make at 03:00" in found.rule

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import yaml
 
-from planner.engines.limits import engine_refusals
-from planner.spec.check import check_document
+from planner.candidate.candidate import Candidate
+from planner.rules.check import check_document
+from planner.rules.table import found_in
 from planner.spec.yaml import parse_document
 
-__all__ = ["DEPLOYMENTS", "refusals_of", "spec_of"]
+__all__ = ["DEPLOYMENTS", "engine_refusals", "refusals_of", "spec_of"]
 
 TABLE = Path(__file__).parents[1] / "data/deployments.yaml"
 DEPLOYMENTS = yaml.load(TABLE.read_text(), Loader=yaml.CSafeLoader)
@@ -23,5 +24,10 @@ def spec_of(deployment):
 
 def refusals_of(deployment):
     """Why its engine cannot run it, as problems; none where it can."""
-    spec = spec_of(deployment)
-    return [spec.locate(each) for each in engine_refusals(spec)]
+    return engine_refusals(spec_of(deployment))
+
+
+def engine_refusals(spec):
+    """Why its engine cannot run `spec`, apart from weights that are missing."""
+    found = found_in(Candidate.of(spec), "rendered")
+    return [each for each in found if each.id not in ("S702", "S703")]

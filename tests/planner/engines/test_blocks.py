@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.engines.limits import engine_refusals
 from planner.families import MODELS
 from planner.families.published import FOLDER
 from planner.problems.errors import SpecError
-from planner.spec.check import with_values
+from planner.rules.check import with_values
+from tests.planner.engines.deployments import engine_refusals
 from tests.planner.engines.test_exchange import mixed
 from tests.planner.families.test_quantised import FP8_BLOCKS, group, packed
 

@@ -14,7 +14,7 @@ from planner.plan.launch import launch_digest, unit_digest, with_map, without_ma
 from planner.plan.loaded import load_plan
 from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import CallError, InfeasibleError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import Spec
 

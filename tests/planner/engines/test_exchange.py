@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.engines.limits import engine_refusals
 from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES
 from planner.facts.terms import PHASES
 from planner.layout.memory import memory_of
 from planner.layout.working_memory import low_latency_bytes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
+from planner.rules.check import check_document, with_values
 from planner.search.auto import decide
-from planner.spec.check import check_document, with_values
 from planner.spec.yaml import parse_document
+from tests.planner.engines.deployments import engine_refusals
 
 SIZES = ("S746", "S770", "S771")
 

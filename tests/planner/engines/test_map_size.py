@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from planner.engines.limits import engine_refusals
-from planner.engines.sglang import MAX_MAP_BYTES, most_redundant_experts
 from planner.facts.map_files import export_map
 from planner.families import MODELS
 from planner.manifests.launch_parts import file_parts
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
+from planner.rules.engine_limits import MAX_MAP_BYTES, most_redundant_experts
+from tests.planner.engines.deployments import engine_refusals
 
 SPEC = """\
 version: 1

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.engines.limits import engine_refusals
 from planner.facts.engine_models import ENGINE_MODELS, MOVED_FORMS
 from planner.facts.engines import ENGINES
 from planner.facts.model import Dense
 from planner.facts.quantisation import Quantisation
+from planner.rules.check import check_document, check_spec
 from planner.search.auto import decide
-from planner.spec.check import check_document, check_spec
 from planner.spec.yaml import parse_document
+from tests.planner.engines.deployments import engine_refusals
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 from tests.planner.engines.test_documents import PAIR
 

@@ -16,7 +16,7 @@ from planner.facts import names
 from planner.facts.map_files import export_map
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.engines.sglang_wheel import missing, sglang_sources
 
 KNOWN = Phased(

@@ -11,7 +11,7 @@ from planner.engines import vllm
 from planner.engines.container import Phased
 from planner.facts.engines import ENGINES
 from planner.layout.unit import Unit
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.engines.test_documents import PAIR
 
 TABLE = json.loads((Path(__file__).parent / "vllm-options.json").read_text())

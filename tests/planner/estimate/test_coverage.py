@@ -13,7 +13,7 @@ from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
 from planner.report.text import plan_text
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from planner.compiler import compile_plan
 from planner.problems.fix import applied
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
 pytestmark = pytest.mark.slow

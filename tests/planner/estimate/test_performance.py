@@ -10,7 +10,7 @@ from planner.cli import main
 from planner.compiler import run_passes
 from planner.report.text import plan_text
 from planner.report.timeline import explained
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
@@ -163,6 +163,7 @@ def test_stages_are_those_of_the_layer_that_is_told():
     [
         ({"slo.tpot_ms": 40}, "operating_point.decode.requests", 1),
         ({"slo.ttft_ms": 2000}, "operating_point.prefill.step_tokens", 8192),
+        ({"slo.ttft_ms": 4000, "operating_point.prefill": None}, "prefill.max_batch_tokens", 4096),
         (
             {"slo.ttft_ms": 3000, "operating_point.prefill.utilisation": None},
             "operating_point.prefill.utilisation",

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimate.slow_loading import start_budget_s
+from planner.estimate.loading import start_budget_s
 from planner.spec.kubernetes import KubernetesSpec
 
 DAY_S = 86_400

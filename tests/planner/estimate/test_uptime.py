@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.estimate.uptime import estimate_uptime, fewest_spares
 from planner.layout.layout import lay_out
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 
 SPEC = """
 version: 1

@@ -12,7 +12,7 @@ from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.utilisation import KEPT, LEAST, as_full_as_promised
 from planner.report.report import Report
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
 from tests.benchmarks.throughput_rows import PROFILE_PREFILL
 from tests.planner.search.test_layouts import spec_of

@@ -8,7 +8,7 @@ import pytest
 import stacks
 from planner.plan.fit import check_fit
 from planner.problems.fix import applied
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
 SPECS = Path(stacks.__file__).parent / "specs"

@@ -16,7 +16,7 @@ from tests.planner.expert_map.eplb_reference import rebalance_experts
 
 @st.composite
 def problems(draw):
-    """Loads of one layer, the slots, the GPUs: sizes that `spec/layout_rules.py` lets pass."""
+    """Loads of one layer, the slots, the GPUs: sizes that `rules/phases.py` lets pass."""
     num_gpus = draw(st.integers(1, 8))
     slots_per_gpu = draw(st.integers(1, 6))
     num_slots = num_gpus * slots_per_gpu

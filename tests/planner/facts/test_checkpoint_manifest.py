@@ -9,7 +9,7 @@ import pytest
 from planner.compiler import compile_plan
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.problems.errors import SpecError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from runtime.checkpoint import make_manifest, open_shards, resolve, write_manifest
 from tests.planner.conftest import SPEC
 

@@ -16,7 +16,7 @@ from planner.facts.history import History, PastDay, read_history
 from planner.plan.loaded import load_plan
 from planner.problems.finding import Finding
 from planner.report.text import plan_text
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
 
 MONDAY = date(2026, 11, 2)

@@ -8,7 +8,7 @@ from planner.compiler import compile_plan
 from planner.facts.digest import digest_of_bytes, pretty_json
 from planner.families import MODELS
 from planner.plan.loaded import load_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.conftest import CONFIG
 from tests.templates.gpu_plans import SPEC
 

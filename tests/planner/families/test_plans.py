@@ -12,7 +12,7 @@ from planner.layout.weights import weights_of
 from planner.plan.fit import check_fit
 from planner.plan.loaded import load_plan
 from planner.report.text import plan_text
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.precision import KV_BYTES
 from tests.planner.conftest import CONFIG
 from tests.templates.gpu_plans import SPEC as GPU_SPEC

@@ -5,7 +5,7 @@ import pytest
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.manifests.changes import PodChange, changes_text, pod_changes
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from tests.planner.test_shipped_specs import SPECS
 
 UNITS = ["deepseek-r1-prefill-0", "deepseek-r1-decode-0"]

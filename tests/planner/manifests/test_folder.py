@@ -11,7 +11,7 @@ from planner.manifests import folder as writer
 from planner.manifests.folder import write_folder
 from planner.manifests.render import render_files
 from planner.problems.errors import CallError, OutputError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.conftest import SPEC
 
 UNIT = "leaderworkerset-river-decode-0.yaml"

@@ -16,7 +16,7 @@ from planner.facts.catalog import GPUS
 from planner.placement.place import place_units
 from planner.problems.errors import InfeasibleError
 from planner.report.relied_on import relied_on
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schedule import ScheduleSpec

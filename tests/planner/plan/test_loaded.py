@@ -20,7 +20,7 @@ from planner.plan.launch import launch_digest, unit_digest, with_map
 from planner.plan.loaded import load_plan, read_plan
 from planner.plan.plan import Plan, document_digest, plan_digest
 from planner.problems.errors import CallError, SpecError
-from planner.spec.check import ResolvedSpec
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from tests.docs.plan_schema import schema_of_plans
 

@@ -11,8 +11,8 @@ from planner.compiler import compile_plan
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.fix import applied
+from planner.rules.check import check_document
 from planner.search.auto import decide
-from planner.spec.check import check_document
 from planner.spec.yaml import parse_document
 
 __all__ = ["LAYOUTS", "Verdict", "changes_hardware_or_weights", "compiled", "data_of", "fixed", "verdict_of"]

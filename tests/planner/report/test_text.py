@@ -14,8 +14,8 @@ from planner.report.report import Report, written, written_range
 from planner.report.rows import rows_of
 from planner.report.summary import summary
 from planner.report.text import plan_text, unit_named, unit_text
+from planner.rules.check import check_spec, with_values
 from planner.search.decision import DEFAULT
-from planner.spec.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
 

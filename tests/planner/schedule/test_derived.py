@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from planner.compiler import run_passes
 from planner.problems.errors import InfeasibleError, SpecError
+from planner.rules.check import check_spec, with_values
 from planner.schedule.demand import units_at_rate, units_of_busiest
 from planner.schedule.derived import derived_days
 from planner.schedule.transitions import State, nodes_taken, transitions_of
-from planner.spec.check import check_spec, with_values
 from planner.spec.schedule import ScheduleSpec, UnitCounts
 from tests.planner.schedule.test_optimum import DEEPSEEK
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.compiler import run_passes
+from planner.rules.check import check_spec
 from planner.schedule.drain import drain_s, share_left
-from planner.spec.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
 
 

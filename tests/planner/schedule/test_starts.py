@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from planner.compiler import run_passes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
+from planner.rules.check import check_spec, with_values
 from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_s, starts_of
-from planner.spec.check import check_spec, with_values
 from planner.spec.start import StartSpec
 
 DAY_S = 86_400

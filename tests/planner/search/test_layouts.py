@@ -19,12 +19,12 @@ from planner.facts.drawn import draw_loads
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
+from planner.rules.check import check_document, with_values
 from planner.search.auto import decide
 from planner.search.fleet import Demand, Offer, fill, meet, units_that_serve
 from planner.search.layouts import search_layouts
 from planner.search.ranked import FrontPoint, front_of
 from planner.search.trials import Kept
-from planner.spec.check import check_document, with_values
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 

@@ -10,9 +10,9 @@ from planner.candidate import candidate
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
+from planner.rules.check import check_spec
 from planner.search import relaxations
 from planner.search.unit_sizes import _splits, merged_units
-from planner.spec.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
 

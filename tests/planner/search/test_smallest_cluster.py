@@ -12,7 +12,7 @@ from planner.compiler import compile_plan, run_passes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
-from planner.spec.check import check_document
+from planner.rules.check import check_document
 from planner.spec.yaml import parse_document
 
 pytestmark = pytest.mark.slow

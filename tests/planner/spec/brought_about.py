@@ -11,12 +11,12 @@ from functools import cache
 
 from planner.cli import main
 from planner.compiler import compile_plan
-from planner.engines.limits import engine_refusals
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.yaml import parse_document
 from tests.planner.conftest import SPEC
+from tests.planner.engines.deployments import engine_refusals
 from tests.planner.spec.wrong_specs import CASES, changed, with_load_file
 
 __all__ = ["answers", "facts_of", "plan_or_problems", "problems_of_case"]

@@ -13,16 +13,16 @@ from types import SimpleNamespace
 
 from planner.cli import main
 from planner.compiler import compile_plan
-from planner.engines.limits import engine_refusals
 from planner.estimate.coverage import require_covered
 from planner.facts.digest import pretty_json
 from planner.plan.fit import check_fit
 from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.schema import Spec
 from tests.planner.conftest import SPEC
+from tests.planner.engines.deployments import engine_refusals
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.spec.brought_about import answers, plan_or_problems, problems_of_case
 from tests.planner.spec.wrong_specs import CASES, data_of

@@ -13,7 +13,7 @@ from planner.plan.fit import check_fit
 from planner.plan.given import is_plan
 from planner.plan.loaded import load_plan, read_plan
 from planner.problems.errors import InfeasibleError, SpecError, TidemillError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.spec.any_spec import EVERYTHING, specs
 from tests.planner.spec.spec_schema import kinds_in
 

@@ -13,7 +13,7 @@ from planner.compiler import compile_plan
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.fields import check_fields
 from planner.spec.unknown_keys import read_table
 from tests.planner.conftest import SPEC

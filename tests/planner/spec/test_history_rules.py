@@ -5,7 +5,7 @@ from datetime import date, timedelta
 import pytest
 
 from planner.problems.errors import SpecError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.planner.schedule.test_derived import PAIR
 
 

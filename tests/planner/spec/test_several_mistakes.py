@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.problems.errors import SpecError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 
 SPECS = sorted((Path(__file__).parent / "several_mistakes").glob("*.yaml"))
 FEWEST = 20

@@ -8,7 +8,8 @@ from pathlib import Path
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, split_memory
 from planner.layout.working_memory import MAX_IMBALANCE
-from planner.spec.check import ResolvedSpec, check_spec
+from planner.rules.check import check_spec
+from planner.spec.resolved import ResolvedSpec
 from runtime.model.config import ModelConfig
 from runtime.model.forward_batch import Chunk
 from runtime.model.rope import Yarn

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from runtime.worker import children
 from tests.runtime.launch_documents import sealed
 

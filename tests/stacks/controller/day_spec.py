@@ -3,7 +3,7 @@
 import yaml
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from tests.stacks.deployments import REPOSITORY
 
 __all__ = ["day_plan", "write_day"]

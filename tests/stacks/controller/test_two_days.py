@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cache
 
 from planner.compiler import compile_plan
+from planner.rules.check import check_spec
 from planner.schedule.clock import state_at, units_at
-from planner.spec.check import check_spec
 from stacks.controller.decide import decide
 from stacks.controller.situation import LiveUnit, Orders, Situation
 from tests.stacks.deployments import REPOSITORY

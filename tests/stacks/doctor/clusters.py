@@ -4,7 +4,7 @@ import copy
 from dataclasses import replace
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.doctor.checks import findings
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.needs import Needs, read_needs

@@ -8,7 +8,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.problems.errors import InfeasibleError
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.doctor.needs import pod_limits, pod_requests, read_needs
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.doctor.clusters import demo_needs
@@ -149,7 +149,7 @@ def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
     from planner.compiler import compile_plan
     from planner.problems.errors import InfeasibleError
     from planner.problems.finding import Finding
-    from planner.spec.check import check_spec
+    from planner.rules.check import check_spec
     from tests.stacks.deployments import DEMO_SPEC
 
     plan = compile_plan(check_spec(DEMO_SPEC))

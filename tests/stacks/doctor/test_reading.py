@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks import cli
 from stacks.doctor import examination
 from stacks.doctor.checks import findings

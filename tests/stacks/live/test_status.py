@@ -8,7 +8,7 @@ import yaml
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.problems.fix import applied
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks import cli
 from stacks.live import status, status_cli
 from stacks.live.status import read_live_plan

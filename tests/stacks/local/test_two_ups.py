@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.compiler import compile_plan
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.cli import main
 from stacks.local import deployment, find, run_folder
 from stacks.local.errors import LocalError

@@ -10,7 +10,7 @@ from pulumi.runtime import resource as sdk
 
 from planner.compiler import compile_plan
 from planner.problems.fix import applied
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from stacks.kube.manifest import OBJECTS
 from stacks.program.deployment import deploy
 from stacks.program.plan_objects import plan_objects

@@ -7,7 +7,7 @@ import yaml
 
 import stacks
 from planner.compiler import run_passes
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
 
 SPECS = Path(stacks.__file__).parent / "specs"

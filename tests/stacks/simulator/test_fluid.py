@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.compiler import run_passes
-from planner.spec.check import check_document, check_spec, with_values
+from planner.rules.check import check_document, check_spec, with_values
 from planner.spec.yaml import parse_document
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.failures import Failure, find_outages

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.compiler import run_passes
 from planner.estimate.throughput.queue import wait_at
-from planner.spec.check import check_spec
+from planner.rules.check import check_spec
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.failures import Failure

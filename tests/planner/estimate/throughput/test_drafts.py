@@ -15,7 +15,7 @@ from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Imbalance, decode_spans
 from planner.estimate.throughput.step import decode_step
 from planner.families import MODELS
-from planner.spec.check import check_spec, with_values
+from planner.rules.check import check_spec, with_values
 from tests.benchmarks.throughput_rows import Row, service_decode, unit
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"

@@ -1,0 +1,77 @@
+"""The time that a unit's pods get to start, and a warning about units that are given up before it has passed.
+
+    time to read = weights of the unit on a node / kubernetes.load_rate
+    ours         = time to read, and as long again, 10 min at least
+    another      = time to read, and as long again, 20 min at least; no less than 30 min or `kubernetes.ready_timeout`
+
+Our pods have started once they hold their weights, and compile kernels in their first steps. Other engines compile
+before they answer. A pod that has not started in its time is started again, with its whole unit. A unit that is not
+ready by `kubernetes.ready_timeout` is undone by whoever made it.
+
+Source of the 20 min: sglang 0.5.23 srt/layers/deep_gemm_wrapper/compile_utils.py, which compiles DeepGEMM's kernels in
+"typically 10-20 mins". The 30 min are assumed: graphs are captured after that. Published probes wait longer: 45 min in
+github.com/llm-d/llm-d 39507f36 guides/wide-ep, 100 min in github.com/ai-dynamo/dynamo ecd29799 recipes/deepseek-r1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from planner.facts.engines import OURS
+from planner.facts.terms import EngineName
+from planner.layout.memory import MemoryPlan, node_bytes
+from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["SlowestStart", "slowest_start", "start_budget_s"]
+
+BYTES_PER_GBIT = 1e9 / 8
+START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start
+COMPILING_S, LEAST_COMPILING_START_S = 1200, 1800
+
+
+@dataclass(frozen=True)
+class SlowestStart:
+    """How long a unit takes before it may answer."""
+
+    node_bytes: float  # of weights that a node reads
+    reading_s: float
+    needed_s: float  # before that the unit may well not be ready
+
+
+def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: float) -> int:
+    """Return the seconds that a pod gets to start whose node reads `node_bytes` of weights."""
+    reading_s = _reading_s(kubernetes, node_bytes)
+    if engine == OURS:
+        return ceil(_with_margin(reading_s, START_MARGIN_S))
+    return ceil(max(_needed_s(engine, reading_s), kubernetes.ready_timeout))
+
+
+def slowest_start(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> SlowestStart:
+    """Return the start of the unit that takes longest, for phases with `memory`."""
+    most_bytes = max(_node_bytes(spec, plan) for plan in memory)
+    reading_s = _reading_s(spec.written.kubernetes, most_bytes)
+    return SlowestStart(most_bytes, reading_s, _needed_s(spec.written.engine_name, reading_s))
+
+
+def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:
+    return node_bytes / (kubernetes.load_rate * BYTES_PER_GBIT)
+
+
+def _needed_s(engine: EngineName, reading_s: float) -> float:
+    """Return the time before which a unit may well not be ready."""
+    return reading_s if engine == OURS else max(_with_margin(reading_s, COMPILING_S), LEAST_COMPILING_START_S)
+
+
+def _with_margin(reading_s: float, margin_s: float) -> float:
+    return reading_s + max(reading_s, margin_s)
+
+
+def _node_bytes(spec: ResolvedSpec, plan: MemoryPlan) -> float:
+    """Return what a node reads: of other engines each rank reads for itself, which is what their pods get time for."""
+    section = spec.phase(plan.phase)
+    if spec.written.engine_name != OURS:
+        return plan.weight_bytes * min(section.ep_size, spec.cluster.gpus_per_node)
+    return node_bytes(
+        plan.weight_bytes, plan.parts["routed"], section.ep_size, section.attention_tp, spec.cluster.gpus_per_node
+    )

@@ -1,0 +1,1 @@
+"""Every rule and warning: one file a section of the spec."""

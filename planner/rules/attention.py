@@ -1,0 +1,106 @@
+"""The rules of GPUs that share attention, and of the KV that they keep.
+
+A group has equal parts of the heads and of a node, or whole nodes. Each rule offers sizes that all others take too, as
+far as the fields that they read are known.
+"""
+
+from collections.abc import Iterator
+
+from planner.facts.model import Model
+from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
+from planner.problems.finding import Finding
+from planner.problems.fix import Fix, nearest_of
+from planner.rules.rule import Rule
+from planner.rules.written import Written
+from planner.spec.phase import MAX_ATTENTION_TP
+from planner.spec.precision import kv_dtype
+
+__all__ = ["RULES", "attention_sizes"]
+
+
+def attention_groups_are_alike(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Each group has an equal part of a node, or whole nodes.
+
+    It would fit into a unit of whole nodes: where S502 refuses the unit's size, that is the mistake.
+    """
+    attention_tp: int = c[f"{phase}.attention_tp"]
+    ep_size: int = c[f"{phase}.ep_size"]
+    gpus_per_node: int = c["cluster.gpus_per_node"]
+    is_unit_wrong = ep_size > gpus_per_node and ep_size % gpus_per_node != 0 and gpus_per_node % attention_tp == 0
+    if _fills_nodes(attention_tp, gpus_per_node) and (ep_size % attention_tp == 0 or is_unit_wrong):
+        return
+    rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
+    reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
+    sizes = attention_sizes(ep_size, gpus_per_node, c.get("model.shapes"), c.largest_group)
+    exchanged = c.exchanges(phase)
+    if exchanged and not exchanged(ep_size):  # only a unit that is one group runs, as it exchanges nothing
+        sizes = [size for size in sizes if size == ep_size]
+    another = f"write another ep_size first: the engine exchanges no rows between {ep_size} GPUs"
+    fix = nearest_of(attention_tp, sizes) if sizes else another
+    yield Finding(f"{phase}.attention_tp", attention_tp, rule, reason, fix)
+
+
+def attention_divides_by_heads(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
+    attention_tp: int = c[f"{phase}.attention_tp"]
+    model = c.model
+    if _has_whole_heads(attention_tp, model):
+        return
+    heads, kv_heads = next(each for each in _heads(model) if not _are_whole(attention_tp, *each))
+    kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
+    rule = f"S509 must divide the {heads} attention heads{kv}"
+    sizes = attention_sizes(c.get(f"{phase}.ep_size"), c.get("cluster.gpus_per_node"), model, c.largest_group)
+    reason = "GPUs that share attention split it by whole heads"
+    yield Finding(f"{phase}.attention_tp", attention_tp, rule, reason, nearest_of(attention_tp, sizes))
+
+
+def kv_is_as_kernels_keep_it(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Some attention has one form of KV only."""
+    kv_precision: KvPrecision | None = c[f"{phase}.kv_precision"]
+    precision: Precision = c[f"{phase}.precision"]
+    model = c.model
+    kept = kv_dtype(precision, kv_precision)
+    if model.only_kv is None or kept == model.only_kv:
+        return
+    rule = f"S519 must be {model.only_kv} for {model.model_type}, it keeps {kept}"
+    change = {f"{phase}.kv_precision": model.only_kv for phase in PHASES if phase in c.sections}
+    fix = Fix(f"write kv_precision: {model.only_kv} in all phases", (change,))
+    yield Finding(f"{phase}.kv_precision", kv_precision, rule, "kernels store its compressed KV in this form only", fix)
+
+
+def attention_sizes(
+    ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
+) -> list[int]:
+    """Sizes of attention groups that all take which are known, up to the engine's `largest`; one GPU always does."""
+    return [
+        size
+        for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)
+        if (ep_size is None or ep_size % size == 0)
+        and (gpus_per_node is None or _fills_nodes(size, gpus_per_node))
+        and (model is None or _has_whole_heads(size, model))
+    ]
+
+
+def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
+    """Whether a group has an equal part of a node, or whole nodes."""
+    return gpus_per_node % num_gpus == 0 or num_gpus % gpus_per_node == 0
+
+
+def _has_whole_heads(num_gpus: int, model: Model) -> bool:
+    return all(_are_whole(num_gpus, *each) for each in _heads(model))
+
+
+def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
+    return heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
+
+
+def _heads(model: Model) -> list[tuple[int, int]]:
+    """Attention heads and KV heads of each kind of layer; as many where KV is not kept by heads."""
+    return [(each.num_heads, each.num_kv_heads) for each in model.attentions]
+
+
+RULES = (
+    Rule("S508", "resolved", attention_groups_are_alike, PHASES),
+    Rule("S509", "resolved", attention_divides_by_heads, PHASES),
+    Rule("S519", "resolved", kv_is_as_kernels_keep_it, PHASES),
+)

@@ -1,0 +1,123 @@
+"""A spec file to a spec that can be planned, or to everything that is wrong with it.
+
+    text -> yaml.py (data, places) -> fields.py (single fields) -> named.py (files, catalog) -> rules -> ResolvedSpec
+
+All of it happens before the first pass, so that passes never meet a wrong spec, and a user meets all mistakes at once.
+It does not plan: whether the cluster is large enough is not asked here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planner.problems.errors import SpecError
+from planner.problems.finding import Finding
+from planner.problems.fix import Change, Fix, applied
+from planner.rules.table import broken_rules
+from planner.rules.written import Written
+from planner.spec.declared import place_of
+from planner.spec.fields import check_fields
+from planner.spec.named import Named
+from planner.spec.places import in_full
+from planner.spec.resolved import ResolvedSpec, following
+from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO
+from planner.spec.yaml import Document, read_document
+
+__all__ = ["check_document", "check_spec", "document_with", "mistakes_in", "resolve", "with_values"]
+
+MAX_TRIED = 2**15  # values that are checked to try changes (assumed): a spec of 100 values has 300 tries
+
+
+def check_spec(path: Path) -> ResolvedSpec:
+    """The spec in the file at `path`. Raises SpecError with every mistake in it."""
+    return check_document(read_document(path))
+
+
+def check_document(document: Document) -> ResolvedSpec:
+    """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it.
+
+    A change that a mistake offers has been tried: with it that mistake is gone, and no other one is there.
+    """
+    try:
+        return resolve(document)
+    except SpecError as error:
+        raise SpecError(list(_keep_sound_changes(error.findings, document))) from None
+
+
+def resolve(document: Document) -> ResolvedSpec:
+    """Return the spec in `document`. Raises SpecError with every mistake in it, whose changes nobody has tried."""
+    fields = check_fields(document.data, document.unread)
+    named = Named(Path(document.file).parent, fields.values)
+    values = fields.values | named.resolved
+    written = Written(document.data, values, fields.renamed, document.autos)
+    findings = [*fields.findings, *named.findings, *broken_rules(written)]
+    refused = [finding for _, finding in document.refused]
+    if findings or refused:
+        raise SpecError([*refused, *map(document.locate, findings)])
+    return ResolvedSpec(
+        written=following(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
+        model=named.resolved["model.shapes"],
+        config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
+        weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
+        other_quantization=named.resolved.get("model.other_quantization"),
+        gpu=named.resolved["cluster.device"],
+        measured_loads=named.resolved.get("expert_load.loads"),
+        forecast=named.resolved.get("traffic.forecast"),
+        inputs=named.inputs,
+        document=document,
+    )
+
+
+def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
+    """Return what is wrong with the data of a spec, as far as that can be told without the files that it names."""
+    fields = check_fields(data)
+    return [*fields.findings, *broken_rules(Written(data, fields.values, fields.renamed))]
+
+
+def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
+    """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
+    return resolve(document_with(spec.document, values))
+
+
+def document_with(document: Document, values: Change) -> Document:
+    """Return `document` as if its user had written `values` (dotted path -> value)."""
+    data = applied(in_full(document.data, values), values)
+    return replace(document, data=data, autos=document.autos | set(_left_open(values)))
+
+
+def _left_open(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the paths at which `values` say `auto`, as a file would."""
+    for key, value in values.items():
+        if value == AUTO:
+            yield f"{above}{key}"
+        elif isinstance(value, dict):
+            yield from _left_open(value, f"{above}{key}.")
+
+
+def _keep_sound_changes(findings: Sequence[Finding], document: Document) -> Iterator[Finding]:
+    """Yield `findings` without the changes that do not mend them, or break something else.
+
+    Each try checks the whole spec, so that of many mistakes in a large file the last ones have words alone.
+    """
+    tries, before = MAX_TRIED // len(document.values), _count(findings)
+    for finding in findings:
+        rest = before - _count([finding])
+        sound = [each for each in finding.changes[:tries] if _count_mistakes_with(each, document) <= rest]
+        tries -= min(tries, len(finding.changes))
+        yield replace(finding, fix=Fix(str(finding.fix), tuple(sound)))
+
+
+def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
+    try:
+        resolve(document_with(document, change))
+    except SpecError as error:
+        return _count(error.findings)
+    return Counter()
+
+
+def _count(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
+    """Return how often each rule is broken at each place: a change of a list moves its items."""
+    return Counter((place_of(each.path), each.id) for each in findings)

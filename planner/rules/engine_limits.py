@@ -1,0 +1,332 @@
+"""What other engines cannot do, with the place that says so.
+
+Such a spec is right and plans, for a design review or for another engine; `render` and `up` refuse it as infeasible.
+Sizes that do not divide are no limit of an engine: no spec has them (`rules/phases.py`, `rules/attention.py`),
+since the engines' own parsers take them.
+"""
+
+from collections.abc import Iterator
+
+from planner.facts.model import Model
+from planner.facts.terms import Phase, Precision
+from planner.layout.memory import memory_of
+from planner.problems.finding import Finding
+from planner.problems.fix import Fix, nearest, removal
+from planner.rules.attention import attention_sizes
+from planner.rules.block_limits import keeps_blocks, whole_blocks
+from planner.rules.exchange_limits import exchange_sizes, has_room, has_slots, is_held, room_for_requests, takes_unit
+from planner.rules.model_limits import all_experts_on_fewer_gpus, model_limits
+from planner.rules.rule import Candidate, Rule
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["MAX_MAP_BYTES", "SGLANG", "VLLM", "most_redundant_experts", "runs_layout"]
+
+
+# A ConfigMap takes 1,048,576, and SGLang reads one file: launch files of ours are cut in parts instead.
+MAX_MAP_BYTES = 1_000_000
+MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
+EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
+    "prefill": ("fp8", "bf16", "w4a8"),
+    "decode": ("fp8", "bf16", "w4a8", "fp4"),
+    "mixed": ("fp8", "bf16", "w4a8"),
+}
+
+
+def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether the engine of `spec` can run the sizes of `phase`; other phases need not be decided yet."""
+    return all(can(spec, phase) for can in (takes_unit, has_room, keeps_blocks, has_slots))
+
+
+def most_redundant_experts(model: Model) -> int:
+    """Return how many redundant experts an expert location file has room for, whichever they are: 3,044 of V3.
+
+    A row of `--init-expert-location` is a list of numbers: each has its digits, a comma and a space.
+    """
+    longest = len(str(model.num_routed_experts - 1)) + 2
+    each_once = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
+    row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
+    return (row - each_once) // longest
+
+
+def gpus_are_nvidias(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    name, reason = spec.written.engine_name, "it exchanges expert rows with DeepEP, which needs NVIDIA GPUs"
+    for path, written, gpu in spec.named_gpus():
+        if gpu.device == "cpu":
+            fix = removal("engine", words="leave engine out, for the bundled runtime")
+            yield Finding(path, written, f"S740 must not be cpu to run on {name}", reason, fix)
+        elif gpu.is_rocm:
+            rule = f"S752 must not be a GPU of AMD to run on {name}"
+            yield Finding(path, written, rule, reason, "plan it for other GPUs")
+
+
+def no_phase_is_in_fp32(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    for phase in spec.phases:
+        if spec.phase(phase).precision == "fp32":
+            name = spec.written.engine_name
+            rule, reason = f"S741 must not be fp32 to run on {name}", "DeepEP dispatches BF16 or FP8"
+            fix = Fix("nearest: bf16, in all phases", ({f"{each}.precision": "bf16" for each in spec.phases},))
+            yield Finding(f"{phase}.precision", "fp32", rule, reason, fix)
+
+
+def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
+    """Refuse weights in what the engine cannot make of the checkpoint's: it quantises BF16 to FP8, and undoes nothing.
+
+    A model of the catalog is published in several precisions, of which a deployment loads one.
+    """
+    spec = c.resolved
+    own, name = spec.model.quantisation, spec.written.engine_name
+    written = {phase: spec.phase(phase).precision for phase in spec.phases}
+    has_config = not isinstance(spec.written.model, str) and spec.written.model.config is not None
+    if own.precision == "bf16" or not (has_config or len(set(written.values())) > 1):
+        return
+    for phase, precision in written.items():
+        if precision != own.precision:
+            rule = f"S773 must be {own.precision} to run on {name}"
+            reason = f"all phases load one checkpoint, in {own.words}, and the engine follows its {own.said_in}"
+            yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
+
+
+def answers_may_differ(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    if spec.written.deterministic:
+        name = spec.written.engine_name
+        rule = f"S742 must be false to run on {name}"
+        reason = "it chooses the replica for a token at random or by the batch, and results differ between batches"
+        yield Finding("deterministic", True, rule, reason, removal())
+
+
+def no_rack_is_covered(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    if spec.written.coverage == "rack":
+        name = spec.written.engine_name
+        rule, fix = f"S743 must not be rack to run on {name}", nearest("node")
+        reason = "a unit's pods land on its nodes in any order, so the plan cannot know which rank is in which rack"
+        yield Finding("coverage", "rack", rule, reason, fix)
+
+
+def checkpoints_are_folders(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    checkpoint = spec.written.checkpoint
+    if checkpoint is not None and not checkpoint.startswith("/"):
+        rule = f"S744 must be a path in the pod to run on {spec.written.engine_name}"
+        reason = "only the bundled runtime can load bundled models"
+        fix = "mount the checkpoint in the pod and write its path"
+        yield Finding("model.checkpoint", checkpoint, rule, reason, fix)
+
+
+def one_group_overlaps_nothing(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        if section.overlap != "none" and section.ep_size == section.attention_tp:
+            rule = f"S745 must be none to run on {spec.written.engine_name} with one attention group"
+            reason = "its GPUs share all attention, so there is no dispatch to overlap"
+            yield Finding(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
+
+
+def maps_fit_into_a_file(c: Candidate) -> Iterator[Finding]:
+    """A map that no ConfigMap holds. Ours are cut in parts; SGLang reads one file."""
+    spec = c.resolved
+    most = most_redundant_experts(spec.model)
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        if section.redundant_experts > most:
+            rule = f"S754 must be at most {most:,} to run on {spec.written.engine_name}"
+            reason = (
+                f"it reads the map of all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
+            )
+            fix = _fewer(spec, phase, most)
+            yield Finding(f"{phase}.redundant_experts", section.redundant_experts, rule, reason, fix)
+
+
+def experts_are_exchanged_in_a_known_form(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    for phase in spec.phases:
+        section, taken = spec.phase(phase), EXCHANGED_IN[phase]
+        if section.precision == "fp8_mxfp4" and not spec.gpu_of(phase).lacks_fp4:
+            continue  # DeepGEMM computes them where matmuls take FP4
+        lacks_blocks = section.precision == "fp8" and spec.model.quantisation.other_method is not None
+        is_taken = section.precision in (*taken, "fp32") and not lacks_blocks  # S741 has the last
+        if section.ep_size > section.attention_tp and not is_taken:
+            rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
+            called = spec.model.quantisation.words if lacks_blocks else section.precision
+            reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
+            yield Finding(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase))
+
+
+def _one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
+    """Offer to let all GPUs share attention, and so exchange nothing, where the model's heads and memory allow it."""
+    size = spec.phase(phase).ep_size
+    if size in _group_sizes(spec, phase):
+        return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
+    return "choose a checkpoint in one of these"
+
+
+def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
+    """Return the numbers of GPUs that can share attention in the units of `phase` as they are."""
+    sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
+    tried = {size: spec.trying(phase, {"attention_tp": size}) for size in sizes}
+    conditions = (takes_unit, has_room, keeps_blocks)
+    runs = [size for size, each in tried.items() if all(can(each, phase) for can in conditions)]
+    return [size for size in runs if is_held(memory_of(tried[size], phase))]
+
+
+def _fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
+    """The most redundant experts that the unit's GPUs can share, at most `most`; none where it has too many GPUs."""
+    ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
+    fitting = (num_experts + most) // ep_size * ep_size - num_experts
+    return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
+
+
+def attention_is_one_stage(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    for phase in spec.phases:
+        if spec.phase(phase).overlap == "five_stage":
+            rule = f"S747 must be dual_batch or none to run on {spec.written.engine_name}"
+            reason = "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages"
+            overlaps = (
+                phase != "mixed" and spec.phase(phase).ep_size > spec.phase(phase).attention_tp
+            )  # else S745, S748
+            yield Finding(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none"))
+
+
+def mixed_units_overlap_nothing(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
+        rule = f"S748 must be none to run on {spec.written.engine_name}"
+        reason = "mixed units exchange expert rows by all-gather, which it cannot overlap"
+        yield Finding("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
+
+
+def groups_stay_on_a_node(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    per_node = spec.cluster.gpus_per_node
+    for phase in spec.phases:
+        size = spec.phase(phase).attention_tp
+        if size > per_node:
+            rule = f"S749 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
+            reason = "each pod of a unit serves requests, so no attention group may span two pods"
+            below = [each for each in _group_sizes(spec, phase) if each <= per_node][-1:]
+            fix = nearest(*below) if below else "plan it on nodes of more GPUs"
+            yield Finding(f"{phase}.attention_tp", size, rule, reason, fix)
+
+
+def no_phase_is_in_w4a8(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    for phase in spec.phases:
+        if spec.phase(phase).precision == "w4a8":
+            rule = f"S750 must be fp8, bf16 or fp4 to run on {spec.written.engine_name}"
+            reason = "it has no INT4 experts with FP8 activations"
+            yield Finding(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
+
+
+def names_have_no_colon(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    name = spec.written.served_model_name
+    if ":" in name:
+        rule, fix = f"S751 must have no colon to run on {spec.written.engine_name}", nearest(name.replace(":", "-"))
+        yield Finding("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
+
+
+def routers_read_no_keys(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    secret = spec.written.gateway.keys
+    if secret is not None:
+        rule = f"S761 must be absent to run on {spec.written.engine_name}"
+        yield Finding("gateway.keys", secret, rule, "its router cannot read this file of keys", removal())
+
+
+def routers_count_alone(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    replicas = spec.written.gateway.replicas
+    if replicas > 1:
+        rule = f"S766 must be 1 to run on {spec.written.engine_name}"
+        reason = "each of its routers counts its own requests only"
+        yield Finding("gateway.replicas", replicas, rule, reason, nearest(1))
+
+
+def servers_use_no_certificates(c: Candidate) -> Iterator[Finding]:
+    spec = c.resolved
+    if spec.written.kubernetes.tls is not None:
+        rule = f"S765 must be absent to run on {spec.written.engine_name}"
+        yield Finding("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
+
+
+# Each with the place that says so, of all versions that `facts/engines.py` knows.
+SGLANG = (
+    # github.com/deepseek-ai/DeepEP dd758caf README.md; what stands in for it on AMD's GPUs (mori) is not rendered
+    Rule("S740 S752", "rendered", gpus_are_nvidias),
+    # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, set_deepep_dispatcher_dtype
+    Rule("S741", "rendered", no_phase_is_in_fp32),
+    # sglang 0.5.23 configs/model_config.py, _verify_quantization
+    Rule("S773", "rendered", phases_load_one_checkpoint),
+    # sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic
+    Rule("S742", "rendered", answers_may_differ),
+    # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
+    Rule("S743", "rendered", no_rack_is_covered),
+    # runtime/demo
+    Rule("S744", "rendered", checkpoints_are_folders),
+    # sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap
+    Rule("S745", "rendered", one_group_overlaps_nothing),
+    # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG;
+    # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
+    Rule("S746 S771", "rendered", room_for_requests),
+    # planner/facts/exchange.py
+    Rule("S770", "rendered", exchange_sizes),
+    # sglang 0.5.23 layers/quantization/fp8.py, validate_block_quant_shapes
+    Rule("S772", "rendered", whole_blocks),
+    # sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py
+    Rule("S759", "rendered", experts_are_exchanged_in_a_known_form),
+    # sglang 0.5.23 arg_groups/validation_hook.py, served_model_name
+    Rule("S751", "rendered", names_have_no_colon),
+    # planner/facts/engine_models.py
+    Rule("S755 S756 S757 S760", "rendered", model_limits),
+    # sglang 0.5.23 models/deepseek_v2.py, DeepseekV2MoE; likewise others
+    Rule("S758", "rendered", all_experts_on_fewer_gpus),
+    # sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap
+    Rule("S754", "rendered", maps_fit_into_a_file),
+    # runtime/gateway/tenants/keys.py: the file's form is ours
+    Rule("S761", "rendered", routers_read_no_keys),
+    # runtime/gateway/ranks/ledger.py: ranks report to each of our gateways what others gave them
+    Rule("S766", "rendered", routers_count_alone),
+    # runtime/protocol/tls.py: it is between our gateway and our ranks
+    Rule("S765", "rendered", servers_use_no_certificates),
+)
+VLLM = (
+    # github.com/deepseek-ai/DeepEP dd758caf README.md
+    Rule("S740 S752", "rendered", gpus_are_nvidias),
+    Rule("S741", "rendered", no_phase_is_in_fp32),
+    # vllm 0.33.0 config/model.py, _verify_quantization
+    Rule("S773", "rendered", phases_load_one_checkpoint),
+    # vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts
+    Rule("S742", "rendered", answers_may_differ),
+    # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
+    Rule("S743", "rendered", no_rack_is_covered),
+    # runtime/demo
+    Rule("S744", "rendered", checkpoints_are_folders),
+    # vllm 0.33.0 config/vllm.py, backends of use_ubatching
+    Rule("S745", "rendered", one_group_overlaps_nothing),
+    Rule("S748", "rendered", mixed_units_overlap_nothing),
+    # vllm 0.33.0 v1/worker/ubatching.py
+    Rule("S747", "rendered", attention_is_one_stage),
+    # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py: DeepEP's own limit
+    # vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
+    # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
+    Rule("S746 S771", "rendered", room_for_requests),
+    # planner/facts/exchange.py
+    Rule("S770", "rendered", exchange_sizes),
+    # vllm 0.33.0 model_executor/layers/quantization/utils/fp8_utils.py
+    Rule("S772", "rendered", whole_blocks),
+    # vllm 0.33.0 config/parallel.py, nnodes_within_dp
+    Rule("S749", "rendered", groups_stay_on_a_node),
+    # vllm 0.33.0 model_executor/layers/quantization/__init__.py
+    Rule("S750", "rendered", no_phase_is_in_w4a8),
+    # planner/facts/engine_models.py
+    Rule("S755 S756 S757 S760", "rendered", model_limits),
+    # as SGLang's
+    Rule("S761", "rendered", routers_read_no_keys),
+    Rule("S766", "rendered", routers_count_alone),
+    Rule("S765", "rendered", servers_use_no_certificates),
+)

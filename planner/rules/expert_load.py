@@ -1,0 +1,56 @@
+"""The rules of `expert_load`."""
+
+from collections.abc import Iterator
+
+from planner.facts.loads import Loads, row_without_load
+from planner.problems.finding import Finding
+from planner.rules.rule import Rule, without_effect
+from planner.rules.written import Written
+
+__all__ = ["RULES"]
+
+
+def loads_have_one_origin(c: Written) -> Iterator[Finding]:
+    """Measured or drawn, not both."""
+    reason = "with measured loads, nothing is drawn at random"
+    for path in ("expert_load.alpha", "expert_load.seed"):
+        if c["expert_load.file"] is not None and c.gives(path):
+            yield without_effect("with expert_load.file", reason, path)
+
+
+def loads_match_the_model(c: Written) -> Iterator[Finding]:
+    """One row an MoE layer, one column a logical expert."""
+    c.require("expert_load.file")
+    loads: Loads = c["expert_load.loads"]
+    model = c.model
+    wanted = (model.num_moe_layers, model.num_routed_experts)
+    found = (len(loads), len(loads[0]))
+    if found == wanted:
+        return
+    rule = (
+        f"S602 must have shape [{wanted[0]}][{wanted[1]}] (MoE layers, routed experts), it has [{found[0]}][{found[1]}]"
+    )
+    reason = "every expert of every layer needs its own load"
+    if found == (model.num_layers, wanted[1]):
+        loaded = next(index for index, row in enumerate(loads) if any(row))
+        reason = f"the model's first {model.num_dense_layers} layers are dense, and row {loaded} has load"
+    yield Finding("expert_load.file", c["expert_load.file"], rule, reason, "measure the loads on this model")
+
+
+def every_layer_was_recorded(c: Written) -> Iterator[Finding]:
+    """Every token goes to some expert of every MoE layer."""
+    c.require("expert_load.file")
+    loads: Loads = c["expert_load.loads"]
+    model = c.model
+    if len(loads) != model.num_moe_layers or (row := row_without_load(loads)) is None:
+        return
+    rule = f"S606 must have load in every MoE layer, and the model's layer {model.num_dense_layers + row} has none"
+    reason = "a layer to which nothing was routed was not recorded"
+    yield Finding("expert_load.file", c["expert_load.file"], rule, reason, "record the loads again, in every layer")
+
+
+RULES = (
+    Rule("S560", "fields", loads_have_one_origin),
+    Rule("S602", "resolved", loads_match_the_model),
+    Rule("S606", "resolved", every_layer_was_recorded),
+)

@@ -1,0 +1,89 @@
+"""What an engine cannot do with the model of a spec, by the table in `planner/facts/engine_models.py`."""
+
+from collections.abc import Iterator, Mapping
+
+from planner.facts.engine_models import ENGINE_MODELS, EngineModel
+from planner.facts.terms import Phase
+from planner.problems.finding import Finding
+from planner.problems.fix import HERE, Fix, nearest
+from planner.rules.exchange_limits import units_beside, why_no_replicas
+from planner.rules.rule import Candidate
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["all_experts_on_fewer_gpus", "model_limits"]
+
+
+def model_limits(c: Candidate) -> Iterator[Finding]:
+    """Why the spec's engine cannot run its model, or not in the way that is written."""
+    spec = c.resolved
+    model = _models(spec).get(spec.model.model_type)
+    if model is None:
+        yield _unknown_model(spec)
+        return
+    if model.cannot:
+        yield _not_as_planned(spec, model.cannot)
+        return
+    yield from _without_replicas(spec)
+    yield from _without_overlap(spec, model)
+
+
+def all_experts_on_fewer_gpus(c: Candidate) -> Iterator[Finding]:
+    """A unit of more GPUs than the model has experts, which SGLang takes for a mistake."""
+    spec = c.resolved
+    most = spec.model.num_routed_experts
+    for phase in spec.phases:
+        if (size := spec.phase(phase).ep_size) > most:
+            rule = f"S758 must be at most num_routed_experts ({most}) to run on {spec.written.engine_name}"
+            reason = "it refuses a unit with more GPUs than a layer has experts, even with replicas"
+            yield Finding(f"{phase}.ep_size", size, rule, reason, f"plan units of at most {most} GPUs")
+
+
+def _models(spec: ResolvedSpec) -> Mapping[str, EngineModel]:
+    version = spec.written.engine_version
+    assert version is not None
+    return ENGINE_MODELS[spec.written.engine_name][version]
+
+
+def _called(spec: ResolvedSpec) -> str:
+    return f"{spec.written.engine_name} {spec.written.engine_version}"
+
+
+def _unknown_model(spec: ResolvedSpec) -> Finding:
+    rule = f"S760 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
+    reason = f"what it does with {spec.model.model_type} is not known"
+    return Finding(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
+
+
+def _not_as_planned(spec: ResolvedSpec, reason: str) -> Finding:
+    rule = f"S756 must not be {spec.model.model_type} to run on {_called(spec)}"
+    return Finding(*spec.written.named_model, rule, reason, "choose another engine")
+
+
+def _without_replicas(spec: ResolvedSpec) -> Iterator[Finding]:
+    for phase in spec.phases:
+        redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
+        if redundant and reason:
+            rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
+            yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase))
+
+
+def _none_redundant(spec: ResolvedSpec, phase: Phase) -> Fix | str:
+    """Offer 0, with another number of GPUs where these do not share the model's experts evenly."""
+    if spec.model.num_routed_experts % spec.phase(phase).ep_size == 0:
+        return nearest(0)
+    sizes = [size for size, _ in units_beside(spec, phase)]
+    if not sizes:
+        return "choose another engine"
+    words = f"nearest: 0 with ep_size {' or '.join(map(str, sizes))}"
+    return Fix(words, tuple({HERE: 0, f"{phase}.ep_size": size} for size in sizes))
+
+
+def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Finding]:
+    for phase in spec.phases:
+        overlap = spec.phase(phase).overlap
+        if overlap != "none" and phase not in model.overlaps:
+            rule = f"S757 must be none to run {spec.model.model_type} on {_called(spec)}"
+            reason = f"it does not split the layers of {model.architecture} into stages" + (
+                f" in {phase}" if model.overlaps else ""
+            )
+            yield Finding(f"{phase}.overlap", overlap, rule, reason, nearest("none"))

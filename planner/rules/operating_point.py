@@ -1,0 +1,136 @@
+"""The rules of operating points: whole, within the limits of their phase, and as the traffic is."""
+
+from collections.abc import Iterator, Mapping
+
+from planner.facts.terms import PHASES, Phase
+from planner.problems.finding import Finding
+from planner.problems.fix import Fix, for_example, nearest
+from planner.rules.rule import Rule, without_effect
+from planner.rules.written import Written
+from planner.spec.operating_point import MAX_TOKENS
+
+__all__ = ["RULES"]
+
+LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in ("kv_tokens", "prompt_tokens"))
+
+
+def answers_have_a_length(c: Written) -> Iterator[Finding]:
+    """Mixed units divide their time by it; a day's traffic says it too."""
+    c.require("operating_point.mixed.prompt_tokens")
+    outputs: int | None = c["operating_point.mixed.output_tokens"]
+    if outputs is not None or "traffic" in c.sections:
+        return
+    rule = "S561 is required without traffic"
+    path = "operating_point.mixed.output_tokens"
+    yield Finding(path, None, rule, "the point has to say how long answers are", for_example("output_tokens: 1000"))
+
+
+def requests_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
+    """A rank never works on more."""
+    requests: int = c[f"operating_point.{phase}.requests"]
+    most: int = c[f"{phase}.max_requests"]
+    if requests <= most:
+        return
+    raised = None if c.gives(f"{phase}.max_requests") else {f"{phase}.max_requests": requests}
+    path, reason = f"operating_point.{phase}.requests", "no rank works on more at a time"
+    yield _beyond(path, requests, "S551", "max_requests", most, reason, raised)
+
+
+def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Finding]:
+    """A limit that is written in any phase holds in all of them (S505). A default is raised to the longest point."""
+    tokens: int = c[path]
+    own = f"{path.split('.')[1]}.max_request_tokens"
+    default: int = c[own]
+    limits = [f"{phase}.max_request_tokens" for phase in PHASES]
+    written: dict[str, int] = {limit: c[limit] for limit in limits if c.gives(limit) and c.get(limit)}
+    most = written.get(own) or min(written.values(), default=default)
+    positions = model.max_position_embeddings if (model := c.get("model.shapes")) else MAX_TOKENS
+    if tokens <= most:
+        return
+    if written:
+        yield _beyond(path, tokens, "S552", "max_request_tokens", most, "no request is longer")
+    elif tokens > positions:
+        reason = "the model has no positions beyond these"
+        yield _beyond(path, tokens, "S552", "max_position_embeddings", positions, reason)
+    else:
+        longest = max(each for each in (tokens, *map(c.get, LENGTHS)) if each and each <= positions)
+        raised = {limit: longest for limit in limits if limit.split(".")[0] in c.sections}
+        yield _beyond(path, tokens, "S552", "max_request_tokens", most, "no request is longer", raised)
+
+
+def steps_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
+    """A rank never computes more in one step."""
+    step_tokens: int = c[f"operating_point.{phase}.step_tokens"]
+    most: int = c[f"{phase}.max_batch_tokens"]
+    if step_tokens <= most:
+        return
+    raised = None if c.gives(f"{phase}.max_batch_tokens") else {f"{phase}.max_batch_tokens": step_tokens}
+    path, reason = f"operating_point.{phase}.step_tokens", "no rank computes more prompt tokens in one step"
+    yield _beyond(path, step_tokens, "S553", "max_batch_tokens", most, reason, raised)
+
+
+def phases_are_there(c: Written) -> Iterator[Finding]:
+    """An operating point or a floor of a phase that the spec does not have."""
+    reason = "there is no such phase"
+    for phase in PHASES:
+        if phase not in c.sections:
+            if c.gives(f"operating_point.{phase}"):
+                yield without_effect(f"without {phase}", reason, f"operating_point.{phase}")
+            if (floor := c.get(f"schedule.min_units.{phase}")) is not None:
+                yield without_effect(f"without {phase}", reason, f"schedule.min_units.{phase}", floor)
+
+
+def rates_are_of_drafts(c: Written, phase: Phase) -> Iterator[Finding]:
+    """A rate of nothing predicts nothing."""
+    acceptance_rate: float | None = c[f"operating_point.{phase}.acceptance_rate"]
+    draft_tokens: int = c[f"{phase}.draft_tokens"]
+    if acceptance_rate is None or draft_tokens:
+        return
+    path = f"operating_point.{phase}.acceptance_rate"
+    yield without_effect(f"without {phase}.draft_tokens", "nothing is drafted then", path, acceptance_rate)
+
+
+def hits_are_the_traffics(c: Written) -> Iterator[Finding]:
+    """A speed and the day that it serves are of one load."""
+    hit_rate: float | None = c["operating_point.prefill.cache_hit_rate"]
+    of_day: float = c["traffic.cache_hit_rate"]
+    if hit_rate is None or hit_rate == of_day:
+        return
+    where, path = f"beside traffic.cache_hit_rate ({of_day:g})", "operating_point.prefill.cache_hit_rate"
+    yield without_effect(where, "the operating point has the hits of the traffic", path, hit_rate)
+
+
+def answers_are_as_long_as_the_traffics(c: Written) -> Iterator[Finding]:
+    """The same of the output that a prompt has."""
+    outputs: int | None = c["operating_point.mixed.output_tokens"]
+    prompts: int = c["operating_point.mixed.prompt_tokens"]
+    outputs_of_day: float = c["traffic.output_tokens"]
+    prompts_of_day: float = c["traffic.input_tokens"]
+    of_day = prompts * outputs_of_day / prompts_of_day
+    if outputs is None or abs(outputs - of_day) < 1:
+        return
+    where, path = "beside traffic.output_tokens", "operating_point.mixed.output_tokens"
+    reason = f"the operating point has as much output for a prompt as the traffic, {of_day:,.4g} tokens"
+    yield without_effect(where, reason, path, outputs)
+
+
+def _beyond(
+    path: str, value: int, rule: str, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
+) -> Finding:
+    """Say that a load is beyond its limit. Where nobody wrote the limit, the load is kept and the limit `raised`."""
+    if raised is None:
+        return Finding(path, value, f"{rule} must be at most {limit} ({most})", reason, nearest(most))
+    fix = Fix(f"write {' and '.join(f'{each}: {number}' for each, number in raised.items())}", (raised,))
+    return Finding(path, value, f"{rule} must be at most {limit} ({most}, its default)", reason, fix)
+
+
+RULES = (
+    Rule("S561", "fields", answers_have_a_length),
+    Rule("S551", "fields", requests_are_within_the_limit, PHASES),
+    Rule("S552", "resolved", requests_are_as_long_as_one_may_be, LENGTHS),
+    Rule("S553", "fields", steps_are_within_the_limit, PHASES),
+    Rule("S560", "fields", phases_are_there),
+    Rule("S560", "fields", rates_are_of_drafts, PHASES),
+    Rule("S560", "fields", hits_are_the_traffics),
+    Rule("S560", "fields", answers_are_as_long_as_the_traffics),
+)

@@ -1,0 +1,115 @@
+"""Warnings about a day's traffic that asks units for more than they make.
+
+A latency is predicted at an operating point. Where a day asks for more than the units that are on make there, they
+work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. What
+is beyond the most that they make waits or is refused, whatever `slo` promises. The plan is still a plan: a user may
+know that the profile is a wish.
+"""
+
+from collections.abc import Iterator
+
+from planner.cost.demand import PhaseLoad
+from planner.estimate.throughput.predict import Prediction
+from planner.facts.seconds import MS_PER_S
+from planner.facts.terms import Phase
+from planner.problems.finding import Finding
+from planner.rules.predictions import Predicted
+from planner.rules.rule import Rule
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["RULES", "SEE_SIMULATE"]
+
+PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
+MANY = 10  # times what is made, from which on per cent are hard to read
+SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
+
+
+def units_make_what_is_asked_for(c: Predicted) -> Iterator[Finding]:
+    """Find each phase that is asked for more than it makes, where that breaks a promise or is refused."""
+    for load in c.fullest:
+        if load.is_over:
+            served = c.fuller(load)
+            yield from _refused(c.resolved, load) if served is None else _slower(c.resolved, load, served)
+
+
+def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
+    """Yield the warning about a load that nobody serves."""
+    units = f"{load.phase} units"
+    if load.most_per_s:
+        share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
+        asked = f"asks for {share} the most tokens that the {units} can make at {_time(load)}"
+        over = f", and for more than they can make during {load.hours_beyond:.3g} h of that day"
+        reason = f"requests beyond that wait or are refused{_uncounted(spec, load)}"
+    else:
+        asked = f"asks for tokens at {_time(load)}, when no {load.phase} unit is on"
+        over = (
+            f", and for more than the {units} that are on can make during {load.hours_beyond:.3g} h of that day in all"
+        )
+        reason = f"requests are refused while no unit is on{_uncounted(spec, load)}"
+    asked += over if load.hours_beyond else ""
+    broken = " and ".join(_promises(spec, load.phase))
+    reason += f", and {broken} {'are' if ' and ' in broken else 'is'} not kept" if broken else ""
+    yield Finding("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
+
+
+def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return a part of a sentence where the plan counts an income, which is of a day like most."""
+    cost = spec.written.cost
+    return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
+
+
+def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Finding]:
+    """Yield a warning for each promise that units break which serve all of a load, and are fuller for it."""
+    means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
+    over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
+    for path, promised in _promises(spec, load.phase).items():
+        mean = means[path]
+        assert mean is not None
+        if not served.keeps(mean, promised):
+            where = _where(spec, load) or " at their operating point"
+            rule = (
+                f"W115 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "
+                f"serve{where} at {_time(load)}{over}"
+            )
+            name = path.removeprefix("slo.").removesuffix("_ms").upper()
+            reason = f"{_fullness(served)}, with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
+            yield Finding(path, promised, rule, reason, _fix(spec, load))
+
+
+def _where(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return a part of a sentence: that prefill's units serve so many tokens within the TTFT that is promised."""
+    return " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
+
+
+def _fullness(served: Prediction) -> str:
+    """Say how full units are that serve all of a load."""
+    if served.phase == "prefill":
+        return f"these then compute {served.point.utilisation:.1%} of the time"
+    return f"each rank or group then works on {served.point.requests:,.0f} requests at a time"
+
+
+def _promises(spec: ResolvedSpec, phase: Phase) -> dict[str, float]:
+    """Return what is promised of a phase: path -> ms."""
+    promised = {f"slo.{name}_ms": getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[phase]}
+    return {path: each for path, each in promised.items() if each is not None}
+
+
+def _time(load: PhaseLoad) -> str:
+    return f"{load.at}{f' on {load.day}' if load.day else ''}"
+
+
+def _fix(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Say how more units come to be on at the fullest time."""
+    return f"{_more_units(spec, load)}{SEE_SIMULATE}"
+
+
+def _more_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    units = f"{load.phase}.units"
+    if spec.has_windows_of_traffic and units not in spec.document.autos:
+        return f"write {units}: auto, for as many as the traffic asks for"
+    if load.are_all_on:
+        return f"all {load.phase} units are on then: plan more of them, and more cluster.nodes unless some are free"
+    return f"turn on more {load.phase} units at that time"
+
+
+RULES = (Rule("W115 W138", "predicted", units_make_what_is_asked_for),)

@@ -1,0 +1,163 @@
+"""Warnings about latencies that a spec promises under `slo` and that its plan is predicted to miss.
+
+A plan with such a phase is still a plan: predictions have wide ranges, and a promise may be a wish. Where `auto` chose
+the layout, it kept the promise by what was foreseen of the expert map. The plan predicts with the map itself.
+
+Where the spec writes a load, lighter ones that keep the promise are offered beside a weaker promise: fewer requests,
+shorter steps, units that are less full. Where none keeps it, the one that comes nearest is. Each is predicted, with the
+plan's maps, before it is said, and with the units that it takes for the same tokens.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+
+from planner.estimate.throughput.intervals import Estimate
+from planner.estimate.throughput.predict import Prediction
+from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
+from planner.facts.seconds import MS_PER_S
+from planner.facts.terms import Phase
+from planner.problems.finding import Finding
+from planner.problems.fix import HERE, Change, Fix, removal
+from planner.rules.predictions import Predicted
+from planner.rules.rule import Rule
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["RULES"]
+
+CHOSEN = "auto chose its layout before its expert map was known"
+GIVEN = {
+    "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
+    "tpot": "steps with fewer requests are shorter",
+}
+GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # of mixed units
+NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
+WAITING = "its units are so full that prompts wait longer for their turn"
+SAME_UNITS = 1.005  # times as many units are not worth a word
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A change of the spec, and what it says."""
+
+    change: Change
+    words: str
+    keeps: bool = True  # the promise that is written
+
+
+def promises_are_kept(c: Predicted) -> Iterator[Finding]:
+    """Find each promised latency that a phase misses."""
+    for outlook in c.speed:
+        if outlook.prediction is not None:
+            yield from _missed(c, outlook.phase, outlook.prediction)
+
+
+def _missed(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
+    slo = c.resolved.written.slo
+    for name, promised, each in (
+        ("ttft", slo.ttft_ms, found.ttft_seconds),
+        ("tpot", slo.tpot_ms, found.tpot_seconds),
+    ):
+        if promised is None or each is None or found.keeps(each, promised):
+            continue
+        if name == "ttft" and found.waits_without_end:
+            yield _saturated(promised)
+        else:
+            reached = each.mid * MS_PER_S
+            rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms{_range(each)}"
+            used = _less_full(c.resolved, found, promised) if name == "ttft" else None
+            lighter = None if phase in c.searched else _lighter(c, found, name, promised)
+            given = GIVEN_TURNS if (phase, name) == ("mixed", "ttft") else GIVEN[name]
+            given += NOT_ENOUGH[name] if lighter and not lighter.keeps else ""
+            reason = CHOSEN if phase in c.searched else WAITING if used else given
+            yield Finding(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
+
+
+def _range(mean: Estimate) -> str:
+    """Return what the mean is at the fastest and at the slowest speed that the evidence allows."""
+    return f" ({mean.low * MS_PER_S:,.1f} to {mean.high * MS_PER_S:,.1f})"
+
+
+def _saturated(promised: float) -> Finding:
+    rule = "W115 is missed by prefill, whose prompts wait longer and longer at utilisation 1"
+    reason = "whatever is asked for all that it makes has no mean TTFT"
+    path = "operating_point.prefill.utilisation"
+    fix = removal(path, words=f"remove {path}, and prefill is as full as the promise allows")
+    return Finding("slo.ttft_ms", promised, rule, reason, fix)
+
+
+def _lighter(c: Predicted, found: Prediction, name: str, promised: float) -> _Offer | None:
+    """Return the lighter load that keeps a promise, or else the one that comes nearest; None where none is lighter."""
+    path, loads = _lighter_loads(c.resolved, found)
+
+    @cache
+    def at(load: int) -> Prediction:
+        tried = c.predicted_with(found.phase, {path: load})
+        assert tried is not None  # the phase's speed is known
+        return tried
+
+    def keeps(load: int) -> bool:
+        return at(load).keeps(_mean(at(load), name), promised)
+
+    is_prefill = found.phase == "prefill"
+    if is_prefill:  # the shortest steps may take longer: a prompt takes more of them
+        kept = next((each for each in loads if keeps(each)), None)
+    else:
+        number = bisect_left(loads, True, key=keeps)
+        kept = loads[number] if number < len(loads) else None
+    if kept is not None:
+        return _Offer({path: kept}, f"{path} {kept}{_units(found, at(kept))}")
+    tried = loads if is_prefill else loads[-1:]
+    best = min(tried, key=lambda each: _mean(at(each), name).mid, default=None)
+    if best is None or _mean(at(best), name).mid >= _mean(found, name).mid:
+        return None
+    reached = ceil(_mean(at(best), name).mid * MS_PER_S)
+    return _Offer({HERE: reached, path: best}, f"{reached} with {path} {best}{_units(found, at(best))}", keeps=False)
+
+
+def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence[int]]:
+    """Return the field that says how loaded a phase is, and lighter loads than its own, from the heaviest on."""
+    phase = found.phase
+    if phase == "prefill":
+        return shorter_steps(spec)
+    is_written = getattr(spec.written.operating_point, phase) is not None
+    path = f"operating_point.{phase}.requests" if is_written else f"{phase}.max_requests"
+    return path, range(ceil(found.point.requests) - 1, 0, -1)
+
+
+def _mean(found: Prediction, name: str) -> Estimate:
+    mean = found.ttft_seconds if name == "ttft" else found.tpot_seconds
+    assert mean is not None  # the phase promises it
+    return mean
+
+
+def _less_full(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
+    """Return a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is so short."""
+    if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
+        return None
+    used = highest_utilisation(found, promised)
+    if used < LEAST_OFFERED:
+        return None
+    path = f"operating_point.{found.phase}.utilisation"
+    return _Offer({path: used}, f"{path} {used:g}{_more_units(found.point.utilisation / used)}")
+
+
+def _units(found: Prediction, lighter: Prediction) -> str:
+    return _more_units(found.tokens_per_s_per_gpu.mid / lighter.tokens_per_s_per_gpu.mid)
+
+
+def _more_units(times: float) -> str:
+    """Say what a lighter load takes: as a point of prediction it keeps no request away."""
+    return f" (the same tokens then take {times:.3g} times as many units)" if times > SAME_UNITS else ""
+
+
+def _fix(reached: int, *offers: _Offer | None) -> Fix:
+    """Offer what is reached, and loads at which the promise is kept."""
+    offered = [each for each in offers if each is not None]
+    said = "".join(f", or {each.words}" for each in offered)
+    return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))
+
+
+RULES = (Rule("W115", "predicted", promises_are_kept),)

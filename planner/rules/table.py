@@ -1,0 +1,76 @@
+"""All rules, in the order in which they are asked. Findings about one value are told in this order."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from planner.facts.terms import EngineName
+from planner.problems.finding import Finding
+from planner.rules import (
+    attention,
+    cluster,
+    cost,
+    engine,
+    engine_limits,
+    expert_load,
+    exposed,
+    gateway,
+    kubernetes,
+    model,
+    operating_point,
+    overlay,
+    phases,
+    plausible,
+    pods,
+    runtime_limits,
+    schedule,
+    traffic,
+    volumes,
+)
+from planner.rules.rule import Candidate, Level, Rule
+from planner.rules.written import Written
+
+__all__ = ["broken_rules", "found_in", "rules_at", "warnings_of"]
+
+SECTIONS = (
+    *(gateway, phases, expert_load, model, engine, attention, cluster, schedule, traffic, cost),
+    *(kubernetes, volumes, pods, overlay, operating_point, plausible, exposed),
+)
+RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))
+LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {
+    "tidemill": (*runtime_limits.OF_ALL, *runtime_limits.TIDEMILL),
+    "sglang": (*runtime_limits.OF_ALL, *engine_limits.SGLANG),
+    "vllm": (*runtime_limits.OF_ALL, *engine_limits.VLLM),
+}
+
+
+def broken_rules(written: Written) -> Iterator[Finding]:
+    """Yield what the rules between fields find, as far as the fields that they ask for are right."""
+    for rule in RULES:
+        if rule.level in ("fields", "resolved"):
+            yield from rule.findings(written)
+
+
+def found_in(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
+    """Return what the rules of `level` find in a candidate without mistakes, each with its line."""
+    spec = candidate.resolved
+    rules = LIMITS[spec.written.engine_name] if level == "rendered" else rules_at(level)
+    return tuple(spec.locate(each) for rule in rules for each in rule.findings(candidate))
+
+
+def warnings_of(candidate: Candidate) -> tuple[Finding, ...]:
+    """Return the warnings about what is laid out and, where its engine can run it, about what pods would do."""
+    found = found_in(candidate, "laid out")
+    if not found_in(candidate, "rendered"):
+        found += found_in(candidate, "started")
+    return tuple(sorted(found, key=lambda finding: (finding.line, finding.column)))
+
+
+def rules_at(level: Level) -> tuple[Rule, ...]:
+    """Return the rules of `level`, of any engine."""
+    if level == "predicted":
+        from planner.rules import overload, predictions, promises  # imported late: `validate` predicts nothing
+
+        return (*promises.RULES, *predictions.RULES, *overload.RULES)
+    if level == "rendered":
+        return tuple(dict.fromkeys(chain.from_iterable(LIMITS.values())))
+    return tuple(rule for rule in RULES if rule.level == level)

@@ -1,0 +1,222 @@
+"""The rules of `traffic`.
+
+A forecast takes a gap for a time that it knows from other days only, and of two demands the larger one. Neither is what
+was measured. What cannot be read is wrong already (`planner/facts/history.py`). An hour that clocks skipped is not
+missing, and one that they showed twice may have two demands: both are asked of `schedule.timezone`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from planner.facts.counted import counted
+from planner.facts.day import DAY_MINUTES, DAY_S, hh_mm, minute_of
+from planner.facts.model import Model
+from planner.facts.terms import PHASES
+from planner.facts.timezones import is_timezone
+from planner.facts.wall_clock import days_between, instants_of, offset_at
+from planner.problems.finding import Finding
+from planner.problems.fix import Fix, nearest, removal
+from planner.rules.days import wrong_days
+from planner.rules.rule import Rule, without_effect
+from planner.rules.written import Written
+from planner.spec.declared import field_at
+from planner.spec.traffic import HOURS
+
+if TYPE_CHECKING:
+    from planner.facts.forecast import Forecast
+    from planner.facts.history import History, PastDay
+
+__all__ = ["RULES"]
+
+ONLY_A_DRAIN = "nothing but a drain that is auto follows from it"
+WINDOWS_ARE_WRITTEN = "the planner leaves windows that are written as they are"
+
+
+def some_hour_has_demand(c: Written) -> Iterator[Finding]:
+    """A day's tokens come at some hour."""
+    profile: Sequence[float] | None = c["traffic.profile"]
+    if profile is None or any(profile):
+        return
+    fix = "leave it out to spread tokens evenly over the day"
+    reason = "the day's tokens must arrive at some hour"
+    yield Finding("traffic.profile", profile, "S610 must be above 0 in some hour", reason, fix)
+
+
+def entries_divide_hours(c: Written) -> Iterator[Finding]:
+    """Each has a whole number of minutes, and no entry is of two hours."""
+    profile: Sequence[float] | None = c.get("traffic.profile")
+    others: Sequence[Mapping[str, Any]] | None = c.get("traffic.other_days")
+    counts = ", ".join(str(HOURS * parts) for parts in range(1, 61) if 60 % parts == 0)
+    places = {f"traffic.other_days.{index}.profile": each.get("profile") for index, each in enumerate(others or ())}
+    for place, each in {"traffic.profile": profile, **places}.items():
+        if each is not None and not DAY_MINUTES % len(each) == 0 == len(each) % HOURS:
+            rule = f"S616 must have the same number of entries for each hour, it has {len(each)} for 24 hours"
+            fix = "write one entry for each hour, or for each equal part of an hour"
+            yield Finding(place, each, rule, f"possible numbers are {counts}", fix)
+
+
+def other_days_are_of_the_calendar(c: Written) -> Iterator[Finding]:
+    """Each is named once."""
+    others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
+    yield from wrong_days("traffic.other_days", others)
+
+
+def other_days_are_unlike_a_profile(c: Written) -> Iterator[Finding]:
+    """What they have is relative to it."""
+    others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
+    if not others or c.gives("traffic.profile") or c.gives("traffic.history"):
+        return
+    rule = "S622 must come with profile or history"
+    reason = "the demand of other days is relative to that of a usual day"
+    fix = "write traffic.profile: the demand of each of the 24 hours of a usual day"
+    yield Finding("traffic.other_days", others, rule, reason, fix)
+
+
+def most_answers_are_longer_than_half_of_them(c: Written) -> Iterator[Finding]:
+    """A percentile is at least the median."""
+    p99: int = c["traffic.output_lengths.p99"]
+    median: int = c["traffic.output_lengths.median"]
+    if p99 >= median:
+        return
+    rule = f"S621 must be at least the median ({median})"
+    reason = "half of the answers are that long"
+    yield Finding("traffic.output_lengths.p99", p99, rule, reason, nearest(median))
+
+
+def requests_are_as_long_as_one_may_be(c: Written) -> Iterator[Finding]:
+    """A mean request has a token of each kind at least, and no more than the longest. A default limit is raised."""
+    requests: float | None = c["traffic.requests"]
+    prompts: float = c["traffic.input_tokens"]
+    outputs: float = c["traffic.output_tokens"]
+    model: Model | None = c.get("model.shapes")
+    limits = {phase: f"{phase}.max_request_tokens" for phase in PHASES}
+    longest = min(filter(None, map(c.get, limits.values())), default=None)
+    if requests is None or longest is None:
+        return
+    if requests > (most := int(min(prompts, outputs))):
+        reason = "every request has a token of prompt and one of output"
+        rule = f"S623 must be at most {most:,}, the smaller number of tokens"
+        yield Finding("traffic.requests", requests, rule, reason, nearest(most))
+        return
+    mean, least = ceil((prompts + outputs) / requests), ceil((prompts + outputs) / longest)
+    if mean <= longest:
+        return
+    fix = nearest(least)
+    if not any(map(c.gives, limits.values())) and (model is None or mean <= model.max_position_embeddings):
+        raised = {path: mean for phase, path in limits.items() if phase in c.sections}
+        fix = Fix(f"write {' and '.join(f'{path}: {value}' for path, value in raised.items())}", (raised,))
+    reason = f"a request has {mean:,} tokens on average, and none is longer"
+    rule = f"S623 must be at least {least:,} with max_request_tokens {longest:,}"
+    yield Finding("traffic.requests", requests, rule, reason, fix)
+
+
+def past_days_stand_for_a_profile(c: Written) -> Iterator[Finding]:
+    """Two profiles could differ."""
+    history: str | None = c["traffic.history"]
+    if history is None or not c.gives("traffic.profile"):
+        return
+    either = Fix("remove history or profile", ({"traffic.history": None}, {"traffic.profile": None}))
+    reason = "the profile is forecast from these days"
+    yield Finding("traffic.history", history, "S620 must not be combined with profile", reason, either)
+
+
+def lengths_are_of_a_drain(c: Written) -> Iterator[Finding]:
+    """The same of the lengths of answers."""
+    drain: Any = c.get("schedule.drain")
+    if (
+        not c.gives("traffic.output_lengths")
+        or "schedule.drain" in c.autos
+        or ("schedule" in c.sections and drain is None)
+    ):
+        return
+    fix = removal("traffic.output_lengths", words="remove it, or write schedule.drain: auto")
+    yield without_effect("without schedule.drain: auto", ONLY_A_DRAIN, "traffic.output_lengths", fix=fix)
+
+
+def capacity_counts_units_of_windows(c: Written) -> Iterator[Finding]:
+    """Units are counted from it for each window that is left to the planner."""
+    capacity: float | None = c["traffic.capacity"]
+    windows = c.get("schedule.windows")
+    is_written = "schedule" not in c.sections or (
+        windows is not None and not c.autos & {"schedule", "schedule.windows"}
+    )
+    if capacity is None or not is_written:
+        return
+    yield without_effect("without schedule.windows: auto", WINDOWS_ARE_WRITTEN, "traffic.capacity", capacity)
+
+
+def quantiles_are_of_past_days(c: Written) -> Iterator[Finding]:
+    """Nobody can tell from one day how days differ."""
+    quantile: float = c["traffic.quantile"]
+    forecast: Forecast | None = c.get("traffic.forecast")
+    is_one_of_many = c.gives("traffic.history") and (forecast is None or forecast.num_days > 1)
+    if is_one_of_many or quantile == field_at("traffic.quantile").default:
+        return
+    where = "with the one day of traffic.history" if forecast else "without traffic.history"
+    yield without_effect(where, "it is a quantile of how past days differ", "traffic.quantile", quantile)
+
+
+def past_days_are_whole(c: Written) -> Iterator[Finding]:
+    """Days without gaps, and none between them."""
+    c.require("traffic.history")
+    forecast: Forecast | None = c["traffic.forecast"]
+    zone: str | None = c.get("schedule.timezone")
+    if forecast is None or not is_timezone(zone or "UTC"):
+        return
+    past = forecast.past
+    for has, reason, fix in (*_contradictions(past, zone or "UTC"), *_gaps(past, zone or "UTC")):
+        rule = f"S624 must have one demand for each time of its days, {has}"
+        yield Finding("traffic.history", c["traffic.history"], rule, reason, fix)
+
+
+def _contradictions(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
+    """Yield times that clocks show once, and that have two demands."""
+    found = [each for each in past.contradicted if len(instants_of(each[:10], minute_of(each[11:]), zone)) < 2]
+    if found:
+        has = f"it has several for {counted(len(found), 'time')}, such as {found[0]}"
+        yield has, "clocks show these times once", "keep one row for each time"
+
+
+def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
+    """Yield times that single days lack, a last day that is not over, and days that are not there at all."""
+    *before, last = past.days
+    lacking = [f"{day.date}T{hh_mm(minute)}" for day in before for minute in _missing(day, zone)]
+    if lacking:
+        has = f"it lacks {counted(len(lacking), 'time')}, the first {lacking[0]}"
+        yield has, "the forecast would know them from other days only", "add their rows, or remove these days"
+    if missing := _missing(last, zone):
+        measured = len(last.demand) - len(missing)
+        has = f"it has {measured} of the {len(last.demand)} of its last day, {last.date}"
+        reason = f"the forecast is for the day after it, {past.next_date}"
+        yield has, reason, f"remove the rows of {last.date} to forecast that day"
+    for one, following in zip(past.days, past.days[1:], strict=False):
+        if (days := days_between(one.date, following.date) - 1) > 0:
+            has = f"it has no rows for {counted(days, 'day')} between {one.date} and {following.date}"
+            yield has, "growth and weekdays are told from dates", "add these days, or correct the dates"
+            return
+
+
+def _missing(day: "PastDay", zone: str) -> list[int]:
+    """Return the minutes at which a day's demand is missing, though clocks showed them."""
+    step = DAY_MINUTES // len(day.demand)
+    minutes = [index * step for index, demand in enumerate(day.demand) if demand is None]
+    (midnight,) = instants_of(day.date, 0, "UTC")
+    if offset_at(midnight - DAY_S, zone) == offset_at(midnight + 2 * DAY_S, zone):
+        return minutes  # clocks skip nothing around that day, and years of minutes are not asked one by one
+    return [minute for minute in minutes if instants_of(day.date, minute, zone)]
+
+
+RULES = (
+    Rule("S610", "fields", some_hour_has_demand),
+    Rule("S616", "fields", entries_divide_hours),
+    Rule("S525 S526", "fields", other_days_are_of_the_calendar),
+    Rule("S622", "fields", other_days_are_unlike_a_profile),
+    Rule("S621", "fields", most_answers_are_longer_than_half_of_them),
+    Rule("S623", "resolved", requests_are_as_long_as_one_may_be),
+    Rule("S620", "fields", past_days_stand_for_a_profile),
+    Rule("S560", "fields", lengths_are_of_a_drain),
+    Rule("S560", "fields", capacity_counts_units_of_windows),
+    Rule("S560", "resolved", quantiles_are_of_past_days),
+    Rule("S624", "resolved", past_days_are_whole),
+)

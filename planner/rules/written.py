@@ -1,0 +1,158 @@
+"""A spec as the rules between its fields ask for it, before anything is planned.
+
+A value is there when its field is right by itself. What a name stands for is there when it was found.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from planner.facts.catalog import GPUS, Gpu
+from planner.facts.engines import ENGINES, OURS
+from planner.facts.exchange import EXCHANGES
+from planner.facts.model import Model
+from planner.facts.terms import PHASES, EngineName, Phase
+from planner.problems.finding import Unknown
+from planner.spec.fields import Partial
+
+__all__ = ["Written"]
+
+NOT_THERE = object()
+ITEM = re.compile(r"\.[0-9]+")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a spec says."""
+
+    data: Mapping[str, Any]  # as the file has it
+    values: Mapping[str, Any]  # dotted path -> value, defaults included, and what names stand for
+    renamed: frozenset[str]  # paths of fields that stand there under a misspelt key, and their sections
+    auto_paths: frozenset[str] | None = None  # where the file says `auto`; None where no user wrote the data
+
+    def __getitem__(self, path: str) -> Any:
+        """Return the value at `path`, in an item of a list too. Raises Unknown where it is wrong or not there.
+
+        What an item does not have is None.
+        """
+        value = self.values.get(path, NOT_THERE)
+        return self._in_an_item(path) if value is NOT_THERE else value
+
+    def get(self, path: str) -> Any:
+        """Return the value at `path`; None where it is wrong or not there: the rule can do without it."""
+        return self.values.get(path)
+
+    def matching(self, pattern: str) -> Iterator[str]:
+        """Yield the paths that `pattern` stands for: `*` is each item of a list."""
+        before, star, after = pattern.partition(".*")
+        if not star:
+            yield pattern
+            return
+        with suppress(Unknown):
+            items = self[before]
+            for index in range(len(items) if isinstance(items, list) else 0):
+                yield from self.matching(f"{before}.{index}{after}")
+
+    def require(self, path: str) -> None:
+        """Raise Unknown where no right value is at `path`."""
+        self[path]
+
+    def gives(self, path: str) -> bool:
+        """Return whether the file has a value at `path`, of a field of a section, right or wrong."""
+        section, _, key = path.partition(".")
+        fields = self.data.get(section)
+        return isinstance(fields, dict) and fields.get(key) is not None
+
+    @cached_property
+    def sections(self) -> frozenset[str]:
+        """Return the names of the sections that the file has, and the paths of misspelt keys."""
+        return self.renamed | {name for name, section in self.data.items() if section is not None}
+
+    @property
+    def is_written(self) -> bool:
+        """True where a user wrote the data, and not the planner."""
+        return self.auto_paths is not None
+
+    @property
+    def autos(self) -> frozenset[str]:
+        """Return the paths at which the file says `auto`, whatever the planner has decided since."""
+        if self.auto_paths is None:
+            raise Unknown("auto")
+        return self.auto_paths
+
+    @property
+    def model(self) -> Model:
+        """Return the model's shapes."""
+        shapes: Model = self["model.shapes"]
+        return shapes
+
+    @property
+    def gpu(self) -> Gpu:
+        """Return the figures of the cluster's GPU."""
+        device: Gpu = self["cluster.device"]
+        return device
+
+    @property
+    def engine(self) -> EngineName | None:
+        """Return the engine's name; None where it is wrong."""
+        name: EngineName | None = self.get("engine.name") or self.get("engine")
+        return name
+
+    @cached_property
+    def num_units(self) -> dict[Phase, int]:
+        """Return how many units each phase has at most, over all windows."""
+        counts: dict[Phase, int] = {phase: self[path] for phase in PHASES if (path := f"{phase}.units") in self.values}
+        others = self.get("schedule.other_days") or []
+        for window in chain(self.get("schedule.windows") or [], *(each.get("windows", []) for each in others)):
+            counts = {phase: max(number, window.get(f"{phase}_units") or 0) for phase, number in counts.items()}
+        if not counts:
+            raise Unknown("units")
+        return counts
+
+    def room(self, phase: Phase) -> int | None:
+        """Return the GPUs of the nodes that other phases leave to each unit of `phase`; None where that is no node."""
+        nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
+        if nodes is None or per_node is None or f"{phase}.units" not in self.values:
+            return None
+        counts = self.num_units
+        taken = {each: count * max(1, (self.get(f"{each}.ep_size") or 1) // per_node) for each, count in counts.items()}
+        num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(self.get("cluster.spares") or ())
+        left = num_nodes - (sum(taken.values()) - taken[phase])
+        return left // counts[phase] * per_node if left >= counts[phase] > 0 else None
+
+    def exchanges(self, phase: Phase) -> Callable[[int], bool] | None:
+        """Return whether the engine exchanges rows between so many GPUs; None where all numbers will do."""
+        name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
+        if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
+            return None
+        version: str = self.get("engine.version") or ENGINES[name].versions[-1]
+        exchange = EXCHANGES[name].get(version, {}).get(phase)
+        if exchange is None:
+            return None
+        gpu = GPUS.get(self.get(f"{phase}.gpu") or "", self.gpu)
+        attention_tp = self.values.get(f"{phase}.attention_tp", 1)
+        return lambda ep_size: ep_size == attention_tp or exchange.takes(ep_size, per_node, gpu)
+
+    @property
+    def largest_group(self) -> int | None:
+        """Return how many GPUs may share attention, where the engine keeps a group on one node."""
+        name = self.engine
+        if name is None or name not in ENGINES or ENGINES[name].groups_span_nodes:
+            return None
+        per_node: int | None = self.get("cluster.gpus_per_node")
+        return per_node
+
+    def _in_an_item(self, path: str) -> Any:
+        """Return what an item of a list has at `path`: nothing may be said of a key that a wrong item lacks."""
+        if (found := ITEM.search(path)) is None:
+            raise Unknown(path)
+        value = self.values.get(path[: found.start()])
+        for part in path[found.start() + 1 :].split("."):
+            if value is None or (isinstance(value, Partial) and part not in value):
+                raise Unknown(path)
+            value = value[int(part)] if isinstance(value, list) else value.get(part)
+        return value
