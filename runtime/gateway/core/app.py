@@ -264,8 +264,12 @@ async def _read_call(
         stack.callback(gateway.idempotency.end_request, idempotent)
         pending = await _process_body(request, len(raw), partial(read, raw, gateway.model, idempotent.seed))
         _refuse_early(pending.num_choices, gateway.admission.answers, request)
-        call = await _process_body(request, len(raw), pending.prepare)  # tokenizing a long prompt takes a while
-        return call.assign_tenant(account.name), idempotent
+
+        def prepare() -> Call:
+            return pending.prepare().assign_tenant(account.name)
+
+        call = await _process_body(request, len(raw), prepare)  # tokenizing and naming a long prompt take a while
+        return call, idempotent
 
 
 async def _start_generation(

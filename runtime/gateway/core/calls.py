@@ -18,6 +18,7 @@ from runtime.gateway.core.body import ChatBody, CompletionBody, convert_body, pa
 from runtime.gateway.core.conversation import ChatPrompt, Conversation, Json, Message, render_chat_prompt
 from runtime.gateway.core.tokenizer import Tokenizer
 from runtime.gateway.edge.http_errors import ApiError, invalid, unknown_model, unsupported, unusable_schema
+from runtime.gateway.ranks.prefix_index import NO_NAMES, BlockNames, name_blocks
 from runtime.gateway.tenants.keys import make_salt
 from runtime.protocol.json_grammar import explain_unread_schema
 from runtime.protocol.messages import Sampling
@@ -54,7 +55,8 @@ class ServedModel:
 class GenerationRequest:
     """One prompt, ready for a prefill rank. `answer` is the form in which to read its text; None means plain text.
 
-    The prompt reuses cached KV only of requests with the same `cache_salt`, which is a hash (`keys.py`).
+    The prompt reuses cached KV only of requests with the same `cache_salt`, which is a hash (`keys.py`). `block_names`
+    are the gateway's own names of the prompt's blocks (`prefix_index.py`), which follow the salt.
     """
 
     prompt_ids: list[int]
@@ -62,6 +64,7 @@ class GenerationRequest:
     stops: tuple[str, ...]
     answer: AnswerForm | None = None
     cache_salt: str = ""
+    block_names: BlockNames = field(default_factory=lambda: NO_NAMES, compare=False)  # the other two imply it
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,20 @@ class Call:
     body_salt: str | None = None  # `cache_salt` as the body has it
 
     def assign_tenant(self, name: str | None) -> "Call":
-        """Return the call with its tenant's cache salts, so that only a tenant's own prompts share KV."""
+        """Return the call with its tenant's cache salts, so that only a tenant's own prompts share KV.
+
+        Naming the blocks takes time and memory for each prompt.
+        """
         salt = make_salt(name, self.body_salt)
-        return replace(self, requests=tuple(replace(request, cache_salt=salt) for request in self.requests))
+        prompts = {id(request.prompt_ids): request.prompt_ids for request in self.requests}
+        names = {key: name_blocks(salt, prompt_ids) for key, prompt_ids in prompts.items()}
+        return replace(
+            self,
+            requests=tuple(
+                replace(request, cache_salt=salt, block_names=names[id(request.prompt_ids)])
+                for request in self.requests
+            ),
+        )
 
     @property
     def max_tokens(self) -> int:

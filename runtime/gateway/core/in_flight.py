@@ -52,15 +52,19 @@ class InFlightRequest:
         """The rank that computes the prompt, and the one that computes the tokens."""
         return self._prefill, self._decode
 
-    def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> None:
-        """Send the prompt off, with the tokens that earlier ranks generated. `size` counts those as prompt."""
+    def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> int:
+        """Send the prompt off, with the tokens that earlier ranks generated. `size` counts those as prompt.
+
+        Return how many tokens of the prompt its rank is expected to hold.
+        """
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
         self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
-        self._prefill.subscribe(self.request_id, size, self._receive)
+        num_held = self._prefill.subscribe(self.request_id, size, self._receive, request.block_names)
         self._decode.subscribe(self.request_id, size, self._receive)
         prompt = self.request_id, request.prompt_ids, request.sampling
         salt = request.cache_salt
         self._prefill.send(Prefill(*prompt, *self._arrange_kv_transfer(), generated=list(generated), cache_salt=salt))
+        return num_held
 
     def end(self) -> None:
         """End the request, and abort it at ranks that still work on it. A second call does nothing."""

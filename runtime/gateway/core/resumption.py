@@ -47,6 +47,7 @@ class ResumableRequest:
         self.num_hit_tokens = 0  # prompt tokens from the cache, at the ranks that made its first token
         self._request, self._size, self._resumptions, self._clock = request, size, resumptions, clock
         self._num_token_ids, self._deliver = num_token_ids, deliver
+        self._num_expected_tokens = 0  # of num_hit_tokens, when the prompt was sent
         self._generated: list[int] = []
         self._weights: str | None = None  # the digest of those that made the tokens, if ranks report one
         self._num_resumptions = 0
@@ -80,7 +81,7 @@ class ResumableRequest:
 
     def try_to_start(self) -> bool:
         """Start or resume at ranks that have room. Return whether there are any."""
-        ranks = self._resumptions.registry.choose_ranks(self._current_size())
+        ranks = self._resumptions.registry.choose_ranks(self._current_size(), self._request.block_names)
         if ranks is None:
             return False
         if self._generated and ranks[1].loaded_digest != self._weights:
@@ -111,13 +112,17 @@ class ResumableRequest:
         self.units |= {rank.hello.unit: rank.hello.unit_digest for rank in (prefill, decode)}
         self._weights = decode.loaded_digest
         self._in_flight = InFlightRequest(prefill, decode, self._num_token_ids, self._receive)
-        self._in_flight.start(self._request, self._generated, self._current_size())
+        num_expected = self._in_flight.start(self._request, self._generated, self._current_size())
+        if not self._generated:
+            self._num_expected_tokens = num_expected
 
     def _receive(self, message: PrefixHit | Token | Failed) -> None:
         if isinstance(message, PrefixHit):
             if not self._generated:
                 self.num_hit_tokens = message.num_tokens
         elif isinstance(message, Token):
+            if not self._generated:
+                self._clock.note_prefix(self._num_expected_tokens, self.num_hit_tokens)
             self._generated.append(message.token_id)
             self._clock.note_token()
             if message.finish_reason is not None:

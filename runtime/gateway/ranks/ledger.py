@@ -62,11 +62,14 @@ class Ledger:
         work = _clip_negative(self._own + self._unknown_work)
         return RankLoad(self._unit, self._rank, self._phase, work, self._limits, num_waiting)
 
-    def give(self, request_id: str, size: RequestSize) -> None:
-        """Add a request that is sent to the rank, or will be handed over to it."""
+    def give(self, request_id: str, size: RequestSize, num_held: int = 0) -> None:
+        """Add a request that is sent to the rank, or will be handed over to it.
+
+        The rank is expected to hold the first `num_held` tokens of its prompt.
+        """
         if request_id in self._entries:
             return  # a mixed rank gets its requests twice: for the first token and for the rest
-        work = size.work_at(self._phase)
+        work = size.work_at(self._phase, num_held)
         if not self.load.fits(work):
             self._waiting[request_id] = work
         num_tokens = size.prompt_tokens + (

@@ -13,7 +13,9 @@ import msgspec
 
 from runtime.errors import WireError
 from runtime.gateway.ranks.ledger import Ledger
+from runtime.gateway.ranks.prefix_index import BlockNames, PrefixIndex
 from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, RequestSize
+from runtime.gateway.ranks.sent_prompts import SentPrompts
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import (
     Abort,
@@ -53,9 +55,10 @@ class Rank:
         hello: Hello,
         writer: asyncio.StreamWriter,
         limits: RankLimits,
+        index: PrefixIndex,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `on_room` after every event that may have freed a place at this rank."""
+        """Call `on_room` after every event that may have freed a place at this rank. `index` is all ranks'."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # the loaded share of its tensors, 0 to 1
@@ -69,6 +72,7 @@ class Rank:
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
+        self.prompts = SentPrompts(index)
 
     def __str__(self) -> str:
         return f"rank {self.hello.rank} of unit {self.hello.unit}"
@@ -83,15 +87,24 @@ class Rank:
         """What this rank has to do, including requests that are on their way to it."""
         return self._ledger.load
 
-    def subscribe(self, request_id: str, size: RequestSize, listener: Listener) -> None:
-        """Count the request as this rank's. `listener` gets everything that the rank says about it."""
+    def subscribe(self, request_id: str, size: RequestSize, listener: Listener, names: BlockNames | None = None) -> int:
+        """Count the request as this rank's. `listener` gets everything that the rank says about it.
+
+        `names` are those of its prompt's blocks, if the rank is to compute the prompt. Return how many tokens of the
+        prompt it is expected to hold.
+        """
         self._listeners[request_id] = listener
-        self._ledger.give(request_id, size)
+        num_held = 0
+        if names is not None:
+            num_held = self.prompts.send(request_id, names, size.prompt_tokens).num_tokens
+        self._ledger.give(request_id, size, num_held)
+        return num_held
 
     def unsubscribe(self, request_id: str) -> bool:
         """Stop listening to the request. Return whether there was a listener."""
         did = self._listeners.pop(request_id, None) is not None
         self._ledger.end(request_id)
+        self.prompts.give_up(request_id)
         self._dismiss_if_free()
         self._on_room()
         return did
@@ -138,6 +151,7 @@ class Rank:
                 moved.set_exception(WireError(f"{self} was lost before it moved"))
         for request_id, listener in list(self._listeners.items()):
             listener(self, Failed(request_id, reason, may_retry))
+        self.prompts.close()
         self._on_room()  # the room has changed, if only to less
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
@@ -189,7 +203,10 @@ class Rank:
             self.send(Dismissed())
 
     def _pass_on(self, message: RankReply) -> None:
-        if isinstance(message, Token) and self._ledger.count_token(message.request_id):
+        if isinstance(message, PrefixHit):
+            self.prompts.note_found(message.request_id, message.num_tokens)
+        elif isinstance(message, Token) and self._ledger.count_token(message.request_id):
+            self.prompts.end(message.request_id)
             self._on_room()  # for the next prompt
         listener = self._listeners.get(message.request_id)
         if listener is not None:

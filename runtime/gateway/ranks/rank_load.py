@@ -7,7 +7,10 @@
 
 A prompt of n tokens forms n (n + 1) / 2 pairs, because each token attends to itself and to all tokens before it. A pair
 costs 2 (N + P) + 2 U operations in each head of each layer (N + P: dimensions of a query, U: of a value). All ranks of
-a phase compute the same model, so this factor is the same for all of them, and only pairs are compared.
+a phase compute the same model, so this factor is the same for all of them. Where pairs meet tokens in one sum, 14,811
+pairs take as long as a token (PAIRS_PER_TOKEN).
+
+A prompt whose first h tokens a rank holds leaves n - h tokens and n (n + 1) / 2 - h (h + 1) / 2 pairs to compute there.
 
 It keeps no requests (`ledger.py` does) and chooses no rank (`router.py` does).
 
@@ -21,9 +24,25 @@ from typing import Literal
 
 from runtime.protocol.counting import attention_pairs, round_up_to_page
 
-__all__ = ["NO_WORK", "Phase", "RankLimits", "RankLoad", "RequestSize", "Work", "largest_size", "sum_works"]
+__all__ = [
+    "NOTHING_HELD",
+    "NO_WORK",
+    "PAIRS_PER_TOKEN",
+    "HeldPrefix",
+    "Phase",
+    "RankLimits",
+    "RankLoad",
+    "RequestSize",
+    "Work",
+    "largest_size",
+    "sum_works",
+]
 
 Phase = Literal["prefill", "decode", "mixed"]
+
+# DeepSeek-V3's: 37e9 parameters for a token (arXiv 2412.19437), two operations each; 61 layers of 128 heads with
+# N + P = 192 and U = 128 (its config.json). Assumed for all models: V2, V2-Lite and Kimi-K2 have 8,500 to 25,600.
+PAIRS_PER_TOKEN = 2 * 37e9 / (61 * 128 * 2 * (192 + 128))
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,11 @@ class Work:
     prompt_tokens: int
     attention_pairs: int
     kv_tokens: int
+
+    @property
+    def prompt_time(self) -> float:
+        """How long its prompts take to compute, in units of one token without attention."""
+        return self.prompt_tokens + self.attention_pairs / PAIRS_PER_TOKEN
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -73,15 +97,32 @@ class RequestSize:
     prompt_tokens: int
     new_tokens: int
 
-    def work_at(self, phase: Phase) -> Work:
-        """Return the work of this request at a rank of `phase`.
+    def work_at(self, phase: Phase, num_held: int = 0) -> Work:
+        """Return the work of this request at a rank of `phase` that holds its first `num_held` tokens.
 
         On a prefill rank KV is no load: it leaves with the first token, and requests that wait have none.
         """
         kv_tokens = round_up_to_page(self.prompt_tokens + self.new_tokens)
         if phase == "decode":
             return Work(1, 0, 0, kv_tokens)
-        return Work(1, self.prompt_tokens, attention_pairs(0, self.prompt_tokens), kv_tokens if phase == "mixed" else 0)
+        pairs = attention_pairs(num_held, self.prompt_tokens)
+        return Work(1, self.prompt_tokens - num_held, pairs, kv_tokens if phase == "mixed" else 0)
+
+
+@dataclass(frozen=True)
+class HeldPrefix:
+    """The first `num_tokens` of a prompt at a rank. It is still computing the last `num_computing`, for another."""
+
+    num_tokens: int
+    num_computing: int = 0
+
+    @property
+    def num_ready(self) -> int:
+        """The tokens that are computed."""
+        return self.num_tokens - self.num_computing
+
+
+NOTHING_HELD = HeldPrefix(0)
 
 
 @dataclass(frozen=True)

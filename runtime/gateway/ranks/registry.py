@@ -18,7 +18,7 @@ It does not start, stop or reconnect ranks: they connect by themselves.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -26,8 +26,9 @@ from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.edge.strangers import Strangers
+from runtime.gateway.ranks.prefix_index import NO_NAMES, BlockNames, PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
-from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, RequestSize
+from runtime.gateway.ranks.rank_load import HeldPrefix, RankLimits, RankLoad, RequestSize
 from runtime.gateway.ranks.roster import Roster
 from runtime.gateway.ranks.router import (
     Policy,
@@ -39,6 +40,7 @@ from runtime.gateway.ranks.router import (
     num_requests,
     room,
 )
+from runtime.gateway.ranks.sent_prompts import find_held
 from runtime.gateway.ranks.served_tokenizer import ServedTokenizer
 from runtime.gateway.ranks.served_weights import ServedWeights
 from runtime.gateway.ranks.silence import watch_ranks
@@ -109,6 +111,7 @@ class Registry:
         self._stall_timeout_s = stall_timeout_s
         self._weights, self._tokenizer = ServedWeights(weights_file), tokenizer
         self._roster = Roster()
+        self._index = PrefixIndex()
         self._units: list[Unit] | None = None  # cached until a rank comes or is forgotten
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -153,12 +156,18 @@ class Registry:
             for name, ranks in self._roster.group_by_unit()
         ]
 
-    def choose_ranks(self, size: RequestSize) -> tuple[Rank, Rank] | None:
+    def choose_ranks(self, size: RequestSize, names: BlockNames = NO_NAMES) -> tuple[Rank, Rank] | None:
         """Return the ranks for the next request's first token and for the rest, the same one in a mixed unit.
 
-        The result is None while no unit of a phase is ready or no rank has room for this size.
+        `names` are those of its prompt's blocks. The result is None while no unit of a phase is ready or no rank has
+        room for this size.
         """
-        chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy)
+
+        def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
+            ranks = [self._roster[load.key].prompts for load in loads]
+            return find_held(ranks, self._index, names, size.prompt_tokens)
+
+        chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy, find)
         return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
@@ -271,7 +280,7 @@ class Registry:
             unit = hello.unit[:MAX_SHOWN]  # a long line is cut, and the reason comes last
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.log_message}")
         self._drop_predecessors(hello)
-        rank = Rank(hello, writer, self._limits, lambda: self._on_room())
+        rank = Rank(hello, writer, self._limits, self._index, lambda: self._on_room())
         self._roster.add(rank)
         self._units = None
         return rank

@@ -4,36 +4,67 @@
                              -> decode or mixed: those with room    -> the balancer's choice -> rest
 
 The policy is one of three balancers:
-    BALANCED         keeps ranks equal in every quantity at once, see below
+    BALANCED         prompts where they are computed soonest, answers where ranks stay equal, see below
     LEAST_REQUESTS   takes the rank with the fewest requests; a baseline
     ROUND_ROBIN      takes ranks in turn, whatever they have to do; a baseline
 
-BALANCED compares the quantities of `rank_load.py`: in prefill, attention and tokens still to be computed; in decode, KV
-and requests; in mixed units, all four. Rank r has x[r, q] of quantity q, and m[q] is the mean over ranks. The squared
-spread of all quantities together is the mean over r of
+For a prompt, BALANCED takes the rank with the least
+
+    time = queue + missing
+    queue      what the rank has to compute of other prompts, without what it computes of this prompt's beginning
+    missing    what is left of this prompt behind the blocks that the rank holds
+
+The unit is the time of one prompt token (`Work.prompt_time`). It is the same at all ranks of a phase, which run on
+equal GPUs, so its seconds cancel and nobody has to measure them. A conversation comes back to its rank. Many prompts
+with one beginning stay at one rank until their queue takes longer than computing the beginning elsewhere. Prompts that
+begin alike and come together go to one rank: there the queue is their own beginning, which every other rank would have
+to compute as well.
+
+Worked example, without attention: a prompt of 4,000 tokens begins with 3,200 that rank A holds. A, with 16,000 tokens
+in line, takes 16,000 + 800; B, with 8,000, takes 8,000 + 4,000 and gets it.
+
+A mixed rank also makes tokens, and its time has one more term: its tokens of KV, each as long as a prompt token.
+
+For an answer, BALANCED compares KV and requests of decode ranks. Rank r has x[r, q] of quantity q, and m[q] is the mean
+over ranks. The squared spread of both quantities together is the mean over r of
 
     sum over q of (x[r, q] / m[q] - 1)^2
 
 A request that adds w[q] to rank r adds 2 w[q] x[r, q] / m[q]^2 to the spread, plus terms that do not depend on r. So
-the spread grows least at the rank with the least sum over q of w[q] x[r, q] / m[q]^2. For a long prompt, attention
-decides; for a short one, tokens; for a request with much KV, KV; for a small one, the count. No weights need setting.
+the spread grows least at the rank with the least sum over q of w[q] x[r, q] / m[q]^2. For a request with much KV, KV
+decides; for a small one, the count. No weights need setting.
 
 Equally good ranks take turns. The order of the list does not matter, and no rank gets a request that it has no room
 for. This module imports no torch and keeps no state: `stacks` may import it, and its simulator does.
 
 Sources: DeepSeek open-infra-index, day 6 (what to equalise). R. Panigrahy et al., "Heuristics for Vector Bin Packing",
 2011 (several quantities by the product of demand and load). vLLM's `DPLBAsyncMPClient` and SGLang's `DPBudget` choose
-the least of one number: requests, those that wait counted four times, or tokens.
+the least of one number: requests, those that wait counted four times, or tokens. NVIDIA Dynamo's KV router chooses the
+least of blocks to compute plus blocks held for running requests, with equal weights (docs, "Router Design").
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from runtime.gateway.ranks.rank_load import NO_WORK, Phase, RankLimits, RankLoad, RequestSize, Work, sum_works
+from runtime.gateway.ranks.rank_load import (
+    NO_WORK,
+    NOTHING_HELD,
+    HeldPrefix,
+    Phase,
+    RankLimits,
+    RankLoad,
+    RequestSize,
+    Work,
+    sum_works,
+)
+from runtime.protocol.counting import attention_pairs
 
 __all__ = [
+    "NOTHING_HELD",
     "NO_WORK",
+    "FindHeld",
+    "HeldPrefix",
     "Policy",
     "RankLimits",
     "RankLoad",
@@ -43,6 +74,7 @@ __all__ = [
     "choose_embedding_rank",
     "choose_ranks",
     "embedding_room",
+    "find_nothing",
     "least_prompt_tokens",
     "num_ranks",
     "num_requests",
@@ -67,20 +99,32 @@ class RankPair:
     rest: RankLoad
 
 
+FindHeld = Callable[[Sequence[RankLoad]], Sequence[HeldPrefix]]
+
+
+def find_nothing(ranks: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
+    """Return that no rank holds anything of a prompt."""
+    return [NOTHING_HELD] * len(ranks)
+
+
 def choose_ranks(
-    ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
+    ranks: Sequence[RankLoad],
+    size: RequestSize,
+    turn: int,
+    policy: Policy = Policy.BALANCED,
+    find_held: FindHeld = find_nothing,
 ) -> RankPair | None:
     """Return the rank for the first token and the rank for the rest, which is the same one in a mixed unit.
 
-    `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. The result is None if
-    a phase has no ready unit or no rank has room.
+    `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. `find_held` returns
+    what each of some ranks holds of the prompt. The result is None if a phase has no ready unit or no rank has room.
     """
     first, rest = _split_by_role(ranks)
     rest_with_room = _ranks_with_room(rest, size)
     if not first or not rest_with_room:
         return None
-    chosen = pick(rest_with_room, size.work_at(_common_phase(rest_with_room)), turn, policy)
-    return RankPair(chosen if chosen.phase == "mixed" else pick(first, size.work_at("prefill"), turn, policy), chosen)
+    chosen = pick(rest_with_room, size, turn, policy, find_held)
+    return RankPair(chosen if chosen.phase == "mixed" else pick(first, size, turn, policy, find_held), chosen)
 
 
 def choose_embedding_rank(
@@ -88,7 +132,7 @@ def choose_embedding_rank(
 ) -> RankLoad | None:
     """Return the rank for a prompt to embed; None if no unit that computes prompts is ready."""
     first, _ = _split_by_role(ranks)
-    return pick(first, size.work_at(_common_phase(first)), turn, policy) if first else None
+    return pick(first, size, turn, policy) if first else None
 
 
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
@@ -131,10 +175,15 @@ def least_prompt_tokens(ranks: Sequence[RankLoad]) -> int | None:
     return min(load.work.prompt_tokens for load in first) if first and rest else None
 
 
-def pick(ranks: Sequence[RankLoad], work: Work, turn: int, policy: Policy = Policy.BALANCED) -> RankLoad:
-    """Return the best of `ranks` for a request of this work. `ranks` must not be empty; its order does not matter."""
-    cost = _make_cost(policy, ranks, work)
-    costs = [cost(load.work) for load in ranks]
+def pick(
+    ranks: Sequence[RankLoad],
+    size: RequestSize,
+    turn: int,
+    policy: Policy = Policy.BALANCED,
+    find_held: FindHeld = find_nothing,
+) -> RankLoad:
+    """Return the best of `ranks`, all of one phase, for a request. At least one is given, in any order."""
+    costs = _costs(policy, ranks, size, find_held)
     lowest = min(costs)
     equals = sorted(
         (load for load, each_cost in zip(ranks, costs, strict=True) if each_cost == lowest), key=lambda load: load.key
@@ -171,29 +220,33 @@ def _rank_room(load: RankLoad, work: Work) -> int:
     return max(seats, 0) + max(load.limits.max_queued_requests - load.num_waiting, 0)
 
 
-def _make_cost(policy: Policy, ranks: Sequence[RankLoad], work: Work) -> Callable[[Work], float]:
+def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_held: FindHeld) -> list[float]:
+    """Return what the policy compares, for each rank."""
     match policy:
+        case Policy.BALANCED if _common_phase(ranks) == "decode":
+            growth = _spread_growth(sum_works(load.work for load in ranks), size.work_at("decode"))
+            return [growth(load.work) for load in ranks]
         case Policy.BALANCED:
-            return _spread_growth(sum_works(load.work for load in ranks), work)
+            return [_prompt_time(load, size, held) for load, held in zip(ranks, find_held(ranks), strict=True)]
         case Policy.LEAST_REQUESTS:
-            return lambda load: load.num_requests
+            return [load.work.num_requests for load in ranks]
         case Policy.ROUND_ROBIN:
-            return lambda load: 0
+            return [0.0] * len(ranks)
+
+
+def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
+    """Return when the rank has computed the prompt, in the time of prompt tokens; a mixed rank's KV counts as well."""
+    computing = Work(0, held.num_computing, attention_pairs(held.num_ready, held.num_tokens), 0)
+    queue = max(load.work.prompt_time - computing.prompt_time, 0.0)
+    missing = size.work_at("prefill", held.num_tokens).prompt_time
+    return queue + missing + load.work.kv_tokens  # assumed: KV weighs as in Dynamo
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work], float]:
-    """Return a function from a rank's load to what a request of `work` adds to the spread there, times a constant.
-
-    On a prefill rank the number of requests is no load. Such a rank shows by a request's work, which has no KV.
-    """
+    """Return a function from a decode rank's load to what `work` adds to the spread there, times a constant."""
 
     def weight(added: int, sum_over_ranks: int) -> float:
         return added / sum_over_ranks**2 if sum_over_ranks else 0.0
 
-    requests = weight(work.num_requests, total.num_requests) if work.kv_tokens else 0.0
-    tokens = weight(work.prompt_tokens, total.prompt_tokens)
-    pairs = weight(work.attention_pairs, total.attention_pairs)
-    kv = weight(work.kv_tokens, total.kv_tokens)
-    return lambda load: (
-        requests * load.num_requests + tokens * load.prompt_tokens + pairs * load.attention_pairs + kv * load.kv_tokens
-    )
+    requests, kv = weight(work.num_requests, total.num_requests), weight(work.kv_tokens, total.kv_tokens)
+    return lambda load: requests * load.num_requests + kv * load.kv_tokens

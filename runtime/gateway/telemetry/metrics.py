@@ -45,6 +45,8 @@ class GatewayMetrics:
         self.ttft = histogram("time_to_first_token_seconds", "Time to the first token.", TTFT_BUCKETS_S)
         self.e2e = histogram("e2e_request_latency_seconds", "Time to the last token, if it came.", E2E_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
+        self.expected = counter("prefix_expected_tokens_total", "Of these, expected at the rank that was chosen.")
+        self.found = counter("prefix_found_tokens_total", "Of these, found there.")
         self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
         self.resumed = counter("num_requests_resumed_total", "Times a request went on at other ranks: it had lost one.")
         self.pace = Pace()
@@ -70,6 +72,11 @@ class RequestClock:
         self._num_tokens = 0
         self._has_ended = False
         metrics.waiting.inc()
+
+    def note_prefix(self, num_expected_tokens: int, num_found_tokens: int) -> None:
+        """Note how much of the prompt was expected in its rank's cache, and how much was there."""
+        self._metrics.expected.inc(num_expected_tokens)
+        self._metrics.found.inc(num_found_tokens)
 
     def note_token(self) -> None:
         """Note that a token has arrived."""

@@ -9,7 +9,8 @@ plan serve all the time: the simulation by flows plays days. The gateway knows e
 real one hears of it a little later. It does not know how long an answer will be and, as the real one does, expects the
 mean of those that have ended.
 
-A prompt hits every block that an earlier prompt of the trace had: all units share a cache that is never full.
+A prompt hits every block that an earlier prompt of the trace had: all units share a cache that is never full. So all
+ranks hold the same of a prompt, and the gateway knows it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,16 @@ from typing import Any
 from planner.facts.terms import Phase
 from planner.plan.estimated import Estimated
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
-from runtime.gateway.ranks.router import NO_WORK, Policy, RankLimits, RankLoad, RequestSize, Work, choose_ranks
+from runtime.gateway.ranks.router import (
+    NO_WORK,
+    HeldPrefix,
+    Policy,
+    RankLimits,
+    RankLoad,
+    RequestSize,
+    Work,
+    choose_ranks,
+)
 from stacks.simulator.requests.step_times import PhaseSpeed, predicted_speeds
 from stacks.simulator.requests.trace import BLOCK_TOKENS, TraceRequest
 from stacks.simulator.requests.units import Job, PromptUnit, Rank, TokenUnit
@@ -65,13 +75,16 @@ class PrefixCache:
         self._blocks: set[int] = set()
 
     def hits(self, blocks: Sequence[int], prompt_tokens: int) -> int:
-        """Return how many tokens at the beginning of a prompt are cached, and keep its blocks.
+        """Return how many tokens at the beginning of a prompt are cached.
 
         The last token is always computed, since its logits are needed.
         """
         known = next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
-        self._blocks.update(blocks)
         return max(min(known * BLOCK_TOKENS, prompt_tokens - 1), 0)
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Keep the blocks of a prompt that is computed."""
+        self._blocks.update(blocks)
 
 
 @dataclass
@@ -153,16 +166,21 @@ class _Loop:
             request.prompt, self._answer_lengths.expect(max(self._max_request_tokens - request.prompt, 1))
         )
         self._turn += 1
-        chosen = choose_ranks([rank.load for rank in units.ranks], size, self._turn, self.result.policy)
+        hits = self._cache.hits(request.blocks, request.prompt)
+        loads = [rank.load for rank in units.ranks]
+        chosen = choose_ranks(
+            loads, size, self._turn, self.result.policy, lambda ranks: [HeldPrefix(hits)] * len(ranks)
+        )
         if chosen is None:
             self.result.refused += 1
             return
+        self._cache.keep(request.blocks)
         first, rest = units.ranks_by_key[chosen.first.key], units.ranks_by_key[chosen.rest.key]
-        work = size.work_at(chosen.rest.phase)
-        hits, waits = self._cache.hits(request.blocks, request.prompt), not chosen.rest.fits(work)
+        work = size.work_at(chosen.rest.phase, hits)
+        waits = not chosen.rest.fits(work)
         rest.change(work, int(waits))
         if first is not rest:
-            first.change(size.work_at(chosen.first.phase))
+            first.change(size.work_at(chosen.first.phase, hits))
         unit = units.prompts[chosen.first.unit]
         unit.add(Job(request.at, request.prompt, request.output, hits, first, rest, work.kv_tokens, waits))
         if not unit.is_stepping:

@@ -91,7 +91,7 @@ class PromptUnit:
 
     def add(self, job: Job) -> None:
         """Queue a request's prompt at its rank."""
-        job.computed = job.hits
+        job.computed = job.reported = job.hits
         job.prompt_rank.prompts.append(job)
         self._busy.add(job.prompt_rank)
 

@@ -194,7 +194,7 @@ def test_streamed_text_equals_the_whole_answer(client):
 
 
 def test_a_prompt_that_comes_again_is_found(client, demo):
-    """Two of three calls go to one rank, which computes what follows the last whole block; the metrics say so too."""
+    """All calls go to one rank, which computes what follows the last whole block; the metrics say so too."""
     names = "tidemill_prefix_cache_hits_total", "tidemill_prefix_cache_queries_total"
     before = [sum(total(rank, name, tier="device") for rank in rank_samples(demo, "prefill")) for name in names]
     asked = {"model": MODEL, "prompt": f"{ENDINGS[0]} {ENDINGS[1]} " * 3, "max_tokens": 2, "temperature": 0}
@@ -203,9 +203,39 @@ def test_a_prompt_that_comes_again_is_found(client, demo):
     hits = [answer.usage.prompt_cache_hit_tokens for answer in answers]
     num_prompt_tokens = answers[0].usage.prompt_tokens
 
-    assert set(hits) == {0, (num_prompt_tokens - 1) // 64 * 64}
+    assert hits == [0, *[(num_prompt_tokens - 1) // 64 * 64] * 2]
     assert len({answer.choices[0].text for answer in answers}) == 1
     assert [late - early for late, early in zip(after, before, strict=True)] == [sum(hits), 3 * num_prompt_tokens]
+
+
+def test_each_turn_of_a_conversation_finds_the_turns_before(client):
+    """Four conversations take turns at two prefill ranks, and each finds all whole blocks of its earlier prompt."""
+    texts = [f"{name} said that {ENDINGS[0]} and that {ENDINGS[1]} " * 2 for name in ("Anna", "Ben", "Clara", "David")]
+    lengths, hits = [0] * len(texts), []
+    for turn, number in itertools.product(range(3), range(len(texts))):
+        asked = {"model": MODEL, "prompt": texts[number], "max_tokens": 4, "temperature": 0}
+        answer = client.completions.create(**asked)
+        hits.append((turn, answer.usage.prompt_cache_hit_tokens, lengths[number] // 64 * 64))
+        lengths[number] = answer.usage.prompt_tokens
+        texts[number] += answer.choices[0].text + f" Then {ENDINGS[turn % 2]} "
+
+    assert [found for turn, found, _ in hits if turn == 0] == [0] * 4
+    assert all(found == expected > 0 for turn, found, expected in hits if turn)
+
+
+def test_choices_of_one_prompt_are_computed_once(client, demo):
+    """Four choices go to one rank, where three of them wait for the first one's blocks."""
+
+    def count_hits():
+        return [
+            total(rank, "tidemill_prefix_cache_hits_total", tier="device") for rank in rank_samples(demo, "prefill")
+        ]
+
+    before, prompt = count_hits(), f"Emma said that {ENDINGS[0]} and {ENDINGS[1]} " * 2
+    answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, n=4)
+    found = [late - early for late, early in zip(count_hits(), before, strict=True)]
+
+    assert sorted(found) == [0, 3 * ((answer.usage.prompt_tokens - 1) // 64 * 64)]
 
 
 def test_served_text_equals_the_offline_text(client, demo, tmp_path):

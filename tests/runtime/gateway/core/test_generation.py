@@ -13,6 +13,7 @@ from runtime.gateway.core.calls import Call, GenerationRequest, ServedModel, rea
 from runtime.gateway.core.generation import Choice, Generation
 from runtime.gateway.core.tokenizer import load_tokenizer
 from runtime.gateway.edge.http_errors import ApiError
+from runtime.gateway.ranks.prefix_index import PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits
 from runtime.gateway.telemetry.metrics import GatewayMetrics
@@ -31,7 +32,7 @@ class Unit:
         writer = SimpleNamespace(
             write=lambda data: None, transport=SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: None)
         )
-        self.rank = Rank(HELLO, writer, RankLimits(16, 4096, 0))
+        self.rank = Rank(HELLO, writer, RankLimits(16, 4096, 0), PrefixIndex(64))
         self.measured = CollectorRegistry()
         self._metrics = GatewayMetrics(self.measured, "tiny")
         self._num_said = Counter()
@@ -40,7 +41,7 @@ class Unit:
     def ask(self, *stops, num_logprobs=None):
         registry = SimpleNamespace(
             room=lambda size: 1,
-            choose_ranks=lambda size: (self.rank, self.rank),
+            choose_ranks=lambda size, names: (self.rank, self.rank),
             num_answer_ranks=lambda: 1,
             num_prompt_ranks=lambda: 1,
             embedding_room=lambda size: 1,

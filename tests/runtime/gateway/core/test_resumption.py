@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime.gateway.core.calls import GenerationRequest
 from runtime.gateway.core.resumption import MAX_RESUMPTIONS, ResumableRequest
+from runtime.gateway.ranks.prefix_index import PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.telemetry.metrics import GatewayMetrics, RequestClock
@@ -31,7 +32,7 @@ class Peer:
         self._written = []
         hello = Hello(f"mixed-{number}", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
         writer = SimpleNamespace(write=self._written.append, transport=transport)
-        self.rank = Rank(hello, writer, RankLimits(16, 4096, 0))
+        self.rank = Rank(hello, writer, RankLimits(16, 4096, 0), PrefixIndex(64))
 
     async def heard(self):
         """All that it was told."""
@@ -71,7 +72,7 @@ class Call:
         )
         assert self.request.try_to_start()
 
-    def _choose(self, size):
+    def _choose(self, size, names):
         self.sizes.append(size)
         peer = next(self._next, None)
         return None if peer is None else (peer.rank, peer.rank)

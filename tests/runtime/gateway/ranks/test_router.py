@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.gateway.ranks.rank_load import PAIRS_PER_TOKEN
 from runtime.gateway.ranks.router import (
+    HeldPrefix,
     Policy,
     RankLimits,
     RankLoad,
@@ -68,8 +70,8 @@ def test_a_long_request_goes_by_its_kv_and_a_small_one_by_the_count():
     """Each is held against what it adds most of."""
     few_and_long, many_and_short = rank("decode", 0, Work(2, 0, 0, 8192)), rank("decode", 1, Work(9, 0, 0, 4096))
 
-    assert pick([few_and_long, many_and_short], RequestSize(4000, 96).work_at("decode"), 0) == many_and_short
-    assert pick([few_and_long, many_and_short], RequestSize(10, 5).work_at("decode"), 0) == few_and_long
+    assert pick([few_and_long, many_and_short], RequestSize(4000, 96), 0) == many_and_short
+    assert pick([few_and_long, many_and_short], RequestSize(10, 5), 0) == few_and_long
 
 
 def test_the_attention_of_a_prompt_is_quadratic_and_of_its_chunks_what_is_left():
@@ -158,7 +160,7 @@ def test_the_order_of_the_list_does_not_matter(ranks, size, turn, policy, random
 def test_equal_ranks_are_chosen_in_turn(num_ranks, work, size, turn, policy):
     """As many consecutive turns as there are equal ranks choose each of them once."""
     ranks = [rank("mixed", number, work) for number in range(num_ranks)]
-    chosen = {pick(ranks, size.work_at("mixed"), turn + step, policy).rank for step in range(num_ranks)}
+    chosen = {pick(ranks, size, turn + step, policy).rank for step in range(num_ranks)}
 
     assert chosen == set(range(num_ranks))
 
@@ -168,34 +170,72 @@ def test_equal_ranks_get_equal_work(num_ranks, times, size, phase, policy):
     """After so many equal requests for each rank, all ranks have the same."""
     ranks = [rank(phase, number) for number in range(num_ranks)]
     for turn in range(num_ranks * times):
-        ranks = given_to(ranks, pick(ranks, size.work_at(phase), turn, policy), size.work_at(phase))
+        ranks = given_to(ranks, pick(ranks, size, turn, policy), size.work_at(phase))
 
     assert {load.work.num_requests for load in ranks} == {times}
 
 
-@pytest.mark.parametrize(
-    ("phase", "quantities"),
-    [
-        ("prefill", ("prompt_tokens", "attention_pairs")),
-        ("decode", ("num_requests", "kv_tokens")),
-        ("mixed", ("num_requests", "prompt_tokens", "attention_pairs", "kv_tokens")),
-    ],
-)
-def test_the_balanced_choice_keeps_the_spread_least_in_every_small_state(phase, quantities):
-    """The spread by the means before the request, at every choice of 3 ranks with 0 to 3 requests of 3 sizes."""
-    small, medium, large = (RequestSize(tokens, tokens // 2).work_at(phase) for tokens in (20, 100, 300))
+def test_the_balanced_choice_keeps_the_spread_least_in_every_small_state():
+    """The spread of KV and requests by the means before the request, at 3 ranks with 0 to 3 requests of 3 sizes."""
+    sizes = [RequestSize(tokens, tokens // 2) for tokens in (20, 100, 300)]
+    small, medium, large = (size.work_at("decode") for size in sizes)
     states = [small, medium, large, small + small, small + large, large + large + small]
-    for held, work in product(product(states, repeat=3), (small, medium, large)):
-        ranks = [rank(phase, number, each) for number, each in enumerate(held)]
-        means = {name: sum(getattr(each, name) for each in held) / 3 for name in quantities}
+    for held, size in product(product(states, repeat=3), sizes):
+        ranks = [rank("decode", number, each) for number, each in enumerate(held)]
+        work = size.work_at("decode")
+        means = {name: sum(getattr(each, name) for each in held) / 3 for name in ("num_requests", "kv_tokens")}
 
         def spread_after(chosen, held=held, work=work, means=means):
             after = [each + work if number == chosen else each for number, each in enumerate(held)]
-            return sum((getattr(each, name) / means[name] - 1) ** 2 for each in after for name in quantities)
+            return sum((getattr(each, name) / mean - 1) ** 2 for each in after for name, mean in means.items())
 
-        chosen = pick(ranks, work, 0).rank
+        chosen = pick(ranks, size, 0).rank
 
         assert spread_after(chosen) <= min(map(spread_after, range(3))) + 1e-9
+
+
+prompt_works = st.builds(Work, st.integers(0, 5), st.integers(0, 40_000), st.integers(0, 10**9), st.just(0))
+
+
+@settings(max_examples=100)
+@given(st.data(), st.sampled_from(["prefill", "mixed"]), st.integers(1, 20_000))
+def test_a_prompt_goes_where_it_is_computed_soonest(data, phase, num_tokens):
+    """The rank with the least queue and missing tokens, summed token by token and pair by pair."""
+    size = RequestSize(num_tokens, 20)
+    ranks, helds = [], []
+    for number in range(data.draw(st.integers(1, 5))):
+        num_held = data.draw(st.integers(0, num_tokens - 1))
+        held = HeldPrefix(num_held, data.draw(st.integers(0, num_held)))
+        work = data.draw(prompt_works) + Work(0, 0, 0, data.draw(st.integers(0, 640)) if phase == "mixed" else 0)
+        ranks.append(rank(phase, number, work, kv_tokens=10**6, max_requests=99))
+        helds.append(held)
+
+    def time(load, held):
+        missing = sum(1 + number / PAIRS_PER_TOKEN for number in range(held.num_tokens + 1, num_tokens + 1))
+        queue = load.work.prompt_tokens + load.work.attention_pairs / PAIRS_PER_TOKEN
+        own = sum(1 + number / PAIRS_PER_TOKEN for number in range(held.num_ready + 1, held.num_tokens + 1))
+        return max(queue - own, 0) + missing + load.work.kv_tokens
+
+    chosen = pick(ranks, size, 0, find_held=lambda ranks: [helds[load.rank] for load in ranks])
+
+    assert time(chosen, helds[chosen.rank]) == pytest.approx(min(map(time, ranks, helds)))
+
+
+def test_a_conversation_comes_back_to_its_rank_until_the_queue_there_is_longer_than_computing_it():
+    """3,200 of 4,000 tokens are held: up to 3,200 more tokens in line are waited for, and not one more."""
+    beginning = attention_pairs(0, 3200)
+    queues = Work(0, 0, 0, 0), Work(1, 3199, beginning, 0), Work(1, 3201, beginning, 0)
+    chosen = [
+        pick(
+            [rank("prefill", 0, queue), rank("prefill", 1)],
+            RequestSize(4000, 9),
+            0,
+            find_held=lambda ranks: [HeldPrefix(3200 if load.rank == 0 else 0) for load in ranks],
+        ).rank
+        for queue in queues
+    ]
+
+    assert chosen == [0, 0, 1]
 
 
 def test_embeddings_have_room_by_the_count_of_requests():

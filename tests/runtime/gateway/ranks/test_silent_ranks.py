@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from runtime.gateway.ranks.prefix_index import PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.ranks.silence import ASK_LOOKS, GIVE_UP_LOOKS, LOOK_S, check_ranks
@@ -21,7 +22,12 @@ class Peer:
     def __init__(self, state="ready"):
         self.heard, self.failed, self.is_cut = [], [], False
         transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=self._cut)
-        self.rank = Rank(HELLO, SimpleNamespace(write=self.heard.append, transport=transport), RankLimits(4, 4096, 0))
+        self.rank = Rank(
+            HELLO,
+            SimpleNamespace(write=self.heard.append, transport=transport),
+            RankLimits(4, 4096, 0),
+            PrefixIndex(64),
+        )
         self.rank.handle(State(state))
         self.rank.subscribe("a", SIZE, lambda _, message: self.failed.append(message))
 

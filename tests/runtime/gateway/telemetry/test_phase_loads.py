@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from runtime.gateway.ranks.prefix_index import PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.ranks.registry import Unit
@@ -21,7 +22,7 @@ def unit(name, *, phase, num_requests=0, state="ready", own_us=(20_000, 20_000))
     ranks = []
     for number, own in enumerate(own_us):
         hello = Hello(name, phase, number, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
-        rank = Rank(hello, SimpleNamespace(write=None), RankLimits(8, 4096, 0))
+        rank = Rank(hello, SimpleNamespace(write=None), RankLimits(8, 4096, 0), PrefixIndex(64))
         rank.handle(State(state))
         rank.handle(StepTime(own))
         for request in range(0 if number else num_requests):

@@ -1,0 +1,164 @@
+"""Remember which rank has computed which beginnings of prompts, so that prompts go where their beginnings are.
+
+    name     hash of the name before and of a block's 64 token ids; the first follows this gateway's secret and the salt
+    index    for each rank, the names of the prompts' blocks that this gateway sent there, by their last use
+
+The names are this gateway's own. Ranks name blocks in their own way (`kv/blocks.py`), and no names are exchanged. The
+salt is the tenant's, so where a prompt goes says nothing about what other tenants ask. The secret keeps callers from
+finding prompts with equal names.
+
+    [rank R, bucket B, way W]    a name belongs in one bucket and lies in any of its ways; a new name replaces the one
+                                 with the earliest last use
+
+A name and its last use take 16 bytes. Each rank has room for more names than its pages and host memory hold: it shows
+by what it finds that it has lost blocks, and then `forget_unused_since` follows it. A wrong entry only costs a worse
+choice, so names of 64 bits are enough.
+
+Worked example: a rank got a prompt of 150 tokens. A prompt of 200 tokens that begins with the same 140 finds two blocks
+there, and misses 72 tokens.
+
+Models: the approximate prefix scorer of llm-d's endpoint picker, which keeps as many hashes of each server as its cache
+has blocks, and does not hear what was found (llm-d/llm-d-router
+pkg/epp/framework/plugins/requestcontrol/dataproducer/approximateprefix); the block hashes of vLLM.
+"""
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.protocol.counting import PAGE_TOKENS
+
+__all__ = ["NO_NAMES", "BlockNames", "PrefixIndex", "name_blocks"]
+
+BlockNames: TypeAlias = NDArray[np.uint64]
+
+NO_NAMES: BlockNames = np.zeros(0, dtype=np.uint64)
+SECRET = secrets.token_bytes(32)
+ID_BYTES, NAME_BYTES = 4, 8
+WAYS = 8
+ENTRY_BYTES = NAME_BYTES + 8  # a name and its last use
+NUM_BLOCKS = 2**16  # of a rank; assumed: 4.2 million tokens, 295 GB of DeepSeek-V3's KV in BF16
+MAX_BYTES = 64 * 2**20  # assumed: 64 ranks with all their blocks, or 512 with 524,000 tokens each
+FIRST_RANKS = 4  # the index has room for so many, and for twice as many whenever there are more
+
+
+def name_blocks(salt: str, token_ids: Sequence[int]) -> BlockNames:
+    """Return the name of each whole block of these tokens."""
+    content = memoryview(array("I", token_ids)).cast("B")
+    block_bytes = PAGE_TOKENS * ID_BYTES
+    digest, names = hashlib.sha256(SECRET + salt.encode()).digest(), []
+    for start in range(0, len(content) - block_bytes + 1, block_bytes):
+        chained = hashlib.sha256(digest)
+        chained.update(content[start : start + block_bytes])
+        digest = chained.digest()
+        names.append(digest[:NAME_BYTES])
+    return np.frombuffer(b"".join(names), dtype=np.uint64)
+
+
+class PrefixIndex:
+    """The names of blocks at each rank. A rank is known by its place, which it has from `enter` to `leave`."""
+
+    def __init__(self, num_blocks: int = NUM_BLOCKS, max_bytes: int = MAX_BYTES) -> None:
+        """Remember the last `num_blocks` blocks of each rank, or fewer where all ranks' would exceed `max_bytes`."""
+        self._max_bytes = max_bytes
+        self._most_buckets = max(-(-num_blocks // WAYS), 1)
+        self._free = list(range(FIRST_RANKS))
+        self._clock = 0  # names that were used
+        self._allocate(FIRST_RANKS)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that names and their last uses take."""
+        return self._names_RBW.nbytes + self._used_RBW.nbytes
+
+    def enter(self) -> int:
+        """Return a place for another rank. If there is too little memory for all, forget everything and keep fewer."""
+        if not self._free:
+            self._grow()
+        return self._free.pop()
+
+    def leave(self, place: int) -> None:
+        """Forget the rank at this place."""
+        self._names_RBW[place] = self._used_RBW[place] = 0
+        self._free.append(place)
+
+    def find(self, names: BlockNames, places: Sequence[int]) -> list[int]:
+        """Return how many of the first blocks each rank has.
+
+        A hit never follows a miss, so the number is found by halving, at all ranks at once.
+        """
+        found = np.zeros(len(places), dtype=np.int64)
+        if not len(names) or not places:
+            return [0] * len(places)
+        places_R = np.array(places)
+        hits = np.flatnonzero(self._has(places_R, names[:1]))
+        low, high = np.ones(len(hits), dtype=np.int64), np.full(len(hits), len(names))
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            has = self._has(places_R[hits], names[middle - 1])
+            low, high = np.where(has, middle, low), np.where(has, high, middle - 1)
+        found[hits] = low
+        return [int(number) for number in found]
+
+    def last_use(self, place: int, names: BlockNames) -> int:
+        """Return when the rank used the last of these blocks last; 0 if it does not have that block."""
+        buckets, is_same = self._locate(place, names[-1:])
+        return int(self._used_RBW[place, buckets][is_same].max(initial=0))
+
+    def use(self, place: int, names: BlockNames) -> None:
+        """Note that the rank uses these blocks now, or computes them. The first block counts as the last used."""
+        keys = names[::-1]
+        times = np.arange(self._clock + 1, self._clock + 1 + len(keys), dtype=np.uint64)
+        self._clock += len(keys)
+        buckets, is_same = self._locate(place, keys)
+        is_known = is_same.any(axis=1)
+        self._used_RBW[place, buckets[is_known], is_same[is_known].argmax(axis=1)] = times[is_known]
+        new = np.flatnonzero(~is_known)
+        while len(new):  # one name of each bucket at a time
+            _, first = np.unique(buckets[new], return_index=True)
+            now = new[first]
+            ways = self._used_RBW[place, buckets[now]].argmin(axis=1)
+            self._names_RBW[place, buckets[now], ways] = keys[now]
+            self._used_RBW[place, buckets[now], ways] = times[now]
+            new = np.delete(new, first)
+
+    def forget(self, place: int, names: BlockNames) -> None:
+        """Forget these blocks at the rank."""
+        buckets, is_same = self._locate(place, names)
+        number, ways = np.nonzero(is_same)
+        self._names_RBW[place, buckets[number], ways] = self._used_RBW[place, buckets[number], ways] = 0
+
+    def forget_unused_since(self, place: int, time: int) -> None:
+        """Forget the rank's blocks whose last use was at this time, or before."""
+        is_old = self._used_RBW[place] <= time
+        self._names_RBW[place][is_old] = self._used_RBW[place][is_old] = 0
+
+    def _allocate(self, num_ranks: int) -> None:
+        """Make room for so many ranks. All of it is free; memory is taken when it is used."""
+        self._num_buckets = min(self._most_buckets, max(self._max_bytes // (num_ranks * WAYS * ENTRY_BYTES), 1))
+        shape = num_ranks, self._num_buckets, WAYS
+        self._names_RBW: NDArray[np.uint64] = np.zeros(shape, dtype=np.uint64)
+        self._used_RBW: NDArray[np.uint64] = np.zeros(shape, dtype=np.uint64)
+
+    def _grow(self) -> None:
+        names_RBW, used_RBW, num_ranks = self._names_RBW, self._used_RBW, len(self._names_RBW)
+        num_buckets = self._num_buckets
+        self._allocate(2 * num_ranks)
+        if self._num_buckets == num_buckets:
+            self._names_RBW[:num_ranks], self._used_RBW[:num_ranks] = names_RBW, used_RBW
+        self._free += range(2 * num_ranks - 1, num_ranks - 1, -1)
+
+    def _has(self, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return whether each rank has its key, or the one key that is given for all."""
+        rows_RW = self._names_RBW[places, keys % self._num_buckets]
+        return (rows_RW == keys[:, None]).any(axis=1)
+
+    def _locate(self, place: int, keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """Return each key's bucket, and whether each of the bucket's ways has the key, `[num_keys, WAYS]`."""
+        buckets = keys % self._num_buckets
+        return buckets, self._names_RBW[place, buckets] == keys[:, None]

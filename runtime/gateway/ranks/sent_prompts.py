@@ -1,0 +1,110 @@
+"""The prompts that a rank computes for this gateway, and what it holds of prompts that come next.
+
+    send    from now on the rank has the prompt's blocks; it is computing those that it did not have
+    found   the rank says how many of the prompt's tokens it had
+    end     it has computed the prompt. If it had fewer tokens than expected, it has lost blocks
+
+A rank gives up the block first that was not used for the longest time. So when a block is gone, those with an earlier
+last use are gone too: other gateways' prompts or long answers took their pages. A missing block that another prompt was
+still computing proves nothing, because that prompt may have been given up.
+
+What is known of a rank dies with its connection, so a rank that comes again begins with nothing.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.gateway.ranks.prefix_index import BlockNames, PrefixIndex
+from runtime.gateway.ranks.rank_load import NOTHING_HELD, HeldPrefix
+from runtime.protocol.counting import PAGE_TOKENS
+
+__all__ = ["SentPrompts", "find_held"]
+
+
+@dataclass
+class _Sent:
+    """A prompt without a token yet. `lost_time` is the last use of the last block that was computed before."""
+
+    names: BlockNames
+    num_prompt_tokens: int
+    num_held_blocks: int
+    num_ready_tokens: int
+    lost_time: int
+    num_found_tokens: int = 0
+
+
+class SentPrompts:
+    """The prompts of one rank."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self.place: int | None = None  # in the index, from the first prompt on
+        self._sent: dict[str, _Sent] = {}
+        self._computing: set[int] = set()  # names of blocks
+
+    def describe_held(self, names: BlockNames, num_blocks: int, num_prompt_tokens: int) -> HeldPrefix:
+        """Return what the rank holds of a prompt of which the index has `num_blocks` blocks. The last token is new."""
+        num_ready = bisect_left(range(num_blocks), True, key=lambda number: int(names[number]) in self._computing)
+        num_tokens = min(num_blocks, (num_prompt_tokens - 1) // PAGE_TOKENS) * PAGE_TOKENS
+        return HeldPrefix(num_tokens, max(num_tokens - num_ready * PAGE_TOKENS, 0))
+
+    def send(self, request_id: str, names: BlockNames, num_prompt_tokens: int) -> HeldPrefix:
+        """Note that a prompt goes to the rank. Return what it holds of the prompt."""
+        index = self._index
+        if self.place is None:
+            self.place = index.enter()
+        (num_blocks,) = index.find(names, [self.place])
+        held = self.describe_held(names, num_blocks, num_prompt_tokens) if num_blocks else NOTHING_HELD
+        num_ready = held.num_ready // PAGE_TOKENS
+        lost_time = index.last_use(self.place, names[:num_ready]) if num_ready else 0
+        self._sent[request_id] = _Sent(names, num_prompt_tokens, num_blocks, held.num_ready, lost_time)
+        index.use(self.place, names)
+        self._computing.update(names[num_blocks:].tolist())
+        return held
+
+    def note_found(self, request_id: str, num_tokens: int) -> None:
+        """Note how many of the prompt's tokens the rank says that it had."""
+        sent = self._sent.get(request_id)
+        if sent is not None:
+            sent.num_found_tokens = min(num_tokens, sent.num_prompt_tokens - 1)
+
+    def end(self, request_id: str) -> None:
+        """Note that the rank has computed the prompt now."""
+        sent = self._sent.pop(request_id, None)
+        if sent is None or self.place is None:
+            return
+        self._computing.difference_update(sent.names[sent.num_held_blocks :].tolist())
+        if sent.num_found_tokens < sent.num_ready_tokens:
+            self._index.forget_unused_since(self.place, sent.lost_time)
+
+    def give_up(self, request_id: str) -> None:
+        """Note that the rank does not compute the prompt to its end, if it has not done so yet."""
+        sent = self._sent.pop(request_id, None)
+        if sent is None or self.place is None:
+            return
+        new = sent.names[sent.num_held_blocks :]
+        self._computing.difference_update(new.tolist())
+        self._index.forget(self.place, new)
+
+    def close(self) -> None:
+        """Forget the rank."""
+        self._sent.clear()
+        self._computing.clear()
+        if self.place is not None:
+            self._index.leave(self.place)
+            self.place = None
+
+
+def find_held(
+    ranks: Sequence[SentPrompts], index: PrefixIndex, names: BlockNames, num_prompt_tokens: int
+) -> Sequence[HeldPrefix]:
+    """Return what each of the ranks of an index holds of a prompt."""
+    places = [rank.place for rank in ranks if rank.place is not None]
+    found = dict(zip(places, index.find(names, places), strict=True))
+    return [
+        rank.describe_held(names, num_blocks, num_prompt_tokens)
+        if rank.place is not None and (num_blocks := found[rank.place])
+        else NOTHING_HELD
+        for rank in ranks
+    ]

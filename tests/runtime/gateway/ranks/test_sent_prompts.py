@@ -1,0 +1,151 @@
+"""What the gateway learns from the prompts that it sent to ranks."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.gateway.ranks.prefix_index import PrefixIndex, name_blocks
+from runtime.gateway.ranks.rank_connection import Rank
+from runtime.gateway.ranks.rank_load import HeldPrefix, RankLimits, RequestSize, Work
+from runtime.gateway.ranks.router import pick
+from runtime.gateway.ranks.sent_prompts import find_held
+from runtime.protocol.counting import attention_pairs
+from runtime.protocol.messages import Hello, Load, PrefixHit, State, Token
+
+FIRST, SECOND = list(range(640)), list(range(700, 1340))
+
+
+class Ranks:
+    """Prefill ranks as the gateway sees them, and what it has learnt."""
+
+    def __init__(self, num_ranks=2):
+        self.index = PrefixIndex(1024)
+        transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: None)
+        self._writer = SimpleNamespace(write=lambda data: None, transport=transport)
+        self.all = [self._join(number) for number in range(num_ranks)]
+
+    def send(self, number, request_id, token_ids):
+        names = name_blocks("", token_ids)
+        self.all[number].subscribe(request_id, RequestSize(len(token_ids), 10), lambda *_: None, names)
+
+    def answer(self, number, request_id, found=0):
+        if found:
+            self.all[number].handle(PrefixHit(request_id, found))
+        self.all[number].handle(Token(request_id, 0, 5, None))
+        self.all[number].unsubscribe(request_id)
+
+    def held(self, token_ids):
+        prompts = [rank.prompts for rank in self.all]
+        return find_held(prompts, self.index, name_blocks("", token_ids), len(token_ids))
+
+    def choose(self, token_ids):
+        loads, size = [rank.load for rank in self.all], RequestSize(len(token_ids), 10)
+        return pick(loads, size, 0, find_held=lambda loads: self.held(token_ids)).rank
+
+    def restart(self, number):
+        self.all[number].fail_all("lost")
+        self.all[number] = self._join(number)
+
+    def _join(self, number):
+        hello = Hello("prefill-0", "prefill", number, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
+        rank = Rank(hello, self._writer, RankLimits(16, 65_536, 0), self.index)
+        rank.handle(State("ready"))
+        return rank
+
+
+def test_a_rank_holds_what_it_was_sent_and_computes_it_until_the_first_token():
+    """The last token of a prompt is never held: of 640 tokens nine blocks, of a longer prompt all ten."""
+    ranks = Ranks()
+    ranks.send(1, "a", FIRST)
+    before, load = ranks.held(FIRST), ranks.all[1].load.work
+    ranks.answer(1, "a")
+
+    assert before == [HeldPrefix(0), HeldPrefix(576, 576)]
+    assert load == Work(1, 640, attention_pairs(0, 640), 0)
+    assert ranks.held([*FIRST, 1]) == [HeldPrefix(0), HeldPrefix(640)]
+
+
+def test_a_prompt_counts_with_what_the_rank_is_expected_to_compute():
+    """Its next turn is 100 tokens longer, and 100 tokens are work; a report of the rank still counts for more."""
+    ranks = Ranks()
+    ranks.send(0, "a", FIRST)
+    ranks.answer(0, "a")
+    ranks.send(0, "b", [*FIRST, *range(100)])
+    expected = ranks.all[0].load.work
+    ranks.all[0].handle(Load(1, 0, 740, attention_pairs(0, 740), 0, ["b"]))
+
+    assert expected == Work(1, 100, attention_pairs(640, 740), 0)
+    assert ranks.all[0].load.work.prompt_tokens == 740
+
+
+def test_equal_prompts_that_come_together_go_to_one_rank():
+    """Its queue is their own prompt, which another rank would compute as well. Each of the others adds 64 tokens."""
+    ranks = Ranks()
+    chosen = []
+    for number in range(12):
+        chosen.append(ranks.choose(FIRST))
+        ranks.send(chosen[-1], str(number), FIRST)
+
+    assert chosen[:9] == [0] * 9
+    assert 1 in chosen[9:]
+
+
+@pytest.mark.parametrize("num_tail", [1, 64, 256])
+def test_a_flood_with_one_beginning_spreads_when_the_queue_takes_longer_than_the_beginning(num_tail):
+    """A rank holds the 640 tokens that all begin with. Only when more than those wait there, another one gets some."""
+    ranks = Ranks(3)
+    ranks.send(0, "warm", FIRST)
+    ranks.answer(0, "warm")
+    given = [0, 0, 0]
+    for number in range(40):
+        prompt = [*FIRST, *range(2000 + number, 2000 + number + num_tail)]
+        chosen = ranks.choose(prompt)
+        waiting = [rank.load.work.prompt_time for rank in ranks.all]
+        beginning = Work(0, 640, attention_pairs(0, 640), 0).prompt_time
+
+        assert chosen == 0 or waiting[0] >= beginning * (ranks.held(prompt)[chosen] == HeldPrefix(0))
+
+        ranks.send(chosen, str(number), prompt)
+        given[chosen] += 1
+
+    assert (min(given) > 0) == (40 * num_tail > 640)
+
+
+def test_a_rank_that_found_less_has_lost_what_it_used_before():
+    """It had the second prompt, used later, and not the first; what it computes now it has again."""
+    ranks = Ranks()
+    for name, prompt in (("old", range(3000, 3640)), ("a", FIRST), ("b", SECOND)):
+        ranks.send(0, name, list(prompt))
+        ranks.answer(0, name)
+    ranks.send(0, "again", FIRST)
+    ranks.answer(0, "again", found=64)
+
+    assert [ranks.held(list(prompt))[0].num_tokens for prompt in (FIRST, SECOND, range(3000, 3640))] == [576, 576, 0]
+
+
+def test_a_prompt_that_is_given_up_proves_nothing_about_older_ones():
+    """Who waited for its blocks computes them alone, and the rank still has what it computed before."""
+    ranks = Ranks()
+    ranks.send(0, "old", SECOND)
+    ranks.answer(0, "old")
+    ranks.send(0, "a", FIRST)
+    ranks.send(0, "b", FIRST)
+    ranks.all[0].unsubscribe("a")
+    given_up = ranks.held(FIRST)[0]
+    ranks.answer(0, "b")
+
+    assert given_up == HeldPrefix(0)
+    assert ranks.held(SECOND)[0] == HeldPrefix(576)
+
+
+def test_a_rank_that_comes_again_holds_nothing():
+    """Its prompts are forgotten with its connection, and a late answer for them changes nothing."""
+    ranks = Ranks()
+    ranks.send(0, "a", FIRST)
+    ranks.answer(0, "a")
+    ranks.send(0, "b", SECOND)
+    lost = ranks.all[0]
+    ranks.restart(0)
+    lost.unsubscribe("b")
+
+    assert ranks.held(FIRST) == [HeldPrefix(0), HeldPrefix(0)]
