@@ -24,11 +24,13 @@ import msgspec
 
 from runtime.launch import UnitLaunch
 from runtime.protocol.counting import PAGE_TOKENS
+from runtime.protocol.messages import TENANT_DIGITS
 
-__all__ = ["BlockIdentity", "block_digest", "block_identity", "block_names", "root_name"]
+__all__ = ["BlockIdentity", "block_digest", "block_identity", "block_names", "root_name", "tenant_name"]
 
 FORMAT = 1  # of this chain and of what a block holds; whatever changes either raises it
 ID_BYTES = 4
+TENANT_BYTES = 8
 
 
 class BlockIdentity(msgspec.Struct, frozen=True):
@@ -70,6 +72,11 @@ def block_digest(identity: BlockIdentity) -> bytes:
 def root_name(digest: bytes, salt: str) -> bytes:
     """Return what a chain begins with. `digest` has a fixed length, so no salt reaches into it."""
     return hashlib.sha256(digest + salt.encode()).digest()
+
+
+def tenant_name(salt: str) -> bytes:
+    """Return whose room a chain's blocks take: one name for all salts of a tenant."""
+    return hashlib.sha256(salt[:TENANT_DIGITS].encode()).digest()[:TENANT_BYTES]
 
 
 def block_names(root: bytes, token_ids: Sequence[int]) -> list[bytes]:

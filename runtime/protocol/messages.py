@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import msgspec
 
 __all__ = [
+    "TENANT_DIGITS",
     "Abort",
     "Accepted",
     "Amount",
@@ -63,6 +64,7 @@ __all__ = [
 RankState = Literal["loading", "joining", "ready", "draining"]
 FinishReason = Literal["stop", "length"]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+TENANT_DIGITS = 16  # of a salt, hexadecimal; prompts that have these in common share room on a disk, not KV
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +214,7 @@ class Prefill(_Message):
 
     Its KV is taken there for `kv_ticket`. All three are None at a mixed rank, which goes on itself. A request that lost
     its ranks comes with the tokens that they `generated`: what follows them is drawn next. It finds the KV of requests
-    that had its `cache_salt`, and of no others.
+    that had its `cache_salt`, and of no others. The salt's first TENANT_DIGITS are the tenant's, whatever follows.
     """
 
     request_id: str

@@ -39,7 +39,7 @@ class Loading(Protocol):
 
 
 class SlowTier(Protocol):
-    """Keeps blocks elsewhere. No call waits for it. `tenant` says whose they are."""
+    """Keeps blocks elsewhere. No call waits for it. `tenant` says whose room they take."""
 
     def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
         """Begin to bring these blocks, up to the first that is not there."""
@@ -79,8 +79,7 @@ class Fetches:
             if names[0] in fetch.names:
                 fetch.requests.append(request)
                 return True
-        assert request.block_root is not None
-        loading = self._slow.begin_load(names, request.block_root, FETCH_S)
+        loading = self._slow.begin_load(names, request.tenant, FETCH_S)
         self._fetches.append(_Fetch([request], num_found, names, loading))
         return True
 
@@ -108,7 +107,6 @@ class Fetches:
 
     def offer(self, request: Request, blocks: range) -> None:
         """Offer blocks that a prompt found, and that host memory has, unless they came from there."""
-        assert request.block_root is not None
         for number, name in zip(blocks, request.block_names(blocks.start, blocks.stop), strict=True):
             if number not in request.fetched and (latents := self._host.lend(name)) is not None:
-                self._slow.offer(name, latents, request.block_root)
+                self._slow.offer(name, latents, request.tenant)

@@ -61,7 +61,8 @@ class Request:
     `num_generated_to_prefill`: the generated tokens that are computed as if they were of the prompt.
     `transfer` takes its latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt,
     without a token. `block_root` begins its chain of block names; None shares nothing with others, and blocks of its
-    answer are shared if it `shares_answer`. `num_hits` are the tokens whose latents it found and did not compute.
+    answer are shared if it `shares_answer`. On a disk they take its `tenant`'s room. `num_hits` are the tokens whose
+    latents it found and did not compute.
     """
 
     id: str
@@ -76,6 +77,7 @@ class Request:
     embeds: bool = False
     num_generated_to_prefill: int = 0
     block_root: bytes | None = None
+    tenant: bytes = b""
     shares_answer: bool = False
     loading: range = range(0)
     fetched: range = range(0)

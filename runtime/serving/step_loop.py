@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
-from runtime.kv.blocks import root_name
+from runtime.kv.blocks import root_name, tenant_name
 from runtime.kv.room import HostMemory
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
@@ -164,6 +164,7 @@ class Phase(ABC, Generic[Arriving]):
             generated=list(message.generated),
             num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
             block_root=None if self._block_digest is None else root_name(self._block_digest, message.cache_salt),
+            tenant=tenant_name(message.cache_salt),
             shares_answer=not self._launch.deterministic,
         )
         self._add(request)

@@ -30,12 +30,13 @@ import msgspec
 from runtime.errors import RuntimeFailure
 from runtime.gateway.edge.http_errors import key_limit_reached, oversized_call, unknown_key
 from runtime.protocol.complaints import Complaints
+from runtime.protocol.messages import TENANT_DIGITS
 
 __all__ = ["Account", "KeyRing", "Limits", "Spending", "make_salt", "read_keys", "share_limits"]
 
 LOOK_S = 5.0  # assumed: Kubernetes takes a minute to renew a Secret's files
 RETRY_S = 1
-SALT_DIGITS = 32  # hexadecimal: 128 bits, so salts do not collide by chance
+SALT_DIGITS = 32  # hexadecimal, behind the tenant's: 128 bits, so salts do not collide by chance
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Hash = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -217,11 +218,16 @@ def read_keys(path: Path) -> list[Limits]:
 
 
 def make_salt(tenant: str | None, body_salt: str | None) -> str:
-    """Return the salt of a tenant's KV: a hash of the tenant's name and the body's own salt.
+    """Return the salt of a tenant's KV: a hash of the tenant's name, then one of the name and the body's own salt.
 
-    Without keys there is no tenant. Nobody can ask for another tenant's salt, because the name is part of the hash.
+    Without keys all callers are one tenant. Nobody can ask for another tenant's salt, because the name is part of both
+    hashes. By the first, a rank knows whose room a prompt's blocks take on its disk.
     """
-    return hashlib.sha256(msgspec.json.encode([tenant, body_salt])).hexdigest()[:SALT_DIGITS]
+    return _hash(tenant)[:TENANT_DIGITS] + _hash([tenant, body_salt])[:SALT_DIGITS]
+
+
+def _hash(value: str | list[str | None] | None) -> str:
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()
 
 
 def _file_version(path: Path) -> tuple[int, int]:

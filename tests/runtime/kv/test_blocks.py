@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kv.blocks import block_digest, block_identity, block_names, root_name
+from runtime.gateway.tenants.keys import make_salt
+from runtime.kv.blocks import block_digest, block_identity, block_names, root_name, tenant_name
 from runtime.launch import UnitLaunch, _convert
 from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.launch_documents import UNIT, sealed
@@ -55,6 +56,17 @@ def test_names_are_the_documented_hashes():
 def test_another_salt_has_other_names(salt, other):
     """So no prompt of one tenant finds a block of another's."""
     assert (root_name(DIGEST, salt) == root_name(DIGEST, other)) == (salt == other)
+
+
+def test_two_salts_of_one_key_take_one_tenants_room():
+    """Whatever `cache_salt` calls have, and also without keys: so nobody has two shares of a disk."""
+    salts = [make_salt(tenant, salt) for tenant in ("a", "b", None) for salt in (None, "x")]
+    tenants = [tenant_name(salt) for salt in salts]
+
+    assert tenants[::2] == tenants[1::2]
+    assert len(set(tenants)) == 3
+    assert len({root_name(DIGEST, salt) for salt in salts}) == 6
+    assert tenant_name("")  # of a gateway that says no salt
 
 
 def test_what_decides_latents_decides_names():

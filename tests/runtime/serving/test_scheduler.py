@@ -238,7 +238,7 @@ def shared_request(number, wish, root, num_own, shares_answer, config):
     length = len(each.prompt_ids)
     prompt = list(range(max(length - num_own, 0))) + [9000 + number] * min(num_own, length)
     latents = each.latents if each.latents is None else torch.tensor(prompt).float()[None, :, None] + 0 * each.latents
-    shared = {"block_root": bytes([root]), "shares_answer": shares_answer}
+    shared = {"block_root": bytes([root]), "tenant": bytes([root]), "shares_answer": shares_answer}
     return replace(each, id=str(number), prompt_ids=prompt, latents=latents, **shared)
 
 

@@ -19,7 +19,7 @@ from runtime.gateway.edge.idempotency import IdempotentCall
 from runtime.gateway.telemetry.request_log import CallRecord
 from runtime.gateway.tenants import keys
 from runtime.gateway.tenants.keys import Account, KeyRing, Limits, make_salt, read_keys
-from runtime.protocol.messages import State
+from runtime.protocol.messages import TENANT_DIGITS, State
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, PATIENCE_S, FakePair
 
 KEY = "tm-mill"
@@ -185,11 +185,16 @@ NAMES = st.none() | st.text('ab"],[', max_size=4)
 
 @given(*[st.tuples(NAMES, NAMES)] * 2)
 def test_tenants_and_salts_have_salts_of_their_own(one, other):
-    """Whatever a caller asks for, he gets nobody else's salt. It is short, and tells nothing that it was made of."""
+    """Whatever a caller asks for, he gets nobody else's salt. It is short, and tells nothing that it was made of.
+
+    All salts of a tenant, or of callers without keys, begin alike, and no other tenant's do.
+    """
     salts = make_salt(*one), make_salt(*other)
+    tenants = [salt[:TENANT_DIGITS] for salt in salts]
 
     assert (salts[0] == salts[1]) == (one == other)
-    assert all(len(salt) == 32 and int(salt, 16) >= 0 for salt in salts)
+    assert (tenants[0] == tenants[1]) == (one[0] == other[0])
+    assert all(len(salt) == 48 and int(salt, 16) >= 0 for salt in salts)
 
 
 def test_a_host_header_opens_no_door(file, monkeypatch):
