@@ -57,10 +57,23 @@ class Checkpoint(_Part):
     weights_digest: str | None
 
 
+class Disk(_Part):
+    """The folder where blocks of the prefix cache outlive processes, an absolute path that is the same on all nodes.
+
+    What it holds is bounded for all ranks that use it together, `bytes_per_s` is one rank's. None does not bound.
+    """
+
+    path: Annotated[str, msgspec.Meta(pattern="^/")]
+    max_bytes: AtLeastOne
+    max_files: AtLeastOne | None = None
+    bytes_per_s: AtLeastOne | None = None
+
+
 class Limits(_Part):
     """The limits of one rank; `kv_tokens` is for all its requests together, at least one of full length.
 
-    `host_bytes` is the host memory that blocks of the prefix cache may take; absent, none are kept there.
+    `host_bytes` is the host memory that blocks of the prefix cache may take; absent, none are kept there. What is on
+    `disk` goes through it.
     """
 
     max_requests: AtLeastOne
@@ -68,6 +81,7 @@ class Limits(_Part):
     max_batch_tokens: AtLeastOne
     kv_tokens: AtLeastOne
     host_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    disk: Disk | None = None
 
 
 class RankPlace(_Part):
@@ -291,6 +305,11 @@ def _check_limits(path: Path, limits: Limits) -> None:
         raise LaunchError(
             f"the launch file {path} has room for {limits.kv_tokens} tokens of KV,"
             f" a request may have {limits.max_request_tokens}"
+        )
+    if limits.disk is not None and not limits.host_bytes:
+        raise LaunchError(
+            f"the launch file {path} has limits.disk and limits.host_bytes 0: blocks reach a disk through host memory,"
+            " so host_bytes must be above 0"
         )
 
 

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
 from runtime.kv.blocks import root_name, tenant_name
+from runtime.kv.cache import LatentCache
 from runtime.kv.room import HostMemory
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
@@ -22,6 +23,7 @@ from runtime.protocol.counting import attention_pairs
 from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, PrefixHit, Sampling, Token
 from runtime.serving.batched_sampling import Ask, Drawn, draw
 from runtime.serving.constraint import Constraints
+from runtime.serving.fetches import SlowTier
 from runtime.serving.load_report import LoadReport
 from runtime.serving.request import Request, Transfer
 from runtime.serving.sampling import finish_reason, logprobs, sample
@@ -84,6 +86,15 @@ class Phase(ABC, Generic[Arriving]):
     def tokenizer_digest(self) -> str | None:
         """Return the digest of the tokenizer.json that answers in JSON are held to; None where none is read."""
         return self._constraints.tokenizer_digest
+
+    @property
+    def cache(self) -> LatentCache:
+        """Return the rank's latents."""
+        return self._scheduler.cache
+
+    def use(self, slow: SlowTier) -> None:
+        """Keep blocks of the prefix cache in a slow tier too, behind the host tier, which the cache must have."""
+        self._scheduler.use(slow)
 
     def prepare(self) -> None:
         """Do what steps would otherwise wait for: a collective of the unit, before requests come. Here, for prompts."""

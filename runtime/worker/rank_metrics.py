@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+from runtime.kv.tiers.loading import TierCounters
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
 from runtime.serving.load_report import load_of
@@ -64,6 +65,10 @@ class RankMetrics:
         """Show the rank's requests and its KV cache from now on."""
         self.registry.register(_SchedulerCounters(scheduler, self._labels))
 
+    def watch_disk(self, counters: TierCounters) -> None:
+        """Show what the prefix cache's disk tier does from now on."""
+        self.registry.register(_DiskCounters(counters, self._labels))
+
     def watch_steps(self, times: StepTimes) -> None:
         """Show how long the rank's steps take from now on, and how much of that it waits for its peers."""
         self.registry.register(_StepCounters(times, self._labels))
@@ -109,6 +114,27 @@ class _SchedulerCounters:
             counter = CounterMetricFamily(f"tidemill_prefix_cache_{name}", meaning, labels=(*LABELS, "tier"))
             for tier in scheduler.queried_tokens:
                 counter.add_metric((*self._labels, tier), tokens[tier])
+            yield counter
+
+
+class _DiskCounters:
+    """Reads what a disk tier did at the moment of a scrape."""
+
+    def __init__(self, counters: TierCounters, labels: tuple[str, ...]) -> None:
+        self._counters, self._labels = counters, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; the metrics server calls it."""
+        done = self._counters
+        moved = {"read": done.read_bytes, "written": done.written_bytes}
+        for name, meaning, label, values in (
+            ("bytes", "Of blocks, read and written.", "direction", moved),
+            ("misses", "Loadings that ended before their last block.", "reason", dict(done.misses)),
+            ("dropped", "Blocks that were worth writing and are not written.", "reason", dict(done.dropped)),
+        ):
+            counter = CounterMetricFamily(f"tidemill_prefix_cache_disk_{name}", meaning, labels=(*LABELS, label))
+            for each, value in values.items():
+                counter.add_metric((*self._labels, each), value)
             yield counter
 
 

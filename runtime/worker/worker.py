@@ -51,6 +51,7 @@ from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
+from runtime.worker.disk import leave_disk, open_disk
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 from runtime.worker.leaving import Leaving
@@ -110,6 +111,10 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
         memory = HostMemory(max_host_bytes(launch))
         phase = PHASES[launch.phase](engine, launch, network, metrics, blocks, memory)
+        disk = open_disk(launch.limits, blocks, phase.cache.host, f"rank {place.rank} of {launch.unit}")
+        if disk is not None:
+            phase.use(disk)
+            metrics.watch_disk(disk.counters)
         network.say_hello_again(hello.once_loaded(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox, memory))
@@ -126,6 +131,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         pulse.tell_now_and_then(partial(times.tell, network.say_step_time), STEP_TIME_S)
         end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
         step_until_left(phase, group, inbox, leaving, pulse, times)
+        leave_disk(disk)
 
 
 def _gateway(launch: UnitLaunch, addresses: Addresses) -> GatewayAddress:

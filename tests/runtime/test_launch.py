@@ -5,10 +5,12 @@ import os
 import pytest
 
 from runtime.errors import LaunchError
-from runtime.launch import UNIT_DIGEST_KEYS, canonical_digest, read_gateway_launch, read_unit_launch
+from runtime.launch import UNIT_DIGEST_KEYS, Disk, canonical_digest, read_gateway_launch, read_unit_launch
 from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, resealed, sealed, with_leaf_changed, write
 
 UNIT_LEAVES = sorted(leaves(UNIT), key=str)
+WITH_TIER = sealed(UNIT, limits__host_bytes=2**30)
+WITH_DISK = sealed(WITH_TIER, limits__disk={"path": "/kv", "max_bytes": 2**40})
 WHERE_TO_MEET = ("gateway", "tls", "ports")  # may differ between the ranks of a unit, so only launch_digest covers them
 BROKEN_RULES = {
     "slots that do not divide": {"expert_map__physical_to_logical": [[0, 1, 2], [0, 1, 2]]},
@@ -24,6 +26,7 @@ BROKEN_RULES = {
     "a spare that has a place": {"spares": ["node-1"]},
     "no ranks": {"ranks": []},
     "KV for less than one request": {"limits__kv_tokens": UNIT["limits"]["max_request_tokens"] - 1},
+    "a disk without host memory": {"limits__disk": {"path": "/kv", "max_bytes": 2**30}},
     "KV of another type than the precision's": {"precision": "bf16"},
     "FP8 with KV in FP32": {"precision": "fp8"},
     "no layers": {"expert_map__physical_to_logical": []},
@@ -37,6 +40,10 @@ MALFORMED = {
     "an unknown split": {"split": "by mood"},
     "an unknown precision": {"precision": "fp64"},
     "a step of no tokens": {"limits__max_batch_tokens": 0},
+    "a disk at a path that depends on where one stands": {
+        "limits__host_bytes": 1,
+        "limits__disk": {"path": "kv", "max_bytes": 2**30},
+    },
     "an unknown KV wire version": {"kv_cache__wire_version": 1},
     "more experts than any model has": {"expert_map__num_logical_experts": 10**12},
     "an expert that is no integer": {"expert_map__physical_to_logical": [[0, 1, 2, 0.5], [0, 1, 2, 0]]},
@@ -69,16 +76,16 @@ def test_a_unit_reads_what_is_written(tmp_path):
     assert launch.place_ranks(9) == []
 
 
-def test_host_memory_for_blocks_is_a_limit_of_one_unit(tmp_path):
-    """Absent, there is none; and units that exchange KV need not have the same."""
-    with_tier, without = (
-        read_unit_launch(write(tmp_path, document))
-        for document in (sealed(UNIT, limits__host_bytes=2**30), sealed(UNIT))
+def test_room_for_blocks_is_a_limit_of_one_unit(tmp_path):
+    """Absent, there is none in host memory or on a disk; and units that exchange KV need not have the same."""
+    without, with_tier, with_disk = (
+        read_unit_launch(write(tmp_path, document)) for document in (sealed(UNIT), WITH_TIER, WITH_DISK)
     )
 
     assert (with_tier.limits.host_bytes, without.limits.host_bytes) == (2**30, 0)
-    assert with_tier.kv_digest == without.kv_digest
-    assert with_tier.unit_digest != without.unit_digest
+    assert (with_tier.limits.disk, with_disk.limits.disk) == (None, Disk("/kv", 2**40))
+    assert with_disk.kv_digest == with_tier.kv_digest == without.kv_digest
+    assert len({each.unit_digest for each in (without, with_tier, with_disk)}) == 3
 
 
 def test_a_gateway_reads_what_is_written(tmp_path):

@@ -1,6 +1,7 @@
 """The README names every room of the house, and `docs/metrics.md` every metric on its walls."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import runtime
 from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.kv.room import HostMemory
+from runtime.kv.tiers.loading import TierCounters
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
@@ -76,6 +78,7 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     ranks.watch_requests(
         Scheduler(SimpleNamespace(num_pages=1, num_free_pages=1, memory=HostMemory(), host=None), launch.limits)
     )
+    ranks.watch_disk(TierCounters(misses=Counter(absent=1), dropped=Counter(off=1)))
     ranks.watch_steps(StepTimes(ExchangeTime()))
     GatewayMetrics(gateway, launch.model.name).phases.sample([SimpleNamespace(**READY)])
     families = [*ranks.registry.collect(), *gateway.collect()]

@@ -39,10 +39,15 @@ class HostTier:
     """Room for as many blocks as `max_bytes` hold."""
 
     def __init__(
-        self, block_shape: Sequence[int], dtype: torch.dtype, max_bytes: int, link: HostLink, memory: HostMemory
+        self,
+        block_shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        max_bytes: int,
+        link: HostLink,
+        memory: HostMemory,
     ) -> None:
         """Make an empty tier; pin its memory where `link` pins. Raise RuntimeFailure where there is not so much."""
-        self._shape, self._dtype, self._link, self._memory = tuple(block_shape), dtype, link, memory
+        self.shape, self.dtype, self._link, self._memory = block_shape, dtype, link, memory
         self.block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
         self._chunks: list[Tensor | None] = [None] * num_chunks
@@ -168,7 +173,7 @@ class HostTier:
         number, within = divmod(slot, self._slots_in_chunk)
         chunk = self._chunks[number]
         if chunk is None:
-            chunk = self._chunks[number] = self._link.empty((self._slots_in_chunk, *self._shape), self._dtype)
+            chunk = self._chunks[number] = self._link.empty((self._slots_in_chunk, *self.shape), self.dtype)
         return chunk[within]
 
     def _give_way(self, num_bytes: int) -> None:
