@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.cost.day import TimesOfDay, demand_shares, entry_starts, stretches_between
-from planner.facts.day import MINUTE_S, hh_mm
+from planner.facts.day import MINUTE_S, hh_mm, periods
 from planner.facts.terms import Phase
 from planner.schedule.schedule import DaySchedule
 from planner.spec.traffic import TrafficSpec
@@ -33,7 +33,9 @@ class PhaseLoad:
     lowest: float  # load when it is emptiest
     hours_over: float = 0.0  # in which it is asked for more than it makes at its operating point
     hours_beyond: float = 0.0  # in which it is asked for more than it makes at most
-    are_all_on: bool = False  # whether the plan has no further unit of the phase
+    times_beyond: str | None = None  # when that is; None where it never is
+    all_on_beyond: str | None = None  # that part of it at which the plan has no further unit of the phase
+    are_all_on: bool = False  # whether it has none at the fullest time
     day: str | None = None  # a date or a weekday that is not like the others
 
     @property
@@ -94,8 +96,16 @@ def loads_of_day(
         ]
         fullest = max(loads, key=lambda one: one.load)
         timed = list(zip(stretches, loads, strict=True))
-        over = sum(each.hours for each, one in timed if one.load > 1)
-        beyond = sum(each.hours for each, one in timed if one.asked_per_s > one.most_per_s)
-        lowest = min(one.load for one in loads)
-        found.append(replace(fullest, lowest=lowest, hours_over=over, hours_beyond=beyond, day=day))
+        beyond = [(each, one.are_all_on) for each, one in timed if one.asked_per_s > one.most_per_s]
+        found.append(
+            replace(
+                fullest,
+                lowest=min(one.load for one in loads),
+                hours_over=sum(each.hours for each, one in timed if one.load > 1),
+                hours_beyond=sum(each.hours for each, _ in beyond),
+                times_beyond=periods((each.start, each.minutes) for each, _ in beyond) or None,
+                all_on_beyond=periods((each.start, each.minutes) for each, all_on in beyond if all_on) or None,
+                day=day,
+            )
+        )
     return tuple(found)

@@ -1,6 +1,8 @@
 """The minutes and seconds of a day, and how clocks write them."""
 
-__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "second_of"]
+from collections.abc import Iterable
+
+__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "periods", "second_of"]
 
 MINUTE_S = 60
 HOUR_MINUTES = 60
@@ -28,3 +30,20 @@ def hh_mm_ss(second: float) -> str:
     """Return what a clock shows `second` seconds after midnight, to the nearest second; after a day it begins again."""
     whole = round(second) % DAY_S
     return f"{hh_mm(whole // MINUTE_S)}:{whole % MINUTE_S:02}"
+
+
+def periods(stretches: Iterable[tuple[int, int]]) -> str:
+    """Return when each of `stretches` begins and ends, given its first minute and its length: `22:00-06:00`.
+
+    Those that meet are one, over midnight too. They must not overlap.
+    """
+    ends: dict[int, int] = {}  # first minute -> the minute after the last
+    for start, minutes in sorted(stretches):
+        met = next((first for first, end in ends.items() if end == start), start)
+        ends[met] = start + minutes
+    last = max(ends, default=0)
+    if len(ends) > 1 and (first := ends[last] - DAY_MINUTES) in ends:
+        ends[last] = ends.pop(first) + DAY_MINUTES
+    if any(end - start == DAY_MINUTES for start, end in ends.items()):
+        return "all day"
+    return ", ".join(f"{hh_mm(start)}-{hh_mm(end)}" for start, end in ends.items())

@@ -193,6 +193,8 @@ class Demand(Part):
     most_tokens_per_s: Rounded = Field(validation_alias="most_per_s")
     highest_load: Rounded | None = Field(validation_alias="known_load")  # none while no unit is on
     lowest_load: Rounded = Field(validation_alias="lowest")
+    hours_beyond: Rounded  # in which more is asked for than units make at most
+    times_beyond: Maybe[str] = None  # when that is
 
 
 class PhaseCost(Part):

@@ -9,14 +9,15 @@ from statistics import fmean
 from typing import Any
 
 from planner.cluster.inventory import spares_with
-from planner.estimate.uptime import recovery_s
-from planner.facts.day import HOUR_MINUTES, MINUTE_S
+from planner.estimate.uptime import HOUR_S, recovery_s
+from planner.facts.day import HOUR_MINUTES, MINUTE_S, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.memory import node_bytes
-from planner.plan.expected import Fastest, Performance, Promise, Tried
+from planner.plan.expected import Performance, Promise
 from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row, known
+from planner.plan.sections import Step
 from planner.report.relied_on import relied_on
 from planner.report.spares import offered_spare
 from planner.schedule.starts import BYTES_PER_GBIT
@@ -46,7 +47,6 @@ def derived_rows(plan: Plan) -> Iterator[Row]:
         _memory,
         _problems,
         _assumed,
-        _layouts,
         _others,
     )
     return chain.from_iterable(topic(plan) for topic in topics)
@@ -56,7 +56,7 @@ def _cluster(plan: Plan) -> Iterator[Row]:
     model, cluster = plan.spec.model, plan.spec.cluster
     yield from known(
         "plan",
-        ("model", model if isinstance(model, str) else model.catalog or model.config, "", "spec"),
+        ("model", model if isinstance(model, str) else model.name or model.catalog or model.config, "", "spec"),
         ("engine", plan.spec.engine_name, "", "spec"),
         ("engine_version", plan.spec.engine_version, "", "spec"),
     )
@@ -97,16 +97,17 @@ def _day(plan: Plan) -> Iterator[Row]:
     day = plan.schedule
     if day is None:
         return
-    fewest, most = (choose(day.steps, key=lambda each: each.nodes) for choose in (min, max))
-    idle = plan.switches_units and plan.kubernetes.controller is None
-    yield from known(
-        "schedule",
-        ("most_nodes", most.nodes),
-        ("most_nodes_at", most.at),
-        ("fewest_nodes", fewest.nodes),
-        ("fewest_nodes_at", fewest.at),
-        ("remark", "without kubernetes.controller all units stay on in a cluster" if idle else None),
-    )
+    for which, choose in (("most", max), ("fewest", min)):
+        state = choose(day.steps, key=lambda each: each.nodes)
+        alike = [(minute_of(each.at), each.minutes) for each in day.steps if each.units == state.units]
+        yield from known(
+            "schedule",
+            (f"{which}_nodes", state.nodes),
+            (f"{which}_nodes_at", state.at),
+            (f"{which}_nodes_times", periods(alike)),
+        )
+    if plan.switches_units:
+        yield from known("schedule", ("controller", "set" if plan.kubernetes.controller else "not set", "", "spec"))
     for step in day.steps:
         yield from known(f"schedule.steps.{step.at}", ("hours", step.minutes / HOUR_MINUTES, "hours"))
     for other in day.other_days:
@@ -136,18 +137,31 @@ def _cost(plan: Plan) -> Iterator[Row]:
     """Yield what the bill of a day covers, and how full the busiest hour makes each phase."""
     for phase, load in (plan.demand or {}).items():
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
-        yield from known(f"demand.{phase}", ("highest_load_of_most", of_most, "share", "predicted"))
+        speed = (plan.performance or {})[phase].tokens_per_s_per_gpu
+        at_slowest = of_most * speed.mid / speed.low if of_most and speed and speed.low else None
+        yield from known(
+            f"demand.{phase}",
+            ("highest_load_of_most", of_most, "share", "predicted"),
+            ("highest_load_of_most_at_slowest", at_slowest, "share", "predicted"),
+        )
     if plan.cost is None:
         return
     cost, sold, currency = plan.cost, plan.cost.revenue_usd_per_day, plan.cost.currency
     differ = any(section is not None and section.other_days for section in (plan.spec.traffic, plan.spec.schedule))
     unknown = " and ".join(cost.speed_unknown)
+    assert plan.spec.cost is not None
+    rates, steps = plan.spec.cost, plan.schedule.steps if plan.schedule else ()
+    is_flat = not (rates.supplies or rates.hours)
+    all_nodes = {node for unit in plan.units for node in unit.nodes}
+    is_known = is_flat and rates.freed_usd_per_gpu_hour is None and len(all_nodes) in {each.nodes for each in steps}
     counted = f"all tokens that come while a unit is on: the speed of {unknown} is not known" if unknown else None
     yield from known(
         "cost",
         ("mean_nodes", sum(each.mean_nodes for each in cost.phases.values()) + len(plan.spec.cluster.spares)),
         ("billed", "a day like most: other_days are not billed" if differ else None),
         ("counted_as_answered", counted),
+        ("usd_per_gpu_hour", rates.usd_per_gpu_hour if is_flat else None, "USD", "spec"),
+        ("usd_per_day_if_all_are_on", cost.usd_per_day + cost.freed.usd_per_day if is_known else None, "USD"),
     )
     if sold is not None and currency is not None:
         yield from known("cost", ("revenue_per_day", sold * currency.per_usd, currency.code, "predicted"))
@@ -161,7 +175,7 @@ def _performance(plan: Plan) -> Iterator[Row]:
             continue
         rate, used, in_use = each.tokens_per_s_per_gpu.mid, point.utilisation or 1.0, each.kv_tokens_in_use
         more = each.with_10_percent_more
-        unending = "without the wait for a turn, which grows without end at utilisation 1"
+        unending = "without waiting: at 100% utilisation the queue grows without end"
         yield from known(
             section,
             ("ttft_leaves_out", unending if phase == "prefill" and point.utilisation == 1 else None),
@@ -191,33 +205,57 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure(plan: Plan) -> Iterator[Row]:
-    """Yield the worst that one failure stops while fewest units are on; of losses that are as bad, the smallest."""
+    """Yield the worst that one failure stops while all units are on and while fewest are; and how long that lasts."""
     if (coverage := plan.spec.coverage) != "none":
         yield from known("failures", ("coverage", f"no expert goes dark when one {coverage} dies"))
-    found = []
     for phase, losses in (plan.failures or {}).items():
-        on, at = _fewest_on(plan, phase)
-        for size, (domain, loss) in enumerate(losses.items()):
-            stopped = min(loss.units, on)
-            place = loss.at.removeprefix(f"{plan.name}-")
-            figures = (("domain", domain), ("place", place), ("units", stopped), ("units_on", on), ("at", at or None))
-            found.append((stopped / on, -size, phase, figures))
+        for domain, loss in losses.items():
             yield from known(f"failures.{phase}.{domain}", ("share", loss.units / loss.of_units, "share"))
-    if found:
-        share, _, phase, figures = max(found, key=lambda each: each[:2])
-        yield from known("failure", ("phase", phase), *figures, ("share", share, "share"), *_remedy(plan, phase))
+    if not plan.failures:
+        return
+    yield from _worst_loss(plan, "most", {phase: (len(plan.units_of(phase)), None) for phase in plan.failures})
+    fewest = {phase: _fewest_on(plan, phase) for phase in plan.failures}
+    yield from _worst_loss(plan, "fewest", fewest)
+    repair = plan.spec.uptime and plan.spec.uptime.repair / HOUR_S
+    yield from known("failure", ("repair", repair, "hours", "spec"), ("gateways", plan.gateway.replicas, "", "spec"))
 
 
-def _fewest_on(plan: Plan, phase: Phase) -> tuple[int, str]:
-    """Return the fewest units of `phase` that are on at a time, and that time; no time where all are always on."""
+def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None]]) -> Iterator[Row]:
+    """Yield the failure that stops the largest share of a phase's units that are `on`; of equals, the smallest."""
+    found = [
+        (min(loss.units, on[phase][0]) / on[phase][0], -size, phase, domain)
+        for phase, losses in (plan.failures or {}).items()
+        for size, (domain, loss) in enumerate(losses.items())
+    ]
+    share, _, phase, domain = max(found, key=lambda each: each[:2])
+    (units_on, step), loss = on[phase], (plan.failures or {})[phase][domain]
+    if when == "fewest" and step is None:
+        return  # all units of that phase are always on
+    yield from known(
+        f"failure.{when}",
+        ("phase", phase),
+        ("domain", domain),
+        ("place", loss.at.removeprefix(f"{plan.name}-")),
+        ("units", min(loss.units, units_on)),
+        ("units_on", units_on),
+        ("share", share, "share"),
+        ("at", step and step.at),
+        ("nodes_off", step and len({node for unit in plan.units for node in unit.nodes}) - step.nodes),
+        *_remedy(plan, phase),
+    )
+
+
+def _fewest_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
+    """Return the fewest units of `phase` that are on at a time, and that state; none where all are always on."""
     days = [plan.schedule, *plan.schedule.other_days] if plan.schedule else []
     num_units = len(plan.units_of(phase))
-    on = [(getattr(step, f"{phase}_units"), step.at) for day in days for step in day.steps]
-    return min(((number, at) for number, at in on if 0 < number < num_units), default=(num_units, ""))
+    on = [(getattr(step, f"{phase}_units"), step) for day in days for step in day.steps]
+    some = [(number, step) for number, step in on if 0 < number < num_units]
+    return min(some, key=lambda each: (each[0], each[1].at), default=(num_units, None))
 
 
 def _remedy(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield how long a unit is out that loses a node."""
+    """Yield how long a unit is out that loses a node and has a spare, or which node could be one."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", offered_spare(plan.spec, plan.units, phase) or None
@@ -260,7 +298,7 @@ def _problems(plan: Plan) -> Iterator[Row]:
             counts[name] += 1
             yield from known(topic, (f"{name} {counts[name]}", f"{each.message} [{each.id}]"))
     if plan.runnable and any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases):
-        ours, theirs = "our ranks have not yet run between GPUs", "we have not yet run this engine on a GPU"
+        ours, theirs = "tidemill has not yet run across GPUs", "we have not yet run this engine on a GPU"
         yield from known("plan", ("untried", ours if plan.engine == OURS else theirs))
 
 
@@ -268,7 +306,7 @@ def _assumed(plan: Plan) -> Iterator[Row]:
     """Yield every figure that nobody read anywhere, with what it is instead."""
     loads = plan.spec.expert_load
     if loads.file is None:
-        drawn = f"drawn with alpha {loads.alpha:g}, seed {loads.seed}"
+        drawn = f"power law, alpha {loads.alpha:g}, seed {loads.seed}"
         yield from known("assumed", ("expert_load", drawn, "", "assumed", "expert_load.file gives measured ones"))
     if any(each.not_predicted is None for each in (plan.performance or {}).values()):
         lengths, _, why = assuming_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
@@ -282,23 +320,13 @@ def _assumed(plan: Plan) -> Iterator[Row]:
 
 def _others(plan: Plan) -> Iterator[Row]:
     """Yield what the plan relies on, what was decided and why, the other defaults, and what the overlay changes."""
-    yield from known("relies_on", *((what, means, "", "assumed") for what, means in relied_on(plan)))
+    yield from known("relies_on", *((what, value, "", "assumed", means) for what, value, means in relied_on(plan)))
     for each in plan.decisions:
         if each.why != DEFAULT:
             yield from known("decided", (each.path, _written(each.value), "", "derived", each.why))
         elif not each.path.startswith(GUESSES):
             yield from known("defaults", (each.path, _written(each.value), "", "default"))
     yield from known("overlay", *((field, whom, "", "spec") for whom, field in _changed_by_overlay(plan)))
-
-
-def _layouts(plan: Plan) -> Iterator[Row]:
-    """Yield the sizes of each layout that was weighed, in words."""
-    for phase, search in (plan.search.phases if plan.search else {}).items():
-        weighed: dict[str, Sequence[Tried | Fastest]] = {"candidates": search.candidates, "front": search.front}
-        for part, layouts in weighed.items():
-            for number, each in enumerate(layouts):
-                sizes = f"EP{each.ep_size} TP{each.attention_tp} +{each.redundant_experts}"
-                yield from known(f"search.phases.{phase}.{part}.{number}", ("layout", sizes))
 
 
 def _written(value: Any) -> str:

@@ -22,8 +22,8 @@ from planner.spec.schema import Spec
 __all__ = ["relied_on"]
 
 
-def relied_on(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what a plan relies on and what that means; nothing of pods where it has no checkpoint or runs on CPUs."""
+def relied_on(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what a plan relies on, which, and why; nothing of pods where it has no checkpoint or runs on CPUs."""
     spec = plan.spec
     yield from chain(_split_racks(spec), _widened_weights(spec), _engine_maps(plan))
     if spec.checkpoint is None or all(spec.device(phase) != "cuda" for phase in spec.phases):
@@ -35,7 +35,7 @@ def relied_on(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _guessed_images(spec)
 
 
-def _split_racks(spec: Spec) -> Iterator[tuple[str, str]]:
+def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Yield racks with nodes under two leaf switches: their units reach each other over the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
@@ -45,19 +45,19 @@ def _split_racks(spec: Spec) -> Iterator[tuple[str, str]]:
     if split:
         rack, leaves = next(iter(split.items()))
         more = f" and {len(split) - 1} more of {len(leaves_of)}" if len(split) > 1 else ""
-        yield "racks under several leaves", f"{rack} ({' and '.join(leaves)}){more}: units there use the spine"
+        yield "racks under several leaves", f"{rack} ({' and '.join(leaves)}){more}", "units there use the spine"
 
 
-def _widened_weights(spec: Spec) -> Iterator[tuple[str, str]]:
+def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Yield FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
     for phase in spec.phases:
         gpu, precision = GPUS.get(spec.gpu_name(phase)), spec.phase(phase).precision
         if gpu is not None and "fp4" in precision and gpu.lacks_fp4:
             means = "this GPU unpacks it for each matmul, and the predicted speed leaves out that time"
-            yield f"{phase}.precision {precision}", means
+            yield f"{phase}.precision", precision, means
 
 
-def _engine_maps(plan: Plan) -> Iterator[tuple[str, str]]:
+def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield an engine that reads no expert map: what the plan says of maps is the best that its own could reach."""
     name, version = plan.spec.engine_name, plan.spec.engine_version or ""
     if ENGINES[name].reads_map:
@@ -66,25 +66,26 @@ def _engine_maps(plan: Plan) -> Iterator[tuple[str, str]]:
     how = "it starts with experts in order, and moves them by loads that it measures itself"
     if model is not None and not model.replicas:
         how = f"it moves no experts of {model.architecture}: they stay in order"
-    yield "expert maps", f"{name} reads none: {how}. What is said of maps is the best that any could reach"
+    yield "expert maps", f"{name} reads none", f"{how}. What is said of maps is the best that any could reach"
 
 
-def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str]]:
+def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Yield the names that the planner gave to nodes which the spec counts."""
     nodes = spec.cluster.nodes
     if isinstance(nodes, int):
         last = f" to {names.logical_node(nodes - 1)}" if nodes > 1 else ""
-        yield "names of nodes", f"{names.logical_node(0)}{last}: a pod stays pending until a node has its name"
+        why = "a pod stays pending until a node has its name; cluster.nodes lists others"
+        yield "node names", f"{names.logical_node(0)}{last}", why
 
 
-def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield a checkpoint whose weights the plan does not name; a bundled one has its manifest beside them."""
     if spec.engine_name == OURS and checkpoint["weights_digest"] is None:
-        told = "no digest is known, so ranks only compare what they read with each other (tidemill checkpoint digest)"
-        yield "weights", f"{spec.checkpoint}: {told}"
+        told = "no digest is known, so ranks only compare what they read; tidemill checkpoint digest computes one"
+        yield "weights", str(spec.checkpoint), told
 
 
-def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str]]:
+def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Yield a folder that the gateway needs on whatever node it runs, where nothing says which nodes have it."""
     kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
     is_told = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
@@ -93,10 +94,10 @@ def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str]]:
     read = stage.source if stage is not None else spec.checkpoint
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])
     if index is not None and (folder := kubernetes.volumes[index].host_path):
-        yield "folder on nodes", f"{folder}: the gateway starts only on a node that has it (kubernetes.gateway.volumes)"
+        yield "folder", folder, "the gateway starts only on a node that has it, or with kubernetes.gateway.volumes"
 
 
-def _guessed_images(spec: Spec) -> Iterator[tuple[str, str]]:
+def _guessed_images(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Yield images of other engines that nobody named: their names follow those of earlier versions."""
     kubernetes, engine = spec.kubernetes, ENGINES[spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
@@ -105,4 +106,4 @@ def _guessed_images(spec: Spec) -> Iterator[tuple[str, str]]:
     for field, image in images.items():
         if image is not None:
             name = image.format(version=spec.engine_version)
-            yield "image", f"{name}: named after earlier ones of its makers; {field} gives one that you have seen"
+            yield field, name, f"named after earlier ones of its makers; {field} names one that you have seen"

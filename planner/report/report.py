@@ -36,7 +36,7 @@ class Report:
         """Return the row's value, and its range in brackets; both empty where the plan has none."""
         row = self.find(section, name)
         low, high = ("", "") if row is None else written_range(row)
-        return self.text(section, name), f"(range {low} to {high})" if low else ""
+        return self.text(section, name), f"({low} to {high})" if low else ""
 
     def keys(self, pattern: str) -> list[tuple[str, ...]]:
         """Return what stands for the stars in sections like `pattern`: `prefill` and `decode` for `performance.*`."""

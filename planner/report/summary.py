@@ -1,5 +1,6 @@
 """The first lines of a plan's text: what its readers came for, a sentence a topic. Every figure is a row's."""
 
+import textwrap
 from collections.abc import Sequence
 
 from planner.plan.row import Row
@@ -7,9 +8,11 @@ from planner.report.report import Report, written
 
 __all__ = ["summary"]
 
-ALL = "100.0%"
 DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack", "power": "power feed"}
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
+MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # parts that are assumed -> their rows
+MAX_TIMES = 130  # characters of the hours that a phase is short; without --full the first are enough
+FEW = 2  # defaults of a section, which are shown with their values
 
 
 def summary(report: Report) -> dict[str, str]:
@@ -40,8 +43,10 @@ def _units(report: Report) -> str:
         f"{_counted(report, f'phases.{phase}', 'nodes_per_unit', 'node')}{_own_gpu(report, phase)}"
         for phase in _keys(report, "phases.*")
     ]
-    used, nodes, gpus = (report.text("cluster", name) for name in ("nodes_used", "nodes", "gpus_per_node"))
-    return f"{', '.join(units)}: {used} of {nodes} nodes ({gpus} {report.text('cluster', 'gpu')} each)"
+    used, gpu = report.text("cluster", "nodes_used"), report.text("cluster", "gpu")
+    nodes = _counted(report, "cluster", "nodes", "node")
+    each = _counted(report, "cluster", "gpus_per_node", "CPU rank" if gpu == "cpu" else f"{gpu} GPU")
+    return f"{', '.join(units)}: {used} of {nodes} ({each} each)"
 
 
 def _counted(report: Report, section: str, name: str, thing: str) -> str:
@@ -57,24 +62,28 @@ def _own_gpu(report: Report, phase: str) -> str:
 
 
 def _day(report: Report) -> str:
-    """Return when most and fewest units are on."""
+    """Return when most and fewest units are on, and whether anything switches them."""
     if report.find("schedule", "most_nodes") is None:
         return "all units are on all day"
-    states = []
-    for which, bound in (("most", "at most"), ("fewest", "at least")):
-        at = report.text("schedule", f"{which}_nodes_at")
-        section = f"schedule.steps.{at}"
-        units = " and ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _keys(report, "phases.*"))
-        states.append(f"{report.text('schedule', f'{which}_nodes')} nodes {bound}, from {at} ({units} units)")
-    if report.text("schedule", "most_nodes") == report.text("schedule", "fewest_nodes"):
-        states = [f"{report.text('schedule', 'most_nodes')} nodes all day"]
+    line = _state(report, "most")
+    if report.text("schedule", "most_nodes") != report.text("schedule", "fewest_nodes"):
+        mean = report.text("schedule", "mean_nodes")
+        line = f"most {line}, fewest {_state(report, 'fewest')}, {mean} on average"
     others = [report.text(f"schedule.other_days.{each}", "days") for each in _keys(report, "schedule.other_days.*")]
-    parts = [
-        *states,
-        f"{report.text('schedule', 'mean_nodes')} on average",
-        *(f"other days: {each}" for each in others),
-    ]
-    return "; ".join(filter(None, [*parts, report.text("schedule", "remark")]))
+    follows = {
+        "set": "kubernetes.controller is set and switches units",
+        "not set": "kubernetes.controller is not set: all units stay on",
+    }
+    parts = [line, *(f"other days: {each}" for each in others), follows.get(report.text("schedule", "controller"))]
+    return "; ".join(filter(None, parts))
+
+
+def _state(report: Report, which: str) -> str:
+    """Return the nodes and units of a state, with the hours in which it holds."""
+    section = f"schedule.steps.{report.text('schedule', f'{which}_nodes_at')}"
+    units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _keys(report, "phases.*"))
+    nodes = _counted(report, "schedule", f"{which}_nodes", "node")
+    return f"{nodes} {report.text('schedule', f'{which}_nodes_times')} ({units})"
 
 
 def _cost(report: Report) -> str:
@@ -82,34 +91,61 @@ def _cost(report: Report) -> str:
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
     rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
-    parts = [f"{report.text('cost', 'usd_per_day')} a day"]
-    parts += [f"{rate} per million {kind} tokens" for kind, rate in rates.items() if rate]
+    over = [f"{rate} per million {kind} tokens" for kind, rate in rates.items() if rate]
     income, margin = report.text("cost", "revenue_usd_per_day"), report.text("cost", "margin")
-    return f"{', or '.join(parts)}{f'; income {income} a day, margin {margin}' if income else ''}"
+    line = f"{report.text('cost', 'usd_per_day')} a day{_billed(report)}"
+    line += f"; {' (or '.join(over)}{')' if len(over) > 1 else ''}" if over else ""
+    return f"{line}; income {income} a day, margin {margin}" if income else line
+
+
+def _billed(report: Report) -> str:
+    """Return the price of a GPU, what nodes that are off cost, and the bill without a controller."""
+    price, idle = report.text("cost", "usd_per_gpu_hour"), report.find("cost", "idle_usd_per_day")
+    whole = report.text("cost", "usd_per_day_if_all_are_on")
+    line = f" at {price} per GPU-hour" if price else ""
+    if report.text("schedule", "controller") == "not set":
+        line += f" with a controller, {whole or 'more'} without"
+    if idle is not None and idle.value:
+        return f"{line}, {written(idle)} of it for own nodes that are off"
+    return line
 
 
 def _load(report: Report) -> str:
-    """Return how full the traffic makes the units at worst, and what becomes of requests beyond that."""
+    """Return whether the units can serve the traffic, how full it makes them at worst, and what is refused."""
     phases, answered = _keys(report, "demand.*"), report.text("cost", "answered_share")
     if not phases:
-        return "" if answered else "unknown: the spec has no traffic"
-    parts = []
+        return "not known: no speed is predicted" if answered else "unknown: the spec has no traffic"
+    short, peaks, slowest = [], [], []
     for phase in phases:
-        most, at = (report.text(f"demand.{phase}", name) for name in ("highest_load_of_most", "at"))
-        parts.append(f"{most} of what {phase} can make ({at})" if most else f"some {phase} at {at}, when no unit is on")
-    share = f"; {answered} of tokens are answered{'' if answered == ALL else ', the rest is refused'}"
-    return f"traffic asks for at most {' and '.join(parts)}{share if answered else ''}"
+        names = ("hours_beyond", "times_beyond", "highest_load_of_most", "highest_load_of_most_at_slowest", "at")
+        hours, times, load, low, at = (report.text(f"demand.{phase}", name) for name in names)
+        if times:
+            shown = textwrap.shorten(times, MAX_TIMES, placeholder=" ...")
+            short.append(f"{phase} is short for {hours} h ({shown})")
+        peaks.append(f"{phase} {load or 'without a unit'} ({at})")
+        slowest += [f"{phase} {low}"] if low else []
+    parts = [
+        f"does not fit: {', '.join(short)}" if short else "fits in every hour at the expected speed",
+        f"peak load over capacity: {', '.join(peaks)}",
+    ]
+    parts += [f"at the slowest speed: {', '.join(slowest)}"] if slowest else []
+    parts += [f"{answered} answered"] if answered else []
+    return "; ".join(parts)
 
 
 def _speed(report: Report) -> str:
-    """Return the rate of each phase with its range, or why it is not known."""
-    rates = []
+    """Return the rate of each phase with its range, or why it is not known, and what would make it faster."""
+    rates, faster = [], []
     for phase in _keys(report, "performance.*"):
         section = f"performance.{phase}"
         if why := report.text(section, "not_predicted"):
             return f"not predicted: {why}"
         rates.append(f"{phase} {' '.join(report.ranged(section, 'tokens_per_s_per_gpu'))}")
-    return f"tokens/s per GPU: {', '.join(rates)}" if rates else ""
+        names = ("max_over_mean", "one_more_slot.mean_max_over_mean", "one_more_slot.bytes_per_gpu")
+        now, then, takes = (report.text(f"balance.{phase}", name) for name in names)
+        if takes and now != then:
+            faster.append(f"{takes} more per GPU would cut {phase}'s imbalance from {now} to {then}")
+    return "; ".join([f"tokens/s per GPU: {', '.join(rates)}", *faster]) if rates else ""
 
 
 def _latency(report: Report, name: str) -> str:
@@ -118,15 +154,15 @@ def _latency(report: Report, name: str) -> str:
         section = f"performance.{phase}"
         if report.find(section, f"{name}_ms") is None:
             continue
-        mean, ends = report.ranged(section, f"{name}_ms")
-        line = f"mean {mean} ms {ends}{_conditions(report, phase, name)}"
+        (mean, ends), (p99, p99_ends) = (report.ranged(section, f"{name}_{each}") for each in ("ms", "p99_ms"))
+        line = f"mean {mean} ms {ends}, p99 {p99} ms {p99_ends}{_conditions(report, phase, name)}"
         if (verdict := report.find(section, f"{name}_promise")) is None:
-            return f"{line}; slo.{name}_ms is not set"
+            return f"{line}; no slo.{name}_ms"
         chance = f"; {verdict.note}" if verdict.note else ""
         return (
             f"{line}; slo.{name}_ms of {report.text(section, f'slo.{name}_ms.promised')} is {written(verdict)}{chance}"
         )
-    return ""
+    return "not predicted"
 
 
 def _conditions(report: Report, phase: str, name: str) -> str:
@@ -134,49 +170,68 @@ def _conditions(report: Report, phase: str, name: str) -> str:
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
     load, at = report.find(f"demand.{phase}", "highest_load"), report.text(f"demand.{phase}", "at")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
-    fuller = f", longer at {at}, when the load is {written(load)} of the operating point" if load and is_fuller else ""
+    fuller = f"; longer at {at} ({written(load)} of the operating point)" if load and is_fuller else ""
     return f"{fuller}{f', {leaves_out}' if leaves_out else ''}"
 
 
 def _failure(report: Report) -> str:
-    """Return the worst that one failure does, and until when."""
-    names = ("domain", "phase", "place", "at", "units", "units_on", "share")
-    domain, phase, place, at, stopped, on, share = (report.text("failure", name) for name in names)
-    if not domain:
+    """Return the worst that one failure stops, with fewest units on and with all, and for how long."""
+    whens = [when for when in ("fewest", "most") if report.find(f"failure.{when}", "domain")]
+    if not whens:
         return ""
-    when = f" on at {at}" if at else ""
-    one, some = f"the only {phase} unit{when}, and so the service,", f"{stopped} of {on} {phase} units{when} ({share})"
+    losses = [_loss(report, when) for when in whens]
+    line = f"worst: {losses[0][0]} stops {losses[0][1]}"
+    for lost, stops in losses[1:]:
+        line += f"; {f'{lost} stops ' if lost != losses[0][0] else ''}{stops}"
+    line += f"; out {_until(report, f'failure.{whens[0]}')}"
+    return line + ("; losing the only gateway stops all" if report.text("failure", "gateways") == "1" else "")
+
+
+def _loss(report: Report, when: str) -> tuple[str, str]:
+    """Return the failure that stops most, and what it stops."""
+    names = ("domain", "phase", "place", "at", "units", "units_on", "share")
+    domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
+    stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
+    time = f" at {at} (fewest on)" if at else "" if on == "1" else " with all on"
     kind = "rank" if (domain, report.text("cluster", "gpu")) == ("gpu", "cpu") else DOMAINS[domain]
-    line = f"losing one {kind} ({place}) stops {one if on == '1' else some}"
-    if minutes := report.text("failure", "recovery_minutes"):
-        return f"{line} for {minutes} min: then it serves on a spare"
-    return f"{line} until it is mended: {report.text('failure', 'offered_spare') or 'no node is left as a spare'}"
+    return f"losing one {kind} ({place})", f"{stops}{time}"
+
+
+def _until(report: Report, section: str) -> str:
+    """Return how long a unit is out, and why no node takes over."""
+    if minutes := report.text(section, "recovery_minutes"):
+        return f"for {minutes} min, until it serves on a spare"
+    hours, off = report.text("failure", "repair"), report.text(section, "nodes_off")
+    until = f"for {hours} h of repair" if hours else "until repaired (no uptime.repair)"
+    kept = f" (the {off} off belong to other units)" if off else ""
+    return f"{until}: {report.text(section, 'offered_spare') or f'no node is a spare{kept}'}"
 
 
 def _assumed(report: Report) -> str:
-    """Name what nobody has read anywhere or measured; defaults by their section."""
-    rows = report.of("assumed")
-    named = [
-        f"{NAMES[row.name]} ({row.value})" if row.name in NAMES else row.name for row in rows if not _is_default(row)
-    ]
-    sections = dict.fromkeys(row.name.rpartition(".")[0] for row in rows if _is_default(row))
-    named += [f"defaults of {' and '.join(sections)}"] if sections else []
+    """Name what nobody has read anywhere or measured, with short values; many defaults by their section."""
+    named, sections = [], dict[str, list[str]]()
+    for row in report.of("assumed"):
+        section, _, name = row.name.rpartition(".")
+        if row.provenance == "default":
+            sections.setdefault(section, []).append(f"{name} {written(row)}")
+        elif size := report.text(f"memory.{section}", MEMORY.get(name, "")):
+            named.append(f"{name.replace('_', ' ')} of {section} ({size})")
+        else:
+            named.append(f"{NAMES[name]} ({written(row)})" if name in NAMES else row.name)
+    named += [f"{each} ({', '.join(those) if len(those) <= FEW else 'defaults'})" for each, those in sections.items()]
     families = [report.text(f"performance.{each}", "evidence.family") for each in _keys(report, "performance.*")]
     if "none" in families:
-        named.append(f"the speed of {report.text('plan', 'engine')}, which nobody has measured")
+        named.append(f"speed of {report.text('plan', 'engine')} (never measured)")
     return "; ".join(named) or "nothing"
-
-
-def _is_default(row: Row) -> bool:
-    return row.provenance == "default"
 
 
 def _blockers(report: Report) -> str:
     """Name what keeps the plan from running, and what to look at before it does."""
     refused, warnings = report.of("refusals"), report.of("warnings")
-    untried = report.text("plan", "untried")
+    untried, needs = report.text("plan", "untried"), report.of("relies_on")
     line = f"{report.text('plan', 'engine')} cannot run it: {_ids(refused)}" if refused else "none known"
     line += f", but {untried}: try one unit first" if untried else ""
+    line += f"; check {', '.join(f'{row.name} ({written(row)})' for row in needs)}" if needs else ""
     return f"{line}; warnings: {_ids(warnings)}" if warnings else line
 
 

@@ -129,7 +129,7 @@ def _named(pattern: str, key: Sequence[str]) -> str:
 def _down(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
     """Return a line for each section."""
     labels = [tuple(part for part in key if not part.isdigit()) for key in keys]  # numbers of a list say nothing
-    heads = (_called(name, read_tables().heads) for name in names)
+    heads = (_called(name, {**read_tables().titles, **read_tables().heads}) for name in names)
     lines = [(*label, *(_cell(rows[key, name]) for name in names)) for label, key in zip(labels, keys, strict=True)]
     return [(shown.title, *[""] * (len(labels[0]) - 1), *heads), *lines]
 

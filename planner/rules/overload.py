@@ -109,7 +109,8 @@ def _more_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
         return f"write {units}: auto, for as many as the traffic asks for"
     if load.are_all_on:
         return f"all {load.phase} units are on then: plan more of them, and more cluster.nodes unless some are free"
-    return f"turn on more {load.phase} units at that time"
+    fix = f"turn on more {load.phase} units at that time"
+    return f"{fix}, and plan more for {load.all_on_beyond}, when all are on" if load.all_on_beyond else fix
 
 
 RULES = (Rule("W115 W138", "predicted", units_make_what_is_asked_for),)

@@ -150,9 +150,9 @@ class Prediction:
 
     @property
     def tokens_per_s_with_hits(self) -> Estimate | None:
-        """The rate of one GPU, counting the prompt tokens that were read from a cache."""
+        """Return the rate of one GPU with the prompt tokens that are read from a cache; None where none are."""
         hits = self.point.cache_hit_rate
-        return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and hits < 1 else None
+        return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and 0 < hits < 1 else None
 
 
 def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, with_spans: bool = False) -> Prediction:

@@ -6,6 +6,7 @@ import pytest
 
 from planner.compiler import run_passes
 from planner.cost.demand import PhaseLoad
+from planner.facts.day import periods
 from planner.report.text import plan_text
 from planner.rules.check import check_spec, with_values
 from planner.rules.overload import units_make_what_is_asked_for
@@ -53,15 +54,25 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
 
 
 @pytest.mark.parametrize(
-    ("are_all_on", "fix"),
+    ("are_all_on", "all_on_beyond", "fix"),
     [
-        (False, "turn on more prefill units at that time"),
-        (True, "all prefill units are on then: plan more of them, and more cluster.nodes unless some are free"),
+        (False, None, "turn on more prefill units at that time"),
+        (
+            False,
+            "12:00-14:00",
+            "turn on more prefill units at that time, and plan more for 12:00-14:00, when all are on",
+        ),
+        (
+            True,
+            "20:00-21:00",
+            "all prefill units are on then: plan more of them, and more cluster.nodes unless some are free",
+        ),
     ],
 )
-def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, fix, spec):
+def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, all_on_beyond, fix, spec):
     """A schedule that has every unit on cannot turn on more of them."""
-    (found,) = overloads(spec, [PhaseLoad("prefill", "20:00", 300.0, 100.0, 100.0, 0.0, are_all_on=are_all_on)])
+    load = PhaseLoad("prefill", "20:00", 300.0, 100.0, 100.0, 0.0, are_all_on=are_all_on, all_on_beyond=all_on_beyond)
+    (found,) = overloads(spec, [load])
 
     assert found.fix == f"{fix} (tidemill simulate shows how long requests wait)"
 
@@ -78,7 +89,9 @@ def test_the_published_day_leaves_decode_units_off_and_prefill_has_time():
         "W138 asks for 121% of the most tokens that the decode units can make at 03:30, "
         "and for more than they can make during 8.5 h of that day"
     )
-    assert str(found.fix).startswith("turn on more decode units at that time")
+    assert str(found.fix).startswith(
+        "turn on more decode units at that time, and plan more for 10:00-11:00, 14:00-17:00, 20:00-23:00, "
+    )
 
 
 @pytest.mark.parametrize(("ttft_ms", "is_broken"), [(3600, True), (3900, False)])
@@ -132,7 +145,7 @@ def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot
     outcome = simulate_day(plan).outcomes["mid"]
 
     assert [each.path for each in found] == broken
-    assert "when the load is 168.2% of the operating point" in " ".join(plan_text(plan.plan).split())
+    assert "(168.2% of the operating point)" in " ".join(plan_text(plan.plan).split())
     assert all(
         "works on 27 requests at a time, with which TPOT is predicted at 94.0 ms" in each.reason for each in found
     )
@@ -178,3 +191,19 @@ def test_the_day_that_asks_for_most_is_named(tmp_path):
 
     assert len(warned) == 2
     assert all("on saturday, and" in each and "h of that day" in each for each in warned)
+
+
+@pytest.mark.parametrize(
+    ("stretches", "expected"),
+    [
+        ([], ""),
+        ([(0, 1440)], "all day"),
+        ([(510, 930), (0, 510)], "all day"),
+        ([(1320, 120), (0, 360), (660, 420)], "11:00-18:00, 22:00-06:00"),
+        ([(60, 30), (90, 30), (121, 59)], "01:00-02:00, 02:01-03:00"),
+        ([(1320, 480), (360, 60)], "22:00-07:00"),
+    ],
+)
+def test_periods_join_stretches_that_meet(stretches, expected):
+    """Over midnight, too."""
+    assert periods(stretches) == expected

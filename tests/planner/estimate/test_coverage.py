@@ -76,7 +76,7 @@ def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
     assert set(of_phase["decode"]["binding"]) <= {"replicas", "packing"}
     assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (3, pytest.approx(2.554e9, rel=0.01))
     assert more["mean_bound"] <= more["mean_max_over_mean"] < 1.05 < 1.4 < min(of_phase["decode"]["bound"])
-    assert re.search(r"\n  expert map .* \+1 slot  takes\n.*\n  decode .* 2\.6 GB\n", plan_text(plan.plan))
+    assert re.search(r"\n  expert map .* one more slot  its bytes\n.*\n  decode .* 2\.6 GB\n", plan_text(plan.plan))
 
 
 def test_too_few_slots_say_what_would_do_and_cost(small, found_of):

@@ -75,7 +75,7 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
     missed = [each for each in plan.warnings if each.rule.startswith("W115")]
 
     assert ("slo.ttft_ms of 60,000 is kept, even at the slowest speed" in text) is is_kept
-    assert ("without the wait for a turn, which grows without end at utilisation 1" in text) is not is_kept
+    assert ("without waiting: at 100% utilisation the queue grows without end" in text) is not is_kept
     assert plan.plan.as_json()["performance"]["prefill"]["slo"]["ttft_ms"]["met"] is is_kept
     assert [each.changes for each in missed] == ([] if is_kept else [({"operating_point.prefill.utilisation": None},)])
 

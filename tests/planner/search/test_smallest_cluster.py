@@ -139,10 +139,10 @@ def test_idle_nodes_are_offered_as_spares():
     cluster = {"gpu": "h800", "nodes": 20, "gpus_per_node": 8, "spares": [spare]}
 
     assert f"{len(used)} of 20 nodes" in head
-    assert "stops the only prefill unit, and so the service, until it is mended" in head
+    assert "stops the only prefill unit, and so the service; out until repaired" in head
     assert spare not in used
     spared = " ".join(plan_text(compile_plan(spec_of(20, cluster=cluster))).split())
-    assert "for 10 min: then it serves on a spare" in spared
+    assert "for 10 min, until it serves on a spare" in spared
 
 
 def test_traffic_beyond_any_cluster_is_refused_as_such():
