@@ -136,7 +136,7 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
 
 def tell_of_a_night(deployed):
     """Write a day into its spec whose evening is near by the cluster's own clock, and run `up`."""
-    now = read_clock(deployment_of(deployed)).of(time.time())
+    now = read_clock(deployment_of(deployed)).day_time(time.time())
     evening, morning = (clock_shows(now + 60 * minutes) for minutes in (EVENING_MIN, EVENING_MIN + NIGHT_MIN))
     night = {"prefill_units": 1, "decode_units": 1}
     deployed.change_spec(

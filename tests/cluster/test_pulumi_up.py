@@ -110,7 +110,7 @@ def steady_requests(deployed, endpoint=None):
 def rank_samples(deployed, unit):
     """(node, metrics) of each of the unit's ranks, in order."""
     nodes = {pod.spec.node_name: pod.status.pod_ip for pod in deployed.pods(unit)}
-    ranks = next(each.ranks for each in deployed.plan.units if each.name == unit)
+    ranks = next(each.rank_places for each in deployed.plan.units if each.name == unit)
     return [(rank.node, samples(nodes[rank.node], 9400 + rank.local_rank)) for rank in ranks]
 
 
