@@ -17,7 +17,7 @@ __all__ = ["units_at_rate", "units_of_busiest", "whole_units"]
 ROUNDING = 1e-9
 
 
-def units_of_busiest(profile: Sequence[float], units: int, carried: float | None = None) -> tuple[float, ...]:
+def units_of_busiest(profile: Sequence[float], units: float, carried: float | None = None) -> tuple[float, ...]:
     """Return the units that each entry asks for, where `units` just carry `carried`, else the busiest entry.
 
     Some entry is above 0.

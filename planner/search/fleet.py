@@ -11,9 +11,12 @@ can use are filled with its units.
 Where traffic counts the units, a demand is given: then each phase takes the fewest nodes that serve it. That number
 does not depend on the nodes that there are, and on fewer nothing serves the demand. Where there are more, some may be
 better used by more and smaller units than left idle: a unit that loses a node stops, with its share of what is served.
+Units that are written carry the demand because their user says so. A layout with which they are predicted to is
+preferred where it fits, and the smallest one is the least that a cluster must hold.
 
-A cluster whose `nodes` are `auto` has those that serve the traffic's peak hour, or that its written units take. It is
-the least that a cluster must have whose nodes are given, and whose schedule follows the traffic.
+A cluster whose `nodes` are `auto` has those that serve the traffic's peak hour, or that its written units take. Where
+no units are written, it is the least that a cluster must have whose nodes are given, and whose schedule follows the
+traffic.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +98,14 @@ class Demand:
         asked = self.capacity * self.tokens_per_s[offer.phase] / offer.tokens_per_s
         return whole_units(asked, self.floor[offer.phase])
 
+    def misses(self, fleet: Fleet) -> float:
+        """Return 0 where the fleet serves it; else how many times slower a node its slow units are than the fastest."""
+        return sum(1 / offer.share_of_best for phase, offer in fleet.offers.items() if self.is_short(fleet, phase))
+
+    def is_short(self, fleet: Fleet, phase: Phase) -> bool:
+        """Return whether a phase has fewer units than serve it: only where they are written."""
+        return self.units_of(fleet.offers[phase]) > fleet.units[phase]
+
     def lost(self, fleet: Fleet) -> float:
         """Return the share of the hour's requests that are refused when a node is lost, of the worst phase."""
         return max(self._lost(offer, fleet.units[phase]) for phase, offer in fleet.offers.items())
@@ -157,16 +168,19 @@ def fill(
     written: Mapping[Phase, int | None],
     tokens: Mapping[Phase, float],
     room: Mapping[frozenset[Phase], int],
+    floor: Mapping[Phase, int] | None = None,
 ) -> Fleet | None:
-    """Return the best fleet; None where no unit of each phase fits.
+    """Return the best fleet; None where the fewest units of each phase do not fit.
 
     `written` are counts of units that are not free, `tokens` those of each phase for one token of output, `room` the
-    nodes that phases share or have alone.
+    nodes that phases share or have alone, `floor` the fewest units of each phase: 1 unless given.
     """
+    floor = floor or dict.fromkeys(offers, 1)
     fleets = [
         fleet
         for chosen in product(*offers.values())
-        for fleet in _counted({each.phase: each for each in chosen}, written, tokens, room)
+        for fleet in _counted({each.phase: each for each in chosen}, written, tokens, room, floor)
+        if all(fleet.units[phase] >= number for phase, number in floor.items())
     ]
     is_free = any(number is None for number in written.values())
     return max(fleets, key=_served if is_free else _fastest, default=None)
@@ -177,16 +191,17 @@ def units_that_serve(
 ) -> dict[Phase, dict[Offer, int]]:
     """Return the units of each offer with which its phase serves the demand; offers that take too many are left out.
 
-    Units that are written may be said to carry the busiest hour, whatever they are predicted to make: where no offer
-    does, they are of the fastest layout a node.
+    Units that are written carry the busiest hour, whatever they are predicted to make. Only where nodes are counted
+    must they be predicted to.
     """
     found: dict[Phase, dict[Offer, int]] = {}
     for phase, all_ in offers.items():
         number = written[phase]
         needed = {each: demand.units_of(each) for each in all_}
-        found[phase] = {each: number or units for each, units in needed.items() if units <= (number or MAX_UNITS)}
-        if number and not found[phase] and not demand.counts_nodes:
-            found[phase] = {max(all_, key=lambda each: each.share_of_best): number}
+        if number and not demand.counts_nodes:
+            found[phase] = dict.fromkeys(all_, number)
+        else:
+            found[phase] = {each: number or units for each, units in needed.items() if units <= (number or MAX_UNITS)}
     return found
 
 
@@ -198,15 +213,20 @@ def meet(
 ) -> Fleet | None:
     """Return the fleet of these `units` on fewest nodes.
 
-    Of those that fit into the `room`, fleets come first of which a node's loss refuses no more than MOST_REFUSED: nodes
-    would be idle otherwise. None where none fits.
+    Of those that fit into the `room`, fleets come first that are predicted to serve the demand, else of the fastest
+    layout a node. Then come those of which a node's loss refuses no more than MOST_REFUSED: nodes would be idle
+    otherwise. None where none fits.
     """
     counted = product(*(each.items() for each in units.values()))
     fleets = (_fleet(dict(zip(units, chosen, strict=True)), tokens) for chosen in counted)
     if room is None:
         return min(fleets, key=_fewest_nodes, default=None)
     fitting = (each for each in fleets if _fits(each.nodes_by_phase, room))
-    return min(fitting, key=lambda each: (demand.lost(each) > MOST_REFUSED, *_fewest_nodes(each)), default=None)
+
+    def rank(fleet: Fleet) -> tuple[float, ...]:
+        return demand.misses(fleet), demand.lost(fleet) > MOST_REFUSED, *_fewest_nodes(fleet)
+
+    return min(fitting, key=rank, default=None)
 
 
 def _fleet(chosen: Mapping[Phase, tuple[Offer, int]], tokens: Mapping[Phase, float]) -> Fleet:
@@ -233,10 +253,11 @@ def _counted(
     written: Mapping[Phase, int | None],
     tokens: Mapping[Phase, float],
     room: Mapping[frozenset[Phase], int],
+    floor: Mapping[Phase, int],
 ) -> Iterator[Fleet]:
     """Yield the counts that may be best of these layouts: on both sides of where the other phase begins to bind."""
     free = [phase for phase in offers if written[phase] is None]
-    units = {phase: number or 1 for phase, number in written.items()}
+    units = {phase: number or floor[phase] for phase, number in written.items()}
     if not free:
         yield from _if_it_fits(offers, units, tokens, room)
         return
@@ -252,7 +273,7 @@ def _counted(
         counts = {**units, first: number}
         return counts | {other: _most(other, offers, counts, room)}
 
-    low, high = 1, max(most, 1)  # the other binds above, the first below
+    low, high = floor[first], max(most, floor[first])  # the other binds above, the first below
     while low < high:
         middle = (low + high + 1) // 2
         counts = with_most(middle)
@@ -281,7 +302,7 @@ def _if_it_fits(
     room: Mapping[frozenset[Phase], int],
 ) -> Iterator[Fleet]:
     fleet = _fleet({phase: (offer, units[phase]) for phase, offer in offers.items()}, tokens)
-    if min(units.values()) > 0 and _fits(fleet.nodes_by_phase, room):
+    if _fits(fleet.nodes_by_phase, room):
         yield fleet
 
 

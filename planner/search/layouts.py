@@ -8,6 +8,7 @@ It decides only where speeds are known, and only for specs that ask for it: with
 alone cannot decide.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from planner.search.decision import FIELDS, Decision, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill, meet, units_that_serve
 from planner.search.ranked import PhaseSearch, search_told
 from planner.search.trials import Kept, Lost, layouts_of
+from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
 from planner.spec.request_lengths import assuming_lengths
@@ -85,18 +87,28 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
 
 
 def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return as many units of each phase as the nodes hold, where nobody knows how fast they are; 1 at least."""
+    """Return as many units of each phase as the nodes hold, where nobody knows how fast they are.
+
+    Where they hold too few, they are the fewest of each phase that there may be.
+    """
     per_node = spec.cluster.gpus_per_node
     offers = [Offer(p, n, 1.0, 1.0, 0) for p in spec.phases for n in [max(1, spec.phase(p).ep_size // per_node)]]
-    written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
+    written = _written_units(spec)
     alike = dict.fromkeys(spec.phases, 1.0)
-    fleet = fill({each.phase: [each] for each in offers}, written, alike, _room(spec))
-    return dict(fleet.units) if fleet else {phase: number or 1 for phase, number in written.items()}
+    schedule = spec.written.schedule
+    floor = {p: schedule.min_units.of(p) if schedule else 1 for p in spec.phases}
+    fleet = fill({each.phase: [each] for each in offers}, written, alike, _room(spec), floor)
+    return dict(fleet.units) if fleet else {phase: number or floor[phase] for phase, number in written.items()}
 
 
 def reasons_of(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
     """Return one decision for each path of `values`."""
     return [Decision(path, number, _why(search, spec, path)) for path, number in values.items()]
+
+
+def _written_units(spec: ResolvedSpec) -> dict[Phase, int | None]:
+    """Return the units that are on when most are, of each phase whose units are written; None for the others."""
+    return {p: None if is_auto(spec.phase(p), "units") else most_units(spec, p) for p in spec.phases}
 
 
 def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
@@ -162,7 +174,7 @@ def _fleet(
     if not all(kept.values()):
         return None
     offers = {phase: _offers(phase, each) for phase, each in kept.items()}
-    written = {p: None if is_auto(spec.phase(p), "units") else spec.written.num_units(p) for p in spec.phases}
+    written = _written_units(spec)
     if demand is None:
         assert room is not None
         return fill(offers, written, tokens, room)
@@ -191,20 +203,21 @@ def _require_few(
     else:
         return
     asked = demand.capacity * demand.tokens_per_s[phase]
-    raise InfeasibleError([spec.locate(_too_much(spec, phase, offers[phase], written[phase], asked, room))])
+    raise InfeasibleError([spec.locate(_too_much(spec, phase, offers[phase], written[phase] is not None, asked, room))])
 
 
 def _too_much(
-    spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], units: int | None, asked: float, nodes: int
+    spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], are_written: bool, asked: float, nodes: int
 ) -> Finding:
     """Say how many units a phase needs, or how many tokens as many as there can be on `nodes` nodes serve."""
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
-    if units is not None and needed <= MAX_UNITS:
-        rule = f"S729 must be at least {needed} to serve the traffic"
-        return Finding(f"{phase}.units", units, rule, reason, nearest(needed))
+    least = bisect_left(range(1, MAX_UNITS + 1), needed, key=lambda number: most_units(spec, phase, number)) + 1
+    if are_written and least <= MAX_UNITS:
+        rule = f"S729 must be at least {least} to serve the traffic"
+        return Finding(f"{phase}.units", spec.written.num_units(phase), rule, reason, nearest(least))
     field = "input_tokens" if phase == "prefill" else "output_tokens"
     day = getattr(spec.written.traffic, field)
     served = max(min(MAX_UNITS, nodes // each.nodes) * each.tokens_per_s for each in offers)
@@ -254,7 +267,7 @@ def _why(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
         f"{each.chosen.speed.max_over_mean:.2f} times the mean",
         "max_requests": f"the most that KV {'and the SLO allow' if slo else 'has room for'}",
     }
-    return whys.get(field, f"{_of_speed(each, slo)} the one that serves {_aim(search)}")
+    return whys.get(field, f"{_of_speed(each, slo)} the one that serves {_aim(search, each.phase)}")
 
 
 def _of_speed(each: PhaseSearch, slo: str) -> str:
@@ -262,10 +275,12 @@ def _of_speed(each: PhaseSearch, slo: str) -> str:
     return f"{rate}{slo}, of {each.tried:,} layouts"
 
 
-def _aim(search: LayoutSearch) -> str:
+def _aim(search: LayoutSearch, phase: Phase) -> str:
     """Say what was chosen by: the most, or the busiest hour on fewest nodes, where idle ones may be worth fewer."""
     if search.demand is None:
         return "most"
+    if search.demand.is_short(search.fleet, phase):
+        return "most a node: with the written units, none that fits is predicted to serve the busiest hour"
     loses_little = search.fleet.nodes < search.room and search.demand.lost(search.fleet) <= MOST_REFUSED
     spared = f", with at most {MOST_REFUSED:.0%} of it refused when a node is lost" if loses_little else ""
     return f"the busiest hour on fewest nodes{spared}"

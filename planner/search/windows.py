@@ -1,8 +1,9 @@
 """The windows of a schedule that are left to the planner: those of the day with the fewest node-hours.
 
-What a unit carries follows from who counted the units. Those that are written, or fill the nodes, just carry the
-busiest entry of the profile. Those that speed decided carry what they make under the SLO at the operating point. The
-windows count units from then on, so the numbers that stood in the phases go away.
+What a unit carries follows from who counted the units. Those that are written just carry the busiest entry of the
+profile, and headroom comes on top. Those that fill the nodes carry it with its headroom, as no more would fit. Those
+that speed decided carry what they make under the SLO at the operating point. The windows count units from then on, so
+the numbers that stood in the phases go away.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["with_drain", "with_windows"]
+__all__ = ["most_units", "with_drain", "with_windows"]
 
 
 def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
@@ -71,6 +72,19 @@ def with_drain(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     written = as_text(min(ceil(found), LONGEST_S))
     why = f"{schedule.answered:.4g} of the answers in flight end within it, at {tpot_ms:g} ms a token"
     return with_values(spec, {"schedule.drain": written}), [Decision("schedule.drain", written, why)]
+
+
+def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
+    """Return the units of `phase` that are on when most are, with `written` ones or those of the spec.
+
+    Windows that are left to the planner have more than are written: headroom, a floor, what exceeds traffic.capacity.
+    """
+    number = spec.written.num_units(phase) if written is None else written
+    schedule, traffic = spec.written.schedule, spec.written.traffic
+    if schedule is None or traffic is None or not is_undecided(schedule.windows):
+        return number
+    (asked,) = units_of_busiest([traffic.busiest], number, traffic.capacity)
+    return whole_units(asked * (1 + schedule.headroom), schedule.min_units.of(phase))
 
 
 def _followed(
@@ -133,26 +147,38 @@ def _days_with(
         raise SpecError([spec.locate(_other_windows(spec))])
     if traffic is None or traffic.profile is None:
         raise SpecError([spec.locate(_no_profile())])
-    if traffic.capacity is not None and rates.keys() >= layouts.keys():
+    filling = {phase for phase in layouts.keys() - rates.keys() if f"{phase}.units" in spec.document.autos}
+    if traffic.capacity is not None and rates.keys() | filling >= layouts.keys():
         raise SpecError([spec.locate(_uncounted(traffic.capacity))])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     days = [None, *(each.days[0] for each in traffic.other_days)]
-    asked = [_asked(traffic, each, layouts, rates) for each in days]
+    of_nodes = {phase: layouts[phase].num_units / (1 + schedule.headroom) for phase in filling}
+    asked = [_asked(traffic, each, layouts, rates, of_nodes) for each in days]
     _require_room(spec, schedule, nodes_per_unit, asked)
     return lambda warm_up: derived_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
 
 
 def _asked(
-    traffic: TrafficSpec, day: str | None, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
+    traffic: TrafficSpec,
+    day: str | None,
+    layouts: Mapping[Phase, PhaseLayout],
+    rates: Mapping[Phase, float],
+    of_nodes: Mapping[Phase, float],
 ) -> Asked:
-    """Return the units of each phase that each entry of a day's profile asks for."""
+    """Return the units of each phase that each entry of a day's profile asks for.
+
+    `of_nodes` are those that the busiest entry asks for, of phases that fill the nodes.
+    """
     profile, scale = traffic.profile_on(day) or [], traffic.day_scale(day)
-    return {
-        phase: units_at_rate(profile, scale * traffic.tokens_of(phase), rates[phase])
-        if phase in rates
-        else units_of_busiest(profile, each.num_units, traffic.capacity or traffic.busiest)
-        for phase, each in layouts.items()
-    }
+    asked: dict[Phase, Sequence[float]] = {}
+    for phase, each in layouts.items():
+        if phase in rates:
+            asked[phase] = units_at_rate(profile, scale * traffic.tokens_of(phase), rates[phase])
+        elif phase in of_nodes:
+            asked[phase] = units_of_busiest(profile, of_nodes[phase], traffic.busiest)
+        else:
+            asked[phase] = units_of_busiest(profile, each.num_units, traffic.capacity or traffic.busiest)
+    return asked
 
 
 def _require_room(
@@ -189,7 +215,7 @@ def _other_windows(spec: ResolvedSpec) -> Finding:
 
 
 def _uncounted(capacity: float) -> Finding:
-    reason = "units that are auto are counted from the tokens/s that they are predicted to make"
+    reason = "it says what written units carry, and the planner counts all units"
     return Finding("traffic.capacity", capacity, "S560 has no effect with units: auto", reason, removal())
 
 

@@ -5,12 +5,12 @@ import re
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import compile_plan, run_passes
 from planner.plan.fit import check_fit
-from planner.problems.errors import InfeasibleError
+from planner.problems.errors import InfeasibleError, SpecError
 from planner.report.text import plan_text
 from planner.rules.check import check_document
 from planner.spec.yaml import parse_document
@@ -19,6 +19,9 @@ pytestmark = pytest.mark.slow
 
 HALF_DAY = {"profile": [1] * 12 + [3] * 12}
 SLO = {"tpot_ms": 20, "ttft_ms": 1000}
+HEADROOM = {"windows": "auto", "headroom": 0.3}
+BUSY_DAY = {"other_days": [{"days": ["monday"], "profile": [4] * 24}]}
+TWO = {"units": 2}
 
 
 def spec_of(nodes, output_tokens=8e9, prefill=(), decode=(), **sections):
@@ -45,24 +48,91 @@ def least_of(spec):
     return int(told[0][1]) if told else None
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    output_tokens=st.sampled_from([1e9, 8e9, 2e10, 6e10]),
-    schedule=st.sampled_from(["auto", {"windows": "auto", "headroom": 0.3}]),
-    written=st.sampled_from([{}, {"ep_size": 16}, {"ep_size": 24, "redundant_experts": 8}, {"units": 2}]),
-    given_nodes=st.lists(st.integers(1, 40), min_size=3, max_size=6),
-)
-def test_the_least_number_of_nodes_plans_and_is_the_same_whatever_is_there(
-    output_tokens, schedule, written, given_nodes
-):
-    """Each number of nodes is refused with the same least one or, from that number on, planned."""
-    least = {nodes: least_of(spec_of(nodes, output_tokens, decode=written, schedule=schedule)) for nodes in given_nodes}
+def assert_one_least(given_nodes, spec_with):
+    """Each of these numbers of nodes is refused with the same least one or, from that number on, planned."""
+    least = {nodes: least_of(spec_with(nodes)) for nodes in given_nodes}
     told = {each for each in least.values() if each is not None}
 
     assert len(told) <= 1
     for number in told:
         assert all((nodes < number) == (each is not None) for nodes, each in least.items())
-        assert least_of(spec_of(number, output_tokens, decode=written, schedule=schedule)) is None
+        assert least_of(spec_with(number)) is None
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    output_tokens=st.sampled_from([1e9, 8e9, 2e10, 6e10]),
+    schedule=st.sampled_from(["auto", HEADROOM]),
+    prefill=st.sampled_from([{}, TWO]),
+    decode=st.sampled_from([{}, {"ep_size": 16}, {"ep_size": 24, "redundant_experts": 8}, TWO, {"units": 7}]),
+    traffic=st.sampled_from([{}, BUSY_DAY]),
+    spares=st.sampled_from([[], ["node-0"]]),
+    given_nodes=st.lists(st.integers(2, 40), min_size=3, max_size=6),
+)
+@example(8e9, HEADROOM, {}, TWO, {}, [], [1, 3, 4, 5, 9, 13])
+@example(8e9, HEADROOM, {}, TWO, {"capacity": 2}, [], [6, 7, 8, 9, 12])
+@example(8e9, HEADROOM, TWO, TWO, {}, [], [3, 4, 5, 6, 7])
+def test_the_least_number_of_nodes_plans_and_is_the_same_whatever_is_there(
+    output_tokens, schedule, prefill, decode, traffic, spares, given_nodes
+):
+    """Whatever is written, and whatever the traffic's other days ask for."""
+    traffic = {"input_tokens": 2 * output_tokens, "output_tokens": output_tokens} | HALF_DAY | traffic
+
+    def spec_with(nodes):
+        cluster = {"gpu": "h800", "nodes": nodes, "gpus_per_node": 8, "spares": spares}
+        return spec_of(nodes, prefill=prefill, decode=decode, schedule=schedule, traffic=traffic, cluster=cluster)
+
+    assert_one_least(given_nodes, spec_with)
+
+
+@pytest.mark.parametrize("decode", [{}, {"units": 3}])
+@pytest.mark.parametrize("schedule", [HEADROOM, HEADROOM | {"min_units": {"prefill": 1, "decode": 4}}])
+def test_units_of_unknown_speed_fill_the_nodes_with_their_headroom(schedule, decode):
+    """So what windows add never asks for more nodes than there are."""
+
+    def spec_with(nodes):
+        cluster = {"gpu": "cpu", "nodes": nodes, "gpus_per_node": 8}
+        return spec_of(nodes, decode=decode, schedule=schedule, slo={}, cluster=cluster)
+
+    assert_one_least(range(1, 10), spec_with)
+
+
+def test_a_capacity_of_units_that_the_planner_counts_is_refused():
+    """S560: it is what written units carry, and units that fill the nodes are not written."""
+    cluster = {"gpu": "cpu", "nodes": 4, "gpus_per_node": 8}
+    traffic = {"input_tokens": 16e9, "output_tokens": 8e9, "capacity": 2} | HALF_DAY
+    with pytest.raises(SpecError) as caught:
+        check_fit(spec_of(4, slo={}, cluster=cluster, traffic=traffic))
+
+    assert [each.rule[:4] for each in caught.value.findings] == ["S560"]
+
+
+def test_written_units_take_a_layout_that_serves_where_it_fits():
+    """With headroom two are three. On fewer nodes they are of the fastest layout a node, and the plan says so."""
+    plans = {n: run_passes(spec_of(n, decode=TWO, schedule=HEADROOM)) for n in (4, 6, 7, 20)}
+    sizes = {n: plan.spec.decode.ep_size for n, plan in plans.items()}
+    whys = {n: each.why for n, plan in plans.items() for each in plan.decisions if each.path == "decode.ep_size"}
+
+    assert sizes == {4: 8, 6: 8, 7: 16, 20: 16}
+    assert all(("none that fits is predicted to serve" in why) == (n < 7) for n, why in whys.items())
+
+
+@pytest.mark.parametrize("schedule", [HEADROOM, "auto"])
+def test_units_that_are_too_few_for_counted_nodes_are_told_how_many_do(schedule):
+    """Headroom comes on top of what is written, so it is not asked for twice."""
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec_of("auto", decode=TWO | {"ep_size": 8}, schedule=schedule))
+    (finding,) = caught.value.findings
+
+    assert (finding.value, finding.rule) == (2, "S729 must be at least 4 to serve the traffic")
+    assert not check_fit(spec_of("auto", decode={"units": 4, "ep_size": 8}, schedule=schedule)).left_to_plan
+
+
+def test_nodes_that_are_counted_hold_what_windows_add():
+    """The search counts the units that windows have, so it tells of as many nodes as there will be."""
+    plan = run_passes(spec_of("auto", decode=TWO, schedule=HEADROOM))
+
+    assert plan.spec.cluster.nodes == plan.search.fleet.nodes == 7
 
 
 def test_no_layout_fits_fewer_nodes_than_are_asked_for():
