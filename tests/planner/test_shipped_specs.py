@@ -122,7 +122,7 @@ def test_assumed_figures_are_told(spec_file):
     plan = run_passes(check_spec(spec_file(text, "gb200.yaml")))
 
     assert plan.plan.as_json()["assumed"].keys() == {"cluster.gpu.nominal_gb", "decode.cuda_graphs"}
-    assert "cluster.gpu.nominal_gb; decode.cuda_graphs" in " ".join(plan_text(plan.plan).split())
+    assert "cluster.gpu.nominal_gb; cuda graphs of decode" in " ".join(plan_text(plan.plan).split())
     full = " ".join(plan_text(plan.plan, full=True).split())
     assert "cluster.gpu.nominal_gb what is said of it is 186 to 192 GB" in full
 

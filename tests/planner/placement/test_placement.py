@@ -237,7 +237,7 @@ def test_a_rack_under_two_leaf_switches_is_told(with_line, found_of):
     whole = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3"))
 
     assert list(relied_on(torn.plan)) == [
-        ("racks under several leaves", "rack-0 (leaf-0 and leaf-1) and 1 more of 2: units there use the spine")
+        ("racks under several leaves", "rack-0 (leaf-0 and leaf-1) and 1 more of 2", "units there use the spine")
     ]
     assert list(relied_on(whole.plan)) == []
 

@@ -118,7 +118,7 @@ def test_extract_beats_the_trigram_now(metrics, measured):
 @pytest.mark.whole
 def test_extract_load_is_uneven_but_starves_nobody_now(measured):
     """Measured now on the bundled extract, no expert starves and most layers are uneven."""
-    over_mean = measured[2].over_mean()
+    over_mean = measured[2].ratio_to_mean()
 
     assert over_mean.min() > STARVED
     assert (over_mean.amax(1) >= UNEVEN).sum() > len(over_mean) / 2
