@@ -112,7 +112,7 @@ def test_the_file_that_knows_dates_asks_no_clock():
 
 
 def room_of(module, package):
-    """Of `planner`, `planner.spec` for `planner.spec.check` and for `planner.spec`; a package itself is no room."""
+    """Return the room of a package's module: `planner.spec` for `planner.spec.yaml`. A package itself is no room."""
     return ".".join(module.split(".")[: package.count(".") + 2]) if module.startswith(f"{package}.") else None
 
 

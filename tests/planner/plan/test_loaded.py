@@ -215,7 +215,7 @@ DIGESTS = [
 
 @pytest.mark.parametrize(("keys", "rule"), DIGESTS, ids=[" ".join(keys) for keys, _ in DIGESTS])
 def test_each_digest_is_computed_again(document, keys, rule, tmp_path):
-    """That of the plan alone is not enough: what it covers agrees with its own digest and the rest of the plan."""
+    """Each digest is checked: one that was sealed anew agrees with its content, but not with the rest of the plan."""
     after = edited(document, keys, other)
     after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
     problem = refusal(after | {"document_digest": document_digest(after)}, tmp_path / "plan.json")

@@ -141,7 +141,7 @@ def test_a_repair_and_own_nodes_that_are_off_are_told(shipped):
 
 
 def test_traffic_that_fits_is_told_with_the_load_at_the_slowest_speed(shipped):
-    """That may be more than the units make then."""
+    """The load at the slowest speed is told even where traffic fits at the expected one."""
     line = lines_of(shipped(**{"traffic.input_tokens": 300e9, "traffic.output_tokens": 100e9}))["load"]
 
     assert line.startswith("fits in every hour at the expected speed; peak load over capacity: prefill 29.1% (15:00), ")

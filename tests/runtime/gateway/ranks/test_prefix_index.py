@@ -51,7 +51,7 @@ def test_what_a_rank_has_ends_where_its_prompts_differ():
 
 
 def test_one_bucket_keeps_the_names_that_were_used_last():
-    """Of more names than its ways, the first of a chain stay: they count as used last."""
+    """A full bucket keeps the first names of a chain, because they count as used last."""
     index = PrefixIndex(WAYS)
     place = index.enter()
     index.use(place, names_of(*range(1, WAYS + 4)))

@@ -66,7 +66,7 @@ def fail(code):
 
 
 def test_blocks_come_back_in_another_process(tmp_path, tier):
-    """That is, in another tier of the folder: the files are all that it has."""
+    """Another tier of the same folder finds the blocks: the files are all that it has."""
     write(tier, NAMES)
     with tier_on(tmp_path) as other:
         assert other.has(NAMES, TENANT, PATIENCE_S) == len(NAMES)
@@ -378,7 +378,7 @@ def test_a_tier_that_is_full_makes_room(tmp_path):
 
 
 def test_a_deadline_ends_a_loading_with_what_is_there(tmp_path, tier):
-    """With a budget for one block a minute, one has come. Nobody waits for the next one's turn."""
+    """One block has come where the budget is one a minute. Nobody waits for the next one's turn."""
     write(tier, NAMES)
     with tier_on(tmp_path, bytes_per_s=FORM.file_bytes / PATIENCE_S) as slow:
         assert load(slow, NAMES, deadline_s=0.2) == 1
