@@ -17,19 +17,17 @@ Model: vLLM's block hashes (github.com/vllm-project/vllm vllm/v1/core/kv_cache_u
 """
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 
 import msgspec
 
 from runtime.launch import UnitLaunch
-from runtime.protocol.counting import PAGE_TOKENS
+from runtime.protocol.block_chain import chain_blocks
 from runtime.protocol.messages import TENANT_DIGITS
 
 __all__ = ["BlockIdentity", "block_digest", "block_identity", "block_names", "root_name", "tenant_name"]
 
-FORMAT = 1  # of this chain and of what a block holds; whatever changes either raises it
-ID_BYTES = 4
+FORMAT = 1  # of the chain (`protocol/block_chain.py`) and of what a block holds; whatever changes either raises it
 TENANT_BYTES = 8
 
 
@@ -81,13 +79,4 @@ def tenant_name(salt: str) -> bytes:
 
 def block_names(root: bytes, token_ids: Sequence[int]) -> list[bytes]:
     """Return the name of each whole block of these tokens."""
-    ids = array("I", token_ids)
-    assert ids.itemsize == ID_BYTES
-    num_blocks, block_bytes = len(ids) // PAGE_TOKENS, PAGE_TOKENS * ID_BYTES
-    content, name, names = memoryview(ids).cast("B"), root, []
-    for number in range(num_blocks):
-        chained = hashlib.sha256(name)
-        chained.update(content[number * block_bytes : (number + 1) * block_bytes])
-        name = chained.digest()
-        names.append(name)
-    return names
+    return chain_blocks(root, token_ids)

@@ -24,14 +24,13 @@ pkg/epp/framework/plugins/requestcontrol/dataproducer/approximateprefix); the bl
 
 import hashlib
 import secrets
-from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.protocol.counting import PAGE_TOKENS
+from runtime.protocol.block_chain import chain_blocks
 
 __all__ = ["NO_NAMES", "BlockNames", "PrefixIndex", "name_blocks"]
 
@@ -39,7 +38,7 @@ BlockNames: TypeAlias = NDArray[np.uint64]
 
 NO_NAMES: BlockNames = np.zeros(0, dtype=np.uint64)
 SECRET = secrets.token_bytes(32)
-ID_BYTES, NAME_BYTES = 4, 8
+NAME_BYTES = 8
 WAYS = 8
 ENTRY_BYTES = NAME_BYTES + 8  # a name and its last use
 NUM_BLOCKS = 2**16  # of a rank; assumed: 4.2 million tokens, 295 GB of DeepSeek-V3's KV in BF16
@@ -49,15 +48,8 @@ FIRST_RANKS = 4  # the index has room for so many, and for twice as many wheneve
 
 def name_blocks(salt: str, token_ids: Sequence[int]) -> BlockNames:
     """Return the name of each whole block of these tokens."""
-    content = memoryview(array("I", token_ids)).cast("B")
-    block_bytes = PAGE_TOKENS * ID_BYTES
-    digest, names = hashlib.sha256(SECRET + salt.encode()).digest(), []
-    for start in range(0, len(content) - block_bytes + 1, block_bytes):
-        chained = hashlib.sha256(digest)
-        chained.update(content[start : start + block_bytes])
-        digest = chained.digest()
-        names.append(digest[:NAME_BYTES])
-    return np.frombuffer(b"".join(names), dtype=np.uint64)
+    digests = chain_blocks(hashlib.sha256(SECRET + salt.encode()).digest(), token_ids)
+    return np.frombuffer(b"".join(digest[:NAME_BYTES] for digest in digests), dtype=np.uint64)
 
 
 class PrefixIndex:
