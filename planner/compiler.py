@@ -99,5 +99,5 @@ def _decided(choice: Decided, candidate: Candidate) -> Compiled:
             spec, candidate.placement, candidate.maps, candidate.memory, is_runnable=not refusals
         ),
         refusals=refusals,
-        warnings=warnings_of(candidate),
+        warnings=warnings_of(candidate, is_runnable=not refusals),
     )

@@ -47,7 +47,8 @@ def check_fit(spec: ResolvedSpec) -> Fit:
         left = _with_changes(error, candidate).findings
     else:
         left = tuple(spec.locate(finding) for finding in unknown_before_placement(spec))
-    return Fit(left, found_in(candidate, "rendered"), warnings_of(candidate))
+    refusals = found_in(candidate, "rendered")
+    return Fit(left, refusals, warnings_of(candidate, is_runnable=not refusals))
 
 
 def _with_changes(error: InfeasibleError, candidate: Candidate) -> InfeasibleError:

@@ -57,10 +57,10 @@ def found_in(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
     return tuple(spec.locate(each) for rule in rules for each in rule.findings(candidate))
 
 
-def warnings_of(candidate: Candidate) -> tuple[Finding, ...]:
+def warnings_of(candidate: Candidate, *, is_runnable: bool) -> tuple[Finding, ...]:
     """Return the warnings about what is laid out and, where its engine can run it, about what pods would do."""
     found = found_in(candidate, "laid out")
-    if not found_in(candidate, "rendered"):
+    if is_runnable:
         found += found_in(candidate, "started")
     return tuple(sorted(found, key=lambda finding: (finding.line, finding.column)))
 
