@@ -24,7 +24,7 @@ from planner.schedule.starts import BYTES_PER_GBIT
 from planner.search.decision import DEFAULT
 from planner.spec.request_lengths import assuming_lengths
 
-__all__ = ["derived_rows"]
+__all__ = ["derived_rows", "field_origin"]
 
 GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
 MAX_NUMBERS = 4  # of a list; of more, how many they are and between which
@@ -52,6 +52,12 @@ def derived_rows(plan: Plan) -> Iterator[Row]:
     return chain.from_iterable(topic(plan) for topic in topics)
 
 
+def field_origin(plan: Plan, path: str) -> Provenance:
+    """Return whether the spec says the field at `path`, or it is its default, or the planner has decided it."""
+    why = next((each.why for each in plan.decisions if each.path == path), None)
+    return "spec" if why is None else "default" if why == DEFAULT else "derived"
+
+
 def _cluster(plan: Plan) -> Iterator[Row]:
     model, cluster = plan.spec.model, plan.spec.cluster
     yield from known(
@@ -65,19 +71,21 @@ def _cluster(plan: Plan) -> Iterator[Row]:
         ("gpu", cluster.gpu_name, "", "spec"),
         ("gpus_per_node", cluster.gpus_per_node, "", "spec"),
         ("nodes", cluster.nodes if isinstance(cluster.nodes, int) else len(cluster.nodes), "", "spec"),
-        ("nodes_used", len({node for unit in plan.units for node in unit.nodes})),
+        ("nodes_used", _nodes_used(plan)),
         ("spares", len(cluster.spares), "", "spec"),
     )
 
 
+def _nodes_used(plan: Plan) -> int:
+    return len({node for unit in plan.units for node in unit.nodes})
+
+
 def _phases(plan: Plan) -> Iterator[Row]:
-    whys = {each.path: each.why for each in plan.decisions}
     for phase, each in plan.phases.items():
         asked, num_units = plan.spec.phase(phase), len(plan.units_of(phase))
 
         def written(name: str, value: Any, phase: Phase = phase) -> tuple[Any, ...]:
-            why = whys.get(f"{phase}.{name}")
-            return name, value, "", "spec" if why is None else "default" if why == DEFAULT else "derived"
+            return name, value, "", field_origin(plan, f"{phase}.{name}")
 
         yield from known(
             f"phases.{phase}",
@@ -152,8 +160,7 @@ def _cost(plan: Plan) -> Iterator[Row]:
     assert plan.spec.cost is not None
     rates, steps = plan.spec.cost, plan.schedule.steps if plan.schedule else ()
     is_flat = not (rates.supplies or rates.hours)
-    all_nodes = {node for unit in plan.units for node in unit.nodes}
-    is_known = is_flat and rates.freed_usd_per_gpu_hour is None and len(all_nodes) in {each.nodes for each in steps}
+    is_known = is_flat and rates.freed_usd_per_gpu_hour is None and _nodes_used(plan) in {each.nodes for each in steps}
     counted = f"all tokens that come while a unit is on: the speed of {unknown} is not known" if unknown else None
     yield from known(
         "cost",
@@ -240,7 +247,7 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         ("units_on", units_on),
         ("share", share, "share"),
         ("at", step and step.at),
-        ("nodes_off", step and len({node for unit in plan.units for node in unit.nodes}) - step.nodes),
+        ("nodes_off", step and _nodes_used(plan) - step.nodes),
         *_remedy(plan, phase),
     )
 

@@ -15,8 +15,7 @@ from planner.facts.catalog import ASSUMED
 from planner.plan.expected import Range
 from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row
-from planner.report.derived import derived_rows
-from planner.search.decision import DEFAULT
+from planner.report.derived import derived_rows, field_origin
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
 
@@ -103,8 +102,7 @@ def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
         source = plan.sources.get(f"{phase or 'cluster'}.gpu.{name}", "")
         return ("assumed" if source.startswith(ASSUMED) else "published" if "/" in source else "spec"), source
     if topic == "phases" and name in PhaseSpec.model_fields:
-        whys = [each.why for each in plan.decisions if each.path == f"{phase}.{name}"]
-        return ("spec" if not whys else "default" if whys == [DEFAULT] else "derived"), ""
+        return field_origin(plan, f"{phase}.{name}"), ""
     if section.endswith(".operating_point"):
         return _point_origin(plan, section, name)
     if name in WRITTEN:

@@ -27,13 +27,7 @@ def answers_have_a_length(c: Written) -> Iterator[Finding]:
 
 def requests_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
     """A rank never works on more."""
-    requests: int = c[f"operating_point.{phase}.requests"]
-    most: int = c[f"{phase}.max_requests"]
-    if requests <= most:
-        return
-    raised = None if c.gives(f"{phase}.max_requests") else {f"{phase}.max_requests": requests}
-    path, reason = f"operating_point.{phase}.requests", "no rank works on more at a time"
-    yield _beyond(path, requests, "S551", "max_requests", most, reason, raised)
+    yield from _within(c, phase, "requests", "S551", "max_requests", "no rank works on more at a time")
 
 
 def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Finding]:
@@ -60,13 +54,8 @@ def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Findin
 
 def steps_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
     """A rank never computes more in one step."""
-    step_tokens: int = c[f"operating_point.{phase}.step_tokens"]
-    most: int = c[f"{phase}.max_batch_tokens"]
-    if step_tokens <= most:
-        return
-    raised = None if c.gives(f"{phase}.max_batch_tokens") else {f"{phase}.max_batch_tokens": step_tokens}
-    path, reason = f"operating_point.{phase}.step_tokens", "no rank computes more prompt tokens in one step"
-    yield _beyond(path, step_tokens, "S553", "max_batch_tokens", most, reason, raised)
+    reason = "no rank computes more prompt tokens in one step"
+    yield from _within(c, phase, "step_tokens", "S553", "max_batch_tokens", reason)
 
 
 def phases_are_there(c: Written) -> Iterator[Finding]:
@@ -112,6 +101,16 @@ def answers_are_as_long_as_the_traffics(c: Written) -> Iterator[Finding]:
     where, path = "beside traffic.output_tokens", "operating_point.mixed.output_tokens"
     reason = f"the operating point has as much output for a prompt as the traffic, {of_day:,.4g} tokens"
     yield without_effect(where, reason, path, outputs)
+
+
+def _within(c: Written, phase: Phase, field: str, rule: str, limit: str, reason: str) -> Iterator[Finding]:
+    """Yield a finding where a phase's point asks for more than a limit of that phase."""
+    path = f"operating_point.{phase}.{field}"
+    asked: int = c[path]
+    most: int = c[f"{phase}.{limit}"]
+    if asked > most:
+        raised = None if c.gives(f"{phase}.{limit}") else {f"{phase}.{limit}": asked}
+        yield _beyond(path, asked, rule, limit, most, reason, raised)
 
 
 def _beyond(
