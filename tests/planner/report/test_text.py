@@ -94,7 +94,7 @@ def test_the_first_lines_say_what_is_not_known(shipped):
 
 
 def test_an_engine_that_cannot_run_it_is_a_blocker(shipped):
-    """With the id of the rule, as `validate` prints it, and the message below."""
+    """The first lines name the rule's id, as `validate` prints it; the message stands below."""
     plan = shipped("mi300x-single-node.yaml")
 
     assert lines_of(plan)["blockers"] == "tidemill cannot run it: [S704]; check node names (node-0)"
@@ -178,7 +178,7 @@ def test_rows_are_those_of_the_json_and_of_a_plan_that_was_read(name, shipped, t
 
 
 def test_figures_of_the_json_are_rows_under_its_keys(shipped):
-    """With the unit, the range and where they come from."""
+    """Each row has the figure's unit, its range and where it comes from."""
     plan = shipped()
     report, tpot = Report(plan.report), plan.performance["decode"].tpot_ms
     found = {
@@ -226,7 +226,7 @@ def test_it_fits_a_terminal(name, shipped):
 
 @pytest.mark.slow
 def test_a_search_fits_a_terminal(spec_file):
-    """With every layout that was weighed, prices in another currency, and days that are not like most."""
+    """Every layout that was weighed fits, as do prices in another currency and days that are not like most."""
     even = {"days": ["saturday", "sunday"], "profile": [2] * 24}
     traffic = {"input_tokens": 16e9, "output_tokens": 8e9, "profile": [1] * 12 + [3] * 12, "other_days": [even]}
     auto = {"ep_size": "auto", "redundant_experts": "auto", "precision": "bf16", "max_requests": "auto"}

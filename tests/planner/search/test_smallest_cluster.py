@@ -108,7 +108,7 @@ def test_a_capacity_of_units_that_the_planner_counts_is_refused():
 
 
 def test_written_units_take_a_layout_that_serves_where_it_fits():
-    """With headroom two are three. On fewer nodes they are of the fastest layout a node, and the plan says so."""
+    """Headroom makes two units three. On fewer nodes they have the fastest layout a node, and the plan says so."""
     plans = {n: run_passes(spec_of(n, decode=TWO, schedule=HEADROOM)) for n in (4, 6, 7, 20)}
     sizes = {n: plan.spec.decode.ep_size for n, plan in plans.items()}
     whys = {n: each.why for n, plan in plans.items() for each in plan.decisions if each.path == "decode.ep_size"}
