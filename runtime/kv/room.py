@@ -15,7 +15,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -25,7 +26,7 @@ from runtime.errors import RuntimeFailure
 from runtime.kernels.device import HostLink
 from runtime.launch import UnitLaunch
 
-__all__ = ["HostMemory", "Staging", "max_held_bytes", "max_host_bytes", "staged_bytes"]
+__all__ = ["HostMemory", "Staging", "max_held_bytes", "max_host_bytes", "pinning", "staged_bytes"]
 
 Holder = Literal["arriving", "swapped", "blocks"]
 HOLDERS: tuple[Holder, ...] = get_args(Holder)
@@ -52,6 +53,16 @@ def staged_bytes(launch: UnitLaunch) -> int:
     limits = launch.limits
     num_tokens = max(limits.kv_tokens // STAGED_SHARE, limits.max_request_tokens)
     return 1 << (num_tokens * launch.kv_cache.bytes_per_token - 1).bit_length()
+
+
+@contextmanager
+def pinning(num_bytes: int) -> Iterator[None]:
+    """Raise RuntimeFailure where torch cannot pin these bytes."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's
+        why = str(error).splitlines()[0]
+        raise RuntimeFailure(f"{num_bytes / 1e9:.1f} GB of host memory cannot be pinned for KV: {why}") from None
 
 
 class HostMemory:
@@ -124,11 +135,8 @@ class Staging:
 
     def __init__(self, link: HostLink, num_bytes: int) -> None:
         """Pin the memory. Raise RuntimeFailure where there is not so much."""
-        try:
+        with pinning(num_bytes):
             self._memory = link.empty((num_bytes,), torch.uint8)
-        except RuntimeError as error:  # torch's
-            why = str(error).splitlines()[0]
-            raise RuntimeFailure(f"{num_bytes / 1e9:.1f} GB of host memory cannot be pinned for KV: {why}") from None
         self._link = link
         self._gaps = [(0, num_bytes)]  # from and up to which byte: in order, no two side by side
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()

@@ -25,10 +25,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.errors import RuntimeFailure
 from runtime.kernels.device import Arrival, HostLink
 from runtime.kv.pages import Pages
-from runtime.kv.room import HostMemory
+from runtime.kv.room import HostMemory, pinning
 
 __all__ = ["HostTier"]
 
@@ -188,12 +187,9 @@ class HostTier:
         self._memory.give_back("blocks", self.block_bytes)
 
     def _pin(self) -> None:
-        try:
+        with pinning(len(self._chunks) * self._slots_in_chunk * self.block_bytes):
             for number in range(len(self._chunks)):
                 self._latents(number * self._slots_in_chunk)
-        except RuntimeError as error:  # torch's
-            num_bytes, why = len(self._chunks) * self._slots_in_chunk * self.block_bytes, str(error).splitlines()[0]
-            raise RuntimeFailure(f"{num_bytes / 1e9:.1f} GB of host memory cannot be pinned for KV: {why}") from None
 
 
 def _chunks(block_bytes: int, max_bytes: int, is_pinned: bool) -> tuple[int, int]:
