@@ -19,7 +19,7 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 FLOORS = {
     "planner": (
         "cli > command, compiler, manifests, experts > report > plan > search > candidate > rules > cost"
-        " > schedule, engines > estimate > placement > cluster, layout"
+        " > schedule, engines > estimate > placement > layout"
         " > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > doctor, controller > program > provider, live, simulator > kube, local",

@@ -12,7 +12,6 @@ It pays only with a runtime that goes on without a dead rank: as it is, a unit w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.cluster.inventory import named_places, nodes_of
 from planner.expert_map import (
     Domains,
     ExpertMap,
@@ -23,6 +22,7 @@ from planner.expert_map import (
 from planner.facts.quantities import gb
 from planner.facts.terms import Coverage, Phase
 from planner.layout.layout import PhaseLayout
+from planner.layout.nodes import named_places, nodes_of
 from planner.layout.unit import Unit
 from planner.layout.weights import weights_of
 from planner.problems.errors import InfeasibleError

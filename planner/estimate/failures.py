@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from planner.cluster.inventory import named_places, nodes_of
 from planner.expert_map import ExpertMap
 from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
+from planner.layout.nodes import named_places, nodes_of
 from planner.layout.unit import Unit
 from planner.spec.resolved import ResolvedSpec
 

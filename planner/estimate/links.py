@@ -29,8 +29,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planner.cluster.domains import nvlink_domains
-from planner.cluster.inventory import nodes_of
 from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
 from planner.estimate.topology import Topology, topology_of
 from planner.expert_map import ExpertMap
@@ -40,6 +38,8 @@ from planner.facts.model import Model
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes
 from planner.layout.layout import PhaseLayout
+from planner.layout.nodes import nodes_of
+from planner.layout.nvlink_domains import nvlink_domains
 from planner.layout.unit import Unit
 from planner.layout.working_memory import largest_step_tokens
 from planner.spec.precision import wide_bytes

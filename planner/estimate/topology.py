@@ -19,8 +19,8 @@ Bandwidths are one way, of one rank to one other, with nobody else on the way.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cluster.inventory import Node
 from planner.facts.catalog import Gpu
+from planner.layout.nodes import Node
 from planner.layout.unit import Unit
 
 __all__ = ["Topology", "topology_of"]

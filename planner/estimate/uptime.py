@@ -18,12 +18,12 @@ Sources of the times: `spec/uptime.py`.
 from collections.abc import Sequence
 from math import exp, lgamma, log
 
-from planner.cluster.inventory import spares_with
 from planner.facts.day import DAY_MINUTES
 from planner.facts.part import Part
 from planner.facts.quantities import read_seconds
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
+from planner.layout.nodes import spares_with
 from planner.spec.hours import active_minutes
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec

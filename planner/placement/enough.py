@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from planner.cluster.inventory import Node, nodes_for
 from planner.facts.counted import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
+from planner.layout.nodes import Node, nodes_for
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.spec.request_lengths import assuming_lengths

@@ -7,7 +7,7 @@ are taken in the order of the spec, rack by rack.
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from planner.cluster.inventory import Node
+from planner.layout.nodes import Node
 from planner.placement.task import Assignment, Task
 
 __all__ = ["nodes_of_assignment"]

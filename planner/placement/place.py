@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from planner.cluster.domains import nvlink_domains
-from planner.cluster.inventory import Node, nodes_for
 from planner.facts import names
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
+from planner.layout.nodes import Node, nodes_for
+from planner.layout.nvlink_domains import nvlink_domains
 from planner.layout.unit import Unit
 from planner.placement.enough import check_room, gpu_pools
 from planner.placement.fill import fill

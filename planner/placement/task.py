@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from planner.cluster.inventory import Node, PlaceKind, named_places
 from planner.facts.terms import Phase
+from planner.layout.nodes import Node, PlaceKind, named_places
 from planner.placement.bound import Kinds
 from planner.spec.schedule import ScheduleSpec
 

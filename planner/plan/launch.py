@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from planner.cluster.inventory import spares_with
 from planner.engines.adapters import gateway_container, unit_container
 from planner.engines.container import Phased
 from planner.estimate.loading import start_budget_s
@@ -27,6 +26,7 @@ from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan, in_pages, static_fraction
+from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
 from planner.placement.place import Placement
 from planner.plan.pods import joins_nodes

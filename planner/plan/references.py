@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from planner.cluster.inventory import nodes_of
 from planner.facts import names
 from planner.facts.terms import Phase
+from planner.layout.nodes import nodes_of
 from planner.plan.plan import Plan
 from planner.plan.sections import OtherDays, PlannedUnit, Schedule, Step
 from planner.problems.finding import Finding

@@ -8,12 +8,12 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
-from planner.cluster.inventory import spares_with
 from planner.estimate.uptime import HOUR_S, recovery_s
 from planner.facts.day import HOUR_MINUTES, MINUTE_S, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.memory import node_bytes
+from planner.layout.nodes import spares_with
 from planner.plan.expected import Performance, Promise
 from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row, known

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from planner.cluster.inventory import nodes_of
 from planner.facts import names
 from planner.facts.catalog import GPUS
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import ENGINES, OURS
+from planner.layout.nodes import nodes_of
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.pods import volume_of

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from math import ceil
 
-from planner.cluster.inventory import nodes_of
 from planner.estimate.uptime import recovery_s
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
+from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.spec.schema import Spec
 

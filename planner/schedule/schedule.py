@@ -17,10 +17,10 @@ Source of the example: open-infra-index, day 6 (the step chart of nodes).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.cluster.inventory import nodes_of
 from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES
 from planner.facts.terms import Phase
+from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.schedule.starts import StartTimes, Window
 from planner.schedule.transitions import State, Transition, nodes_taken, stages_of, transitions_of

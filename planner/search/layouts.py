@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from planner.cluster.inventory import nodes_for
 from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
 from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.estimate.utilisation import KEPT
 from planner.facts.terms import Phase
+from planner.layout.nodes import nodes_for
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest

@@ -25,11 +25,11 @@ from math import inf
 from typing import Any
 
 from planner.candidate.candidate import Candidate
-from planner.cluster.inventory import nodes_for
 from planner.estimate.coverage import failure_domains, fewest_slots, require_coverage
 from planner.estimate.points import require_points_fit
 from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE, memory_of, require_memory
+from planner.layout.nodes import nodes_for
 from planner.placement.enough import check_room
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Unknown

@@ -9,9 +9,9 @@ from math import ceil, floor
 from operator import itemgetter
 from typing import Any
 
-from planner.cluster.inventory import nodes_for
 from planner.estimate.coverage import fewest_slots
 from planner.facts.terms import Phase
+from planner.layout.nodes import nodes_for
 from planner.problems.fix import Change
 from planner.rules.exchange_limits import takes_unit
 from planner.spec.resolved import ResolvedSpec

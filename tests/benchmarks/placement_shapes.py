@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from planner.cluster.inventory import nodes_of
+from planner.layout.nodes import nodes_of
 from planner.placement.task import Wanted, task_of
 from planner.rules.check import check_spec
 from planner.spec.cluster import ClusterSpec

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from planner.cluster.inventory import spares_with
 from planner.estimate.uptime import recovery_s
 from planner.facts.day import MINUTE_S, hh_mm, minute_of
+from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
 from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cluster.domains import nvlink_domains
-from planner.cluster.inventory import Node
 from planner.estimate.links import _Arriving
 from planner.estimate.sharing import all_reduce_bytes, shared_bytes
 from planner.estimate.topology import topology_of
 from planner.facts.catalog import GPUS
 from planner.facts.gate import Gate
 from planner.layout.dispatch import message_bytes
+from planner.layout.nodes import Node
+from planner.layout.nvlink_domains import nvlink_domains
 from planner.layout.unit import Unit
 from planner.problems.fix import applied
 from tests.planner.conftest import CONFIG

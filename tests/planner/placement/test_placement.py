@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cli import main
-from planner.cluster.inventory import nodes_of
 from planner.compiler import run_passes
 from planner.facts.catalog import GPUS
+from planner.layout.nodes import nodes_of
 from planner.placement.place import place_units
 from planner.problems.errors import InfeasibleError
 from planner.report.relied_on import relied_on

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from planner.cluster.inventory import Node
+from planner.layout.nodes import Node
 from planner.placement.arrangement import Arrangement
 from planner.placement.exact import exact
 from planner.placement.fill import fillings

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from planner.cluster.taints import kept_away_by
+from planner.layout.taints import kept_away_by
 from planner.spec.pods import TolerationSpec
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of

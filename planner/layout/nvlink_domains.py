@@ -7,8 +7,8 @@ traffic takes NVLink or the network. A domain is made of nodes in a row of one r
 from collections import Counter
 from collections.abc import Iterable
 
-from planner.cluster.inventory import Node, named_places
 from planner.facts.catalog import Gpu
+from planner.layout.nodes import Node, named_places
 
 __all__ = ["nvlink_domains"]
 

@@ -1,1 +1,0 @@
-"""The nodes of the cluster, and which of them can be used."""
