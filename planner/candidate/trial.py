@@ -15,7 +15,7 @@ from planner.estimate.throughput.predict import Case, prompt_reading, rate_of_tu
 from planner.estimate.throughput.replicas import Balance
 from planner.estimate.throughput.turns import SteadyTurns
 from planner.estimate.utilisation import as_full_as_promised
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
 from planner.layout.layout import PhaseLayout, lay_out

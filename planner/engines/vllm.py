@@ -33,10 +33,10 @@ from math import ceil
 from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
-from planner.engines.deep_ep import queue_variables
 from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
+from planner.facts.exchange import queue_variables
 from planner.facts.terms import Phase, Precision
 from planner.layout.dispatch import step_tokens
 from planner.layout.unit import Unit

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from planner.facts.engines import OURS
+from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import EngineName
 from planner.layout.memory import MemoryPlan, node_bytes
 from planner.spec.kubernetes import KubernetesSpec
@@ -25,7 +26,6 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["SlowestStart", "slowest_start", "start_budget_s"]
 
-BYTES_PER_GBIT = 1e9 / 8
 START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start
 COMPILING_S, LEAST_COMPILING_START_S = 1200, 1800
 

@@ -6,12 +6,22 @@ DeepEP has two kinds of kernels, and an engine chooses one or both for each phas
     low latency   for single tokens. It takes fewer than eight ranks or a multiple of eight, on any nodes. A rank's
                   buffer holds a step's tokens for each slot of the unit, and is smaller than 32 GiB.
 
+A rank puts all messages of a step to one expert into one queue of its NIC, and the low-latency kernels do not look
+whether there is room. So DeepEP refuses to start unless a queue holds two entries for each token and two more:
+
+    NVSHMEM_QP_DEPTH >= 2 (tokens + 1)
+
+It takes 1,024 where the variable is not set, which is enough for 511 tokens. SGLang 0.5.23 raises the variable itself.
+vLLM 0.33 and the bundled runtime leave it to whoever starts them.
+
 A unit that is one attention group exchanges nothing. The bundled runtime is not in the table: where DeepEP does not fit
 a unit, it takes another exchange. All who choose or offer EP sizes ask `Exchange.takes`.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py (get_dispatch_config; low_latency_dispatch,
-for tokens), csrc/legacy/buffer.hpp (the constructor's checks; sync, which opens the memory and makes NVSHMEM's worlds),
-csrc/kernels/legacy/internode.cu (whose ranks write to other eights by their NICs only).
+for tokens; __init__, for queues), csrc/legacy/buffer.hpp (the constructor's checks; sync, which opens the memory and
+makes NVSHMEM's worlds), csrc/kernels/legacy/internode.cu (whose ranks write to other eights by their NICs only). For
+queues also sglang 0.5.23 layers/moe/token_dispatcher/deepep.py (_set_nvshmem_qp_depth), and vllm 0.33.0
+distributed/device_communicators/all2all.py.
 """
 
 from collections.abc import Mapping
@@ -21,7 +31,10 @@ from typing import Literal
 from planner.facts.catalog import Gpu
 from planner.facts.terms import EngineName, Phase
 
-__all__ = ["BUFFER_LIMIT_BYTES", "EXCHANGES", "MAX_DISPATCHED_TOKENS", "NORMAL_SIZES", "NVLINK_PEERS", "Exchange"]
+__all__ = [
+    *("BUFFER_LIMIT_BYTES", "EXCHANGES", "MAX_DISPATCHED_TOKENS", "NORMAL_SIZES", "NVLINK_PEERS"),
+    *("Exchange", "queue_variables"),
+]
 
 Kernels = Literal["normal", "low_latency"]
 
@@ -29,6 +42,7 @@ NORMAL_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 NVLINK_PEERS = 8
 MAX_DISPATCHED_TOKENS = 1024  # of a rank: they are counted in a word where 1,024 means that all have come
 BUFFER_LIMIT_BYTES = 16 * (2**31 - 1)  # a low-latency buffer is smaller: it is counted in vectors of four ints
+DEFAULT_QUEUE_DEPTH = 1024
 
 
 @dataclass(frozen=True)
@@ -85,3 +99,9 @@ EXCHANGES: Mapping[EngineName, Mapping[str, Mapping[Phase, Exchange]]] = {
         }
     },
 }
+
+
+def queue_variables(num_tokens: int) -> dict[str, str]:
+    """Return the variable that makes the queues hold `num_tokens` of a rank; nothing where they do by default."""
+    depth = 2 * (num_tokens + 1)
+    return {"NVSHMEM_QP_DEPTH": str(depth)} if depth > DEFAULT_QUEUE_DEPTH else {}

@@ -13,9 +13,13 @@ from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "BYTES_PER_GBIT",
+    "MS_PER_S",
     "QUANTITIES",
+    "US_PER_S",
     "Kind",
     "as_we_spell",
+    "counted",
     "gb",
     "quantity",
     "read_bytes",
@@ -24,6 +28,10 @@ __all__ = [
 ]
 
 Kind = Literal["bytes", "link", "time"]
+
+MS_PER_S = 1e3
+US_PER_S = 1e6
+BYTES_PER_GBIT = 1e9 / 8
 
 AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
 
@@ -100,6 +108,11 @@ def as_we_spell(kind: Kind, written: Any) -> str | None:
 def gb(num_bytes: float) -> str:
     """`43.1 GB`, in units of 1e9."""
     return f"{num_bytes / 1e9:,.1f} GB"
+
+
+def counted(number: int, thing: str) -> str:
+    """Return `1 node`, `2 nodes` or `1,200 nodes`: every `thing` but one takes an s."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def _number(kind: Kind, written: Any) -> float | None:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import yaml
 
 from planner.facts import names
-from planner.facts.counted import counted
 from planner.facts.engines import OURS
+from planner.facts.quantities import counted
 from planner.manifests.render import render_files
 from planner.plan.plan import Plan
 from planner.report.columns import filled, runs_of, wrapped

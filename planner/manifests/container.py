@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.engines.deep_ep import queue_variables
+from planner.facts.exchange import queue_variables
 from planner.plan.launch import LaunchDocument
 
 __all__ = ["Container", "Probe", "engine_container", "runtime_container"]

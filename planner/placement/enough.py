@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner.facts.counted import counted
+from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import Node, nodes_for

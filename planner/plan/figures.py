@@ -6,7 +6,7 @@ from typing import Any
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
 from planner.expert_map import ExpertMap
-from planner.facts.seconds import MS_PER_S, US_PER_S
+from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.plan.expected import OneMoreSlot
 from planner.spec.operating_point import SloSpec
 

@@ -11,6 +11,7 @@ from typing import Any
 from planner.estimate.uptime import HOUR_S, recovery_s
 from planner.facts.day import HOUR_MINUTES, MINUTE_S, minute_of, periods
 from planner.facts.engines import OURS
+from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.memory import node_bytes
 from planner.layout.nodes import spares_with
@@ -20,7 +21,6 @@ from planner.plan.row import Provenance, Row, known
 from planner.plan.sections import Step
 from planner.report.relied_on import relied_on
 from planner.report.spares import offered_spare
-from planner.schedule.starts import BYTES_PER_GBIT
 from planner.search.decision import DEFAULT
 from planner.spec.request_lengths import assuming_lengths
 

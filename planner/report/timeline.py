@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from planner.estimate.throughput.overlap import LayerTimeline
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.throughput.step import MoeLayers
-from planner.facts.seconds import MS_PER_S, US_PER_S
+from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.plan.estimated import Estimated
 from planner.report.columns import WIDTH, filled, table
 

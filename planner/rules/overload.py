@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from planner.cost.demand import PhaseLoad
 from planner.estimate.throughput.predict import Prediction
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.rules.predictions import Predicted

@@ -4,9 +4,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-from planner.facts.counted import counted
 from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN
+from planner.facts.quantities import counted
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
 from planner.problems.finding import Finding

@@ -17,7 +17,7 @@ from math import ceil
 from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix, removal

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from planner.facts.day import DAY_S, MINUTE_S
+from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan, node_bytes
@@ -28,7 +29,6 @@ from planner.spec.resolved import ResolvedSpec
 from planner.spec.start import StartSpec
 
 __all__ = [
-    "BYTES_PER_GBIT",
     "Start",
     "StartTimes",
     "UnitRead",
@@ -38,8 +38,6 @@ __all__ = [
     "start_times",
     "starts_of",
 ]
-
-BYTES_PER_GBIT = 1e9 / 8
 
 
 @dataclass(frozen=True)

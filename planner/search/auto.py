@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from planner.estimate.points import operating_point
-from planner.facts.counted import counted
 from planner.facts.engines import OURS
+from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.memory import memory_of
 from planner.rules.check import with_values

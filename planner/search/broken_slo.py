@@ -11,7 +11,7 @@ from functools import cache
 from math import ceil
 
 from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
-from planner.facts.counted import counted
+from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding

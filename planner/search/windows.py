@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from planner.facts.counted import counted
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S, counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import memory_of

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.counted import counted
-from planner.facts.quantities import QUANTITIES, Kind, as_we_spell
+from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, counted
 from planner.problems.errors import MAX_TOLD
 from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean

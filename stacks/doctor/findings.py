@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from planner.facts.counted import counted
+from planner.facts.quantities import counted
 
 __all__ = ["Check", "Finding", "findings_json", "findings_lines", "plural", "split_sentence"]
 

@@ -27,7 +27,7 @@ from planner.estimate.throughput.predict import Case, saturated_rate, unhindered
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.json_keys import repeated_key
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding

@@ -26,7 +26,7 @@ from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, U
 from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
 from planner.estimate.throughput.turns import SteadyTurns, pieces_of_turn, steady_turns
 from planner.estimate.throughput.work import ModelWork
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Overlap, Phase
 
 __all__ = [

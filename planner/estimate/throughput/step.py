@@ -22,7 +22,7 @@ from planner.estimate.throughput.stages import (
     prompt_spans,
 )
 from planner.estimate.throughput.work import LayerWork, ModelWork
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Overlap
 
 __all__ = ["MoeLayers", "StepTime", "decode_step", "prompt_step"]

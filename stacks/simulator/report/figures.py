@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Generic, TypeVar
 
-from planner.facts.seconds import MS_PER_S
+from planner.facts.quantities import MS_PER_S
 from stacks.simulator.flows.latency import QUANTILES
 from stacks.simulator.flows.outcome import Outcome
 
