@@ -234,7 +234,7 @@ def canonical_digest(value: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(_content(path))
+        document = json.loads(_read_content(path))
     except OSError as error:
         raise LaunchError(f"cannot read the launch file {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -244,7 +244,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     """Return the file's bytes or, where a ConfigMap was too small for it, those of its parts PATH.0, PATH.1, ..."""
     parts = takewhile(Path.exists, (path.with_name(f"{path.name}.{number}") for number in count()))
     content = b""

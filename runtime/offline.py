@@ -36,7 +36,7 @@ from runtime.protocol.counting import round_up_to_page
 from runtime.trace import join as join_traces
 from runtime.trace import recording
 from runtime.worker.children import Child, wait_together
-from runtime.worker.cpus import threads_of_each
+from runtime.worker.cpus import thread_environment
 
 __all__ = ["Job", "greedy", "run"]
 
@@ -81,7 +81,7 @@ def run(job: Job) -> None:
         if job.ep == 1:
             _run_rank(replace(job, rank=0, scratch=Path(scratch)))
         else:
-            with _reserved_port() as port:
+            with _reserve_port() as port:
                 wait_together(_start_ranks(job, scratch, port))
         outputs = _join(job, Path(scratch))
         if job.trace is not None:
@@ -191,7 +191,7 @@ def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
 
 
 @contextmanager
-def _reserved_port() -> Iterator[int]:
+def _reserve_port() -> Iterator[int]:
     """Yield a port that rank 0 can listen on, and that the kernel gives to nobody else meanwhile.
 
     It is bound but not listened on: another socket may bind it if it asks for it by number and reuses addresses.
@@ -215,7 +215,7 @@ def _start_ranks(job: Job, scratch: str, port: int) -> list[Child]:
         flags += ["--logits", str(job.logits)]
     if job.trace is not None:
         flags += ["--trace", str(job.trace)]
-    threads = threads_of_each(job.ep)
+    threads = thread_environment(job.ep)
     return [Child(f"rank {rank}", [*flags, "--rank", str(rank)], threads) for rank in range(job.ep)]
 
 

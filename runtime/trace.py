@@ -26,7 +26,7 @@ from typing import Any, TextIO, TypeVar
 
 from runtime.errors import RuntimeFailure, UsageError
 
-__all__ = ["join", "link", "link_recorder", "recording", "set_micro_batch", "span"]
+__all__ = ["join", "link_recorder", "record_link", "recording", "set_micro_batch", "span"]
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ def span(name: str, **where: Any) -> AbstractContextManager[None]:
     return _recorder.span(name, COMPUTE, where)
 
 
-def link(exchange: Callable[[], T]) -> Callable[[], T]:
+def record_link(exchange: Callable[[], T]) -> Callable[[], T]:
     """Return `exchange`, recorded on the link's track under the name of the span that begins it, on any thread."""
     if _recorder is None:
         return exchange

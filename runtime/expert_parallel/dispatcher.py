@@ -245,12 +245,14 @@ class LocalDispatcher:
         sent_W = counts_M.sum(0, keepdim=True)
         way_back = row_of_pair.view(slots_TK.shape), weights_TK
         decoded = self.row_format.decode(rows)
-        return _here(DispatchedRows(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back))
+        return _ready_result(
+            DispatchedRows(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back)
+        )
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Return the results, which are here already."""
         row_of_pair_TK, weights_TK = dispatched.way_back
-        return _here(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
+        return _ready_result(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,6 @@ class AllToAllDispatcher:
         return [sum(pairs) for pairs in self._pairs_by_slot(lines)]
 
 
-def _here(value: T) -> Pending[T]:
+def _ready_result(value: T) -> Pending[T]:
     """Return a pending value that is already here."""
     return Pending(lambda: value, lambda arrived: arrived)

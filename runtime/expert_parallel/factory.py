@@ -40,9 +40,9 @@ def new_dispatcher(
     Raise RuntimeFailure when the model is to be deterministic and the form is not.
     """
     if backend.device.type == "cpu":
-        dispatcher = _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
+        dispatcher = _choose_portable_form(group, slots_per_rank, top_k, row_format, x_1D, backend)
     else:
-        dispatcher = _device_form(group, slots_per_rank, top_k, row_format, x_1D, backend, capacity)
+        dispatcher = _choose_device_form(group, slots_per_rank, top_k, row_format, x_1D, backend, capacity)
     if backend.batching.is_invariant and not dispatcher.sums_in_order:
         raise RuntimeFailure(
             f"deterministic mode is not possible with {type(dispatcher).__name__}: it adds what a token's"
@@ -51,7 +51,7 @@ def new_dispatcher(
     return dispatcher
 
 
-def _device_form(
+def _choose_device_form(
     group: Group,
     slots_per_rank: int,
     top_k: int,
@@ -68,10 +68,10 @@ def _device_form(
         return form
     if capacity is not None:
         return MaskedDispatcher(group, slots_per_rank, capacity, row_format, backend.ops)
-    return _form_for(group, slots_per_rank, top_k, row_format, x_1D, backend)
+    return _choose_portable_form(group, slots_per_rank, top_k, row_format, x_1D, backend)
 
 
-def _form_for(
+def _choose_portable_form(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
     """Choose no exchange at EP1, shared memory on one CPU node, else all-to-all: by node where that saves rows."""

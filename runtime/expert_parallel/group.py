@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runtime.errors import PeerLost
 from runtime.expert_parallel.rendezvous import MeetingPoint, meet
-from runtime.trace import link
+from runtime.trace import record_link
 
 __all__ = ["Exchange", "GlooGroup", "Group", "SoloGroup"]
 
@@ -121,7 +121,7 @@ class GlooGroup:
             self._store = met.store  # kept: the leader serves it for as long as the group lives
             self._connect(meeting.address)
             met.await_all("joined", STEP_TIMEOUT)
-            met.shut_door()
+            met.stop_listening()
         except RuntimeError as error:
             where = f"{meeting.leader}:{meeting.port}"
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {first_line(error)}") from None
@@ -161,7 +161,7 @@ class GlooGroup:
 
     def begin(self, exchange: Callable[[], T]) -> Exchange[T]:
         """Begin the exchange on the exchange thread."""
-        return self._exchanges.submit(link(exchange))
+        return self._exchanges.submit(record_link(exchange))
 
 
 def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:

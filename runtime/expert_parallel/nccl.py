@@ -67,7 +67,7 @@ class NcclGroup(GlooGroup):
 
     def begin(self, exchange: Callable[[], T]) -> "_Issued[T]":
         """Issue the exchange beside the computation."""
-        with self._queue.beside():
+        with self._queue.side_work():
             result = exchange()
             mark = self._queue.mark()
         return _Issued(self._queue, mark, result, exchange)

@@ -44,36 +44,36 @@ class MeetingPoint:
 
 @dataclass
 class Meeting:
-    """The store, as one of `size` ranks sees it. `door` is its listening socket, if this rank serves it."""
+    """The store, as one of `size` ranks sees it. `listener` is its listening socket, if this rank serves it."""
 
     store: dist.Store
     rank: int
     size: int
-    door: int | None = None
+    listener: int | None = None
 
     def await_all(self, word: str, timeout: timedelta) -> None:
         """Announce `word` for this rank, and wait until all ranks have. Raise RuntimeError (torch's)."""
         self.store.set(f"{word}/{self.rank}", "")
         self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
-    def shut_door(self) -> None:
+    def stop_listening(self) -> None:
         """Stop accepting connections. torch still closes the descriptor, which then leads nowhere."""
-        if self.door is not None:
+        if self.listener is not None:
             nowhere = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nowhere, self.door, inheritable=False)
+            os.dup2(nowhere, self.listener, inheritable=False)
             os.close(nowhere)
-            self.door = None
+            self.listener = None
 
 
 def meet(point: MeetingPoint, rank: int, size: int) -> Meeting:
     """Return the store, once all `size` ranks are there. Raise PeerLost, RuntimeError (torch's), RuntimeFailure."""
-    store, door = _find(point, size)
-    meeting = Meeting(store, rank, size, door)
+    store, listener = _find_store(point, size)
+    meeting = Meeting(store, rank, size, listener)
     meeting.await_all("here", JOIN_TIMEOUT)
     return meeting
 
 
-def _find(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int | None]:
+def _find_store(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int | None]:
     deadline = time.monotonic() + JOIN_TIMEOUT.total_seconds()
     complained = False
     while True:

@@ -43,7 +43,7 @@ def use_device(kind: str, local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         raise RuntimeFailure(
             f"the launch file's device is {kind}, but this process finds no GPU (torch {torch.__version__},"
-            f" built for {_built_for()}); give the pod its GPUs, or plan for gpu: cpu"
+            f" built for {_torch_build()}); give the pod its GPUs, or plan for gpu: cpu"
         )
     if local_rank >= (count := torch.cuda.device_count()):
         raise RuntimeFailure(
@@ -60,7 +60,7 @@ def describe(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)}, sm_{major}{minor})"
 
 
-def _built_for() -> str:
+def _torch_build() -> str:
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
@@ -98,11 +98,11 @@ class HostLink:
         copy()
         return None
 
-    def copies_so_far(self) -> Callable[[], bool]:
+    def track_copies(self) -> Callable[[], bool]:
         """Return a function that tells whether all copies to the device begun so far have ended."""
         return lambda: True
 
-    def behind(self, device: torch.device) -> Callable[[], None]:
+    def make_wait(self, device: torch.device) -> Callable[[], None]:
         """Return a function that waits until `device` has done all work issued so far."""
         return lambda: None
 
@@ -140,7 +140,7 @@ class PinnedLink(HostLink):
         """Copy on the stream that computes. The host goes on: any thread may wait for the event after the copy."""
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
-        return host, self.behind(x.device)
+        return host, self.make_wait(x.device)
 
     def begin_to_device(self, copy: Callable[[], None]) -> "Arrival":
         """Copy beside the computation, after all work issued so far."""
@@ -152,13 +152,13 @@ class PinnedLink(HostLink):
         self._queue_to_host = CudaQueue(self._device) if self._queue_to_host is None else self._queue_to_host
         return _begin_beside(self._queue_to_host, copy)
 
-    def copies_so_far(self) -> Callable[[], bool]:
+    def track_copies(self) -> Callable[[], bool]:
         """Mark the queue of the copies. Any thread may ask."""
         if self._queue is None:  # nothing was copied
             return lambda: True
         return partial(self._queue.has_passed, self._queue.mark())
 
-    def behind(self, device: torch.device) -> Callable[[], None]:
+    def make_wait(self, device: torch.device) -> Callable[[], None]:
         """Record an event on the stream that computes."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
@@ -170,7 +170,7 @@ class PinnedLink(HostLink):
 
 
 def _begin_beside(queue: "SideQueue", copy: Callable[[], None]) -> "Arrival":
-    with queue.beside():
+    with queue.side_work():
         copy()
         return Arrival(queue, queue.mark(), copy)
 
@@ -207,7 +207,7 @@ class CudaRecorder:
 class SideQueue(Protocol):
     """A second queue of a device's work."""
 
-    def beside(self) -> AbstractContextManager[None]:
+    def side_work(self) -> AbstractContextManager[None]:
         """Issue work to this queue within the `with` block, to run after all that the compute queue holds by now."""
 
     def mark(self) -> Any:
@@ -228,7 +228,7 @@ class Arrival:
     mark: Any
     copy: Callable[[], None]
 
-    def is_here(self) -> bool:
+    def has_arrived(self) -> bool:
         """Return whether the copy is done. The host does not wait."""
         return self.queue.has_passed(self.mark)
 
@@ -241,7 +241,7 @@ class CudaQueue:
     """A CUDA stream. The host waits for nothing here.
 
     What is made beside the computation may be used by it, once joined, and freed at any time. Torch gives the memory to
-    this stream alone, in a later `beside`, which begins after every use that was issued by then. So no tensor is told
+    this stream alone, in a later `side_work`, which begins after every use that was issued by then. So no tensor is told
     of a second stream (`record_stream`): while a graph is recorded, torch would give the memory of such a tensor to
     nobody (`c10/cuda/CUDACachingAllocator.cpp`, `free`), and a step has an exchange for each layer.
     """
@@ -251,7 +251,7 @@ class CudaQueue:
         self._stream = torch.cuda.Stream(device)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def side_work(self) -> Iterator[None]:
         """Issue what follows to the stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):

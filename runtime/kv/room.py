@@ -162,7 +162,7 @@ class Staging:
         while not self._came_back.empty():
             pieces.append(self._came_back.get())
         if pieces:
-            self._read.append((self._link.copies_so_far(), pieces))
+            self._read.append((self._link.track_copies(), pieces))
         while self._read and self._read[0][0]():
             _, pieces = self._read.popleft()
             self._gaps = _joined([*self._gaps, *pieces])

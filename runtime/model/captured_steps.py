@@ -97,7 +97,7 @@ class _Inputs:
             numbers.zero_()
         self._host[0][3] = 1  # one token, in page 0: recorded before there are requests
         self._device = tuple(numbers.to(device) for numbers in self._host)
-        self._link, self._await_copies = link, link.behind(device)
+        self._link, self._await_copies = link, link.make_wait(device)
         self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # the tables as last written
 
     def write(self, decoding: Sequence[Chunk]) -> None:
@@ -114,7 +114,7 @@ class _Inputs:
                 tables[number, : len(chunk.table)] = torch.tensor(chunk.table)
         for host, device in zip(self._host, self._device, strict=True):
             device.copy_(host, non_blocking=True)
-        self._await_copies = self._link.behind(self._device[0].device)
+        self._await_copies = self._link.make_wait(self._device[0].device)
 
     def batch(self, first: int, last: int) -> FixedRequests:
         """Return the requests as the tensors that a step begins with."""

@@ -98,7 +98,7 @@ class DeepseekV3(nn.Module):
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
         """Do a step as `forward` does, and return the hidden states of the last token of each chunk: [chunks, D]."""
         steps = self._micro_batches(prefilling, decoding)
-        return self._run(steps, lambda step: self._hidden_states(step, cache, step.answering()))
+        return self._run(steps, lambda step: self._hidden_states(step, cache, step.select_answering()))
 
     def apply_final_norm(self, x_TD: Tensor) -> Tensor:
         """Return hidden states after the final norm, as the head reads them: [T, D] in FP32."""
@@ -137,7 +137,7 @@ class DeepseekV3(nn.Module):
 
     def _next_logits(self, step: ForwardBatch, cache: LatentCache) -> Flow[Tensor]:
         """Return the flow to the logits. The head of one micro-batch hides the last exchange of the other."""
-        x_TD = yield from self._hidden_states(step, cache, step.answering())
+        x_TD = yield from self._hidden_states(step, cache, step.select_answering())
         with span("head"):
             return self.logits(x_TD)
 

@@ -148,16 +148,16 @@ class Engine:
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
         """Return each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
-        chunks, cache = self._whole(prompts)
+        chunks, cache = self._whole_prompts(prompts)
         return self.step(chunks, [], cache), [cache.copy_to_host(chunk.table, chunk.end) for chunk in chunks]
 
     @torch.inference_mode()
     def prompt_logits(self, prompts: list[list[int]]) -> list[Tensor]:
         """Return logits at every position of each prompt, [tokens, vocab], to compare with other implementations."""
-        chunks, cache = self._whole(prompts)
+        chunks, cache = self._whole_prompts(prompts)
         return list(self.model.logits(self.model(chunks, [], cache)).split([chunk.end for chunk in chunks]))
 
-    def _whole(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
+    def _whole_prompts(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
         """Return each prompt as one chunk, in a cache of just their size."""
         cache = self.new_cache(sum(round_up_to_page(len(prompt)) for prompt in prompts))
         chunks = [Chunk(prompt, 0, []) for prompt in prompts]

@@ -92,7 +92,7 @@ class ForwardBatch:
                 chunk.sink(layer, chunk.start, latent_TC[first : first + length])
             first += length
 
-    def answering(self) -> "ForwardBatch":
+    def select_answering(self) -> "ForwardBatch":
         """Return the same requests with only the tokens whose logits are needed, those at `answering_A`."""
         if not self._prefilling:
             return self

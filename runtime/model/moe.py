@@ -89,7 +89,9 @@ class ReplicaTable:
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
         if nodes is not None:
-            slots = [_nearest(replicas, rank, nodes, len(physical_to_logical) // len(nodes)) for replicas in slots]
+            slots = [
+                _nearest_replicas(replicas, rank, nodes, len(physical_to_logical) // len(nodes)) for replicas in slots
+            ]
         max_replicas = max(map(len, slots))
         filled_up = [replicas + replicas[:1] * (max_replicas - len(replicas)) for replicas in slots]
         self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots], device=ops.device)
@@ -108,7 +110,7 @@ class ReplicaTable:
         return self._ops.replicas_in_turn(experts_TK, self._slots_EX, self._num_replicas_E, turn)
 
 
-def _nearest(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
+def _nearest_replicas(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
     """Return the replicas on the rank if there are any, else those on its node, else all."""
     own = [slot for slot in replicas if slot // slots_per_rank == rank]
     near = [slot for slot in replicas if nodes[slot // slots_per_rank] == nodes[rank]]

@@ -59,15 +59,15 @@ class Yarn:
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
         """Return `frequencies` `[dim / 2]` for the longer model."""
         dim = 2 * len(frequencies)
-        first = max(math.floor(self._pair_that_turns(self.beta_fast, dim, theta)), 0)
-        last = min(math.ceil(self._pair_that_turns(self.beta_slow, dim, theta)), dim - 1)
+        first = max(math.floor(self._pair_index(self.beta_fast, dim, theta)), 0)
+        last = min(math.ceil(self._pair_index(self.beta_slow, dim, theta)), dim - 1)
         width = last - first or 0.001  # as DeepSeek's own: a ramp of no width is a step
         stretched = (
             (torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device) - first) / width
         ).clamp(0, 1)
         return frequencies / self.factor * stretched + frequencies * (1 - stretched)
 
-    def _pair_that_turns(self, times: float, dim: int, theta: float) -> float:
+    def _pair_index(self, times: float, dim: int, theta: float) -> float:
         """Return the i (a fraction) whose angle makes `times` full turns over the original length."""
         return dim * math.log(self.original_max_position_embeddings / (times * 2 * math.pi)) / (2 * math.log(theta))
 

@@ -74,7 +74,7 @@ class LoadedWeights:
         """The tensors that were read, scales included."""
         return list(self.digests)
 
-    def summarise_for(self, rank: str) -> ReadWeights:
+    def summarise(self, rank: str) -> ReadWeights:
         """Return the summary that ranks compare; `rank` is this rank's name in it. Raise CheckpointError."""
         return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
@@ -101,7 +101,7 @@ def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callabl
     prefix = read_text_model(folder).prefix
     destinations = _destinations(model, index, prefix)
     for name in destinations:
-        _check(name, tuple(destinations[name][0].values.shape), index, folder)
+        _check_tensor(name, tuple(destinations[name][0].values.shape), index, folder)
     _check_tied(_tied_names(model, prefix), index, folder)
     sorted_by_file = sorted(destinations, key=lambda name: (index[name].path, index[name].start))
     with ReadDigests(None if manifest is None else manifest.tensors, torch.get_num_threads()) as digests:
@@ -151,21 +151,21 @@ def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
 def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None:
     """Refuse two different matrices where the config says that they are one."""
     for name, other in tied:
-        if name in index and other in index and not _equal(name, other, index):
+        if name in index and other in index and not _are_equal(name, other, index):
             raise CheckpointError(
                 f"{folder}: its config.json says that {other} is {name} (tie_word_embeddings), but the two are stored"
                 " as different matrices"
             )
 
 
-def _equal(name: str, other: str, index: Index) -> bool:
+def _are_equal(name: str, other: str, index: Index) -> bool:
     if index[name].dtype != index[other].dtype:
         return False
     parts = zip(_read_parts(name, index, None), _read_parts(other, index, None), strict=True)
     return all(torch.equal(_dequantise(one), _dequantise(same)) for (_, one), (_, same) in parts)
 
 
-def _check(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
+def _check_tensor(name: str, shape: tuple[int, ...], index: Index, folder: Path) -> None:
     if name not in index:
         raise CheckpointError(f"the checkpoint {folder} has no tensor {name}, which its config.json calls for")
     stored = index[name]

@@ -73,9 +73,9 @@ class FrameReader(Generic[Message]):
 
         The caller must read or skip the payload before it reads the next message.
         """
-        if not self._buffer and not await self._hears_more():
+        if not self._buffer and not await self._receive_more():
             return None
-        return self._header_here(max_bytes) or await _read_within_timeout(self._rest_of_header(max_bytes))
+        return self._take_header(max_bytes) or await _read_within_timeout(self._read_rest_of_header(max_bytes))
 
     def read_buffered(self) -> Message | None:
         """Return the next message if all of it has come, without waiting; else None. It has no payload.
@@ -83,10 +83,10 @@ class FrameReader(Generic[Message]):
         Who reads thousands of small frames a second takes those that came together at no cost of a wait each.
         """
         assert self._max_payload_bytes == 0
-        head = self._header_here()
+        head = self._take_header()
         return None if head is None else head[0]
 
-    async def first(self, name: str, timeout_s: float) -> Message:
+    async def read_first(self, name: str, timeout_s: float) -> Message:
         """Read the message that begins a connection: a short one, without a payload.
 
         Raise WireError, which says `name`, if it does not come in time.
@@ -115,13 +115,13 @@ class FrameReader(Generic[Message]):
         """Read the payload and keep nothing of it."""
         await _read_within_timeout(self._skip(num_bytes))
 
-    async def _rest_of_header(self, max_bytes: int) -> tuple[Message, int]:
-        while (head := self._header_here(max_bytes)) is None:
-            if not await self._hears_more():
+    async def _read_rest_of_header(self, max_bytes: int) -> tuple[Message, int]:
+        while (head := self._take_header(max_bytes)) is None:
+            if not await self._receive_more():
                 raise WireError(LEFT_INSIDE)
         return head
 
-    def _header_here(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
+    def _take_header(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
         """Return the next message and its payload's size if all of its header has come."""
         if len(self._buffer) < FRAME_PREFIX_BYTES:
             return None
@@ -136,31 +136,31 @@ class FrameReader(Generic[Message]):
     async def _fill(self, payload: memoryview) -> None:
         filled = 0
         while filled < len(payload):
-            piece = await self._piece(len(payload) - filled)
+            piece = await self._read_piece(len(payload) - filled)
             payload[filled : filled + len(piece)] = piece
             filled += len(piece)
 
     async def _skip(self, num_bytes: int) -> None:
         while num_bytes:
-            num_bytes -= len(await self._piece(num_bytes))
+            num_bytes -= len(await self._read_piece(num_bytes))
 
-    async def _piece(self, max_bytes: int) -> bytes | bytearray:
+    async def _read_piece(self, max_bytes: int) -> bytes | bytearray:
         if self._buffer:
             piece = self._buffer[:max_bytes]
             del self._buffer[:max_bytes]
             return piece
-        heard = await self._hear(min(max_bytes, PIECE_BYTES))
+        heard = await self._receive(min(max_bytes, PIECE_BYTES))
         if not heard:
             raise WireError(LEFT_INSIDE)
         return heard
 
-    async def _hears_more(self) -> bool:
+    async def _receive_more(self) -> bool:
         """Hold what comes next; return False at the end of the stream."""
-        heard = await self._hear(PIECE_BYTES)
+        heard = await self._receive(PIECE_BYTES)
         self._buffer += heard
         return bool(heard)
 
-    async def _hear(self, max_bytes: int) -> bytes:
+    async def _receive(self, max_bytes: int) -> bytes:
         try:
             return await self._stream.read(max_bytes)
         except OSError:

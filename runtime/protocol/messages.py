@@ -58,7 +58,7 @@ __all__ = [
     "StepTime",
     "Token",
     "Wait",
-    "request_gateway",
+    "gateway_name",
 ]
 
 RankState = Literal["loading", "joining", "ready", "draining"]
@@ -123,7 +123,7 @@ class Hello(_Message):
     kv_port: int | None
     for_node: str | None = None
 
-    def once_loaded(self, kv_digest: str, tokenizer_digest: str | None) -> "Hello":
+    def add_loaded_digests(self, kv_digest: str, tokenizer_digest: str | None) -> "Hello":
         """Return the Hello that says what this rank has loaded."""
         said = kv_digest if tokenizer_digest is None else f"{kv_digest} {tokenizer_digest}"
         return msgspec.structs.replace(self, kv_digest=said)
@@ -347,6 +347,6 @@ HandoverReply = Accepted | Refused
 FromLeader = Place | Wait | Rejected
 
 
-def request_gateway(request_id: str) -> str:
+def gateway_name(request_id: str) -> str:
     """Return the gateway of a request. Ids are GATEWAY-NUMBER, since several gateways use the same ranks."""
     return request_id.rpartition("-")[0]

@@ -35,14 +35,14 @@ from runtime.protocol.bounds import MAX_LOGPROBS
 from runtime.protocol.messages import Logprobs, Sampling
 from runtime.serving.sampling import NUM_BEST, draw_key, needs_only_logits
 
-__all__ = ["Ask", "Drawn", "draw", "noise"]
+__all__ = ["DrawnToken", "PendingDraw", "draw", "noise"]
 
 ROWS = 32  # assumed: as many of DeepSeek-V3's are 33 MB of scores, and a GPU has enough to do
 GAMMA, MIX_1, MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
 UNIFORM_BITS = 52  # u is half a step more than a multiple of 2^-52: exact in FP64, and neither 0 nor 1
 
 
-class Ask(msgspec.Struct, frozen=True):
+class PendingDraw(msgspec.Struct, frozen=True):
     """What the draw of the token after `position` depends on, besides logits."""
 
     sampling: Sampling
@@ -50,7 +50,7 @@ class Ask(msgspec.Struct, frozen=True):
     num_generated: int
 
 
-class Drawn(msgspec.Struct, frozen=True):
+class DrawnToken(msgspec.Struct, frozen=True):
     """A token, and its logprobs if they were asked for."""
 
     token_id: int
@@ -71,20 +71,22 @@ _Rule: TypeAlias = Callable[[Tensor, _Settings], tuple[Tensor, Tensor]]  # retur
 _Group: TypeAlias = tuple[_Rule, list[int]]  # with the numbers of `ROWS` rows; the last one may be repeated
 
 
-def draw(logits_BV: Tensor, asks: Mapping[int, Ask], link: HostLink) -> dict[int, Drawn | Tensor]:
+def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
     """Draw for each of these rows. Where the reference must draw, return the row's logits on the host instead.
 
     One copy to the host brings all tokens. Rows that had to be sorted take a second one, and rows of logits a third.
     """
     rules = {
-        number: _rule(ask.sampling, logits_BV.shape[1])
-        for number, ask in asks.items()
-        if needs_only_logits(ask.sampling, ask.num_generated)
+        number: _choose_rule(pending.sampling, logits_BV.shape[1])
+        for number, pending in draws.items()
+        if needs_only_logits(pending.sampling, pending.num_generated)
     }
-    drawn = _drawn(logits_BV, asks, rules, link)
-    wide = {number: _from_sorted for number, rule in rules.items() if rule is _from_best and number not in drawn}
-    drawn |= _drawn(logits_BV, asks, wide, link)
-    left = [number for number in asks if number not in drawn]
+    drawn = _draw_by_rules(logits_BV, draws, rules, link)
+    wide = {
+        number: _draw_from_sorted for number, rule in rules.items() if rule is _draw_from_best and number not in drawn
+    }
+    drawn |= _draw_by_rules(logits_BV, draws, wide, link)
+    left = [number for number in draws if number not in drawn]
     whole = link.to_host(logits_BV[left]) if left else ()
     return {**drawn, **dict(zip(left, whole, strict=True))}
 
@@ -92,42 +94,44 @@ def draw(logits_BV: Tensor, asks: Mapping[int, Ask], link: HostLink) -> dict[int
 def noise(key_R1: Tensor, ids: Tensor) -> Tensor:
     """Return -ln(u) for each row's key and these tokens, [K] or [R, K]: draws of the exponential distribution."""
     mixed = key_R1 + (ids + 1) * GAMMA
-    mixed = (mixed ^ _shifted(mixed, 30)) * MIX_1
-    mixed = (mixed ^ _shifted(mixed, 27)) * MIX_2
-    mixed = mixed ^ _shifted(mixed, 31)
-    uniform = (_shifted(mixed, 64 - UNIFORM_BITS).double() + 0.5) / 2**UNIFORM_BITS
+    mixed = (mixed ^ _shift_right(mixed, 30)) * MIX_1
+    mixed = (mixed ^ _shift_right(mixed, 27)) * MIX_2
+    mixed = mixed ^ _shift_right(mixed, 31)
+    uniform = (_shift_right(mixed, 64 - UNIFORM_BITS).double() + 0.5) / 2**UNIFORM_BITS
     return uniform.log_().neg_()
 
 
-def _shifted(bits: Tensor, by: int) -> Tensor:
+def _shift_right(bits: Tensor, by: int) -> Tensor:
     """Shift right and fill up with zeros; torch fills up with the sign."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def _rule(sampling: Sampling, vocab_size: int) -> _Rule:
+def _choose_rule(sampling: Sampling, vocab_size: int) -> _Rule:
     if sampling.temperature == 0:
-        return _greedy
-    return _from_all if sampling.top_p == 1 and not 0 < sampling.top_k < vocab_size else _from_best
+        return _take_best
+    return _draw_from_all if sampling.top_p == 1 and not 0 < sampling.top_k < vocab_size else _draw_from_best
 
 
-def _drawn(logits_BV: Tensor, asks: Mapping[int, Ask], rules: Mapping[int, _Rule], link: HostLink) -> dict[int, Drawn]:
+def _draw_by_rules(
+    logits_BV: Tensor, draws: Mapping[int, PendingDraw], rules: Mapping[int, _Rule], link: HostLink
+) -> dict[int, DrawnToken]:
     """Draw by these rules, and return what was decided."""
     if not rules:
         return {}
-    groups = _groups(rules)
+    groups = _group_rows(rules)
     numbers = [number for _, of_group in groups for number in of_group]
-    settings = _settings([asks[number] for number in numbers], numbers, logits_BV.shape[1], link)
-    num_best = MAX_LOGPROBS if any(asks[number].sampling.num_logprobs is not None for number in rules) else None
+    settings = _pack_settings([draws[number] for number in numbers], numbers, logits_BV.shape[1], link)
+    num_best = MAX_LOGPROBS if any(draws[number].sampling.num_logprobs is not None for number in rules) else None
     settings_on_device = settings.to(logits_BV.device, non_blocking=True)
-    lines = link.to_host(_on_device(logits_BV, groups, settings_on_device, num_best)).tolist()
+    lines = link.to_host(_draw_on_device(logits_BV, groups, settings_on_device, num_best)).tolist()
     return {
-        number: Drawn(int(token_id), _read_logprobs(said, asks[number].sampling.num_logprobs))
+        number: DrawnToken(int(token_id), _read_logprobs(said, draws[number].sampling.num_logprobs))
         for number, (token_id, is_decided, *said) in zip(numbers, lines, strict=True)
         if is_decided
     }
 
 
-def _groups(rules: Mapping[int, _Rule]) -> list[_Group]:
+def _group_rows(rules: Mapping[int, _Rule]) -> list[_Group]:
     groups = []
     for rule in dict.fromkeys(rules.values()):
         numbers = [number for number in rules if rules[number] is rule]
@@ -136,21 +140,21 @@ def _groups(rules: Mapping[int, _Rule]) -> list[_Group]:
     return groups
 
 
-def _settings(asks: list[Ask], numbers: list[int], vocab_size: int, link: HostLink) -> Tensor:
+def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int, link: HostLink) -> Tensor:
     """Return [rows, 5] for the device to copy, while the host goes on. Numbers in FP64 are there as their bits."""
     whole, real = [], []
-    for number, ask in zip(numbers, asks, strict=True):
-        sampling = ask.sampling
+    for number, pending in zip(numbers, draws, strict=True):
+        sampling = pending.sampling
         top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
-        whole.append((number, draw_key(sampling.seed, ask.position), top_k))
+        whole.append((number, draw_key(sampling.seed, pending.position), top_k))
         real.append((sampling.temperature, sampling.top_p))
-    settings = link.empty((len(asks), 5), torch.int64)
+    settings = link.empty((len(draws), 5), torch.int64)
     settings[:, :3] = torch.tensor(whole)
     settings[:, 3:] = torch.tensor(real, dtype=torch.float64).view(torch.int64)
     return settings
 
 
-def _on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_best: int | None) -> Tensor:
+def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_best: int | None) -> Tensor:
     """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs where somebody wants them."""
     parts = []
     for (rule, _), of_group in zip(groups, settings.split(ROWS), strict=True):
@@ -165,34 +169,34 @@ def _on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_be
     return torch.cat(parts)
 
 
-def _greedy(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _take_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Take the best token, the first of equals."""
     tokens_R = logits_RV.argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
-def _from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _draw_from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Draw from the whole vocabulary."""
     ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     tokens_R = (_scores(logits_RV, settings).exp_() / noise(settings.key, ids_V)).argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
-def _from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Draw from the best K, if they hold all tokens that top_k and top_p keep."""
     if logits_RV.shape[1] <= NUM_BEST:
-        return _from_sorted(logits_RV, settings)
+        return _draw_from_sorted(logits_RV, settings)
     ids_RK = logits_RV.topk(NUM_BEST, sorted=False).indices.sort().values
     logits_RK, order_RK = logits_RV.gather(-1, ids_RK).sort(descending=True, stable=True)
-    return _from_candidates(logits_RV, logits_RK, ids_RK.gather(-1, order_RK), settings)
+    return _draw_from_candidates(logits_RV, logits_RK, ids_RK.gather(-1, order_RK), settings)
 
 
-def _from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Draw from what top_k and top_p keep of the whole vocabulary."""
-    return _from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
+    return _draw_from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
 
 
-def _from_candidates(
+def _draw_from_candidates(
     logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
     """Draw from the candidates, which come best first, and of equals those with the lower ids first."""

@@ -41,12 +41,12 @@ class Constraints:
             with contextlib.suppress(RequestFailure):  # the first request that needs it says why
                 self._tokenizer(end_of_text)
 
-    def allowed(self, request: Request) -> Tensor | None:
+    def allowed_tokens(self, request: Request) -> Tensor | None:
         """Return `[vocab_size]`, whether each token may come next; None where all may. Raise RequestFailure."""
         if request.sampling.json_schema is None:
             return None
         if request.constraint is None:
-            request.constraint = self._new(request.sampling.json_schema, request.sampling.stop_ids)
+            request.constraint = self._new_constraint(request.sampling.json_schema, request.sampling.stop_ids)
         constraint = request.constraint
         constraint.matcher.consume_tokens(request.generated[constraint.num_seen :])
         constraint.num_seen = len(request.generated)
@@ -56,12 +56,12 @@ class Constraints:
         allowed_V = np.unpackbits(bits, bitorder="little", count=self._vocab_size)
         return torch.from_numpy(allowed_V).to(torch.bool)
 
-    def _new(self, schema: str, stop_ids: list[int]) -> Constraint:
+    def _new_constraint(self, schema: str, stop_ids: list[int]) -> Constraint:
         """Copy the matcher of the schema's last request, which takes no time; or make one."""
         fresh = self._fresh.get((schema, *stop_ids[:1]))
-        return Constraint((self._made(schema, stop_ids) if fresh is None else fresh).deep_copy())
+        return Constraint((self._new_matcher(schema, stop_ids) if fresh is None else fresh).deep_copy())
 
-    def _made(self, schema: str, stop_ids: list[int]) -> Any:
+    def _new_matcher(self, schema: str, stop_ids: list[int]) -> Any:
         reason = explain_schema_refusal(schema)
         if reason is not None:
             raise RequestFailure(f"its answer cannot be held to a JSON schema: {reason}")

@@ -72,7 +72,7 @@ class Fetches:
 
     def begin(self, request: Request, num_found: int) -> bool:
         """Let a prompt wait for blocks of its own behind the first `num_found`; return whether it has to."""
-        names = request.names_to_find[num_found:]
+        names = request.next_block_names[num_found:]
         if not names:
             return False
         for fetch in self._fetches:
@@ -83,7 +83,7 @@ class Fetches:
         self._fetches.append(_Fetch([request], num_found, names, loading))
         return True
 
-    def take_done(self) -> list[Request]:
+    def take_finished(self) -> list[Request]:
         """Return the prompts that wait no longer. What came for them is in the host tier."""
         done = [fetch for fetch in self._fetches if fetch.loading.is_done()]
         self._fetches = [fetch for fetch in self._fetches if fetch not in done]

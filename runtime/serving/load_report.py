@@ -10,7 +10,7 @@ from runtime.protocol.counting import attention_pairs, round_up_to_page
 from runtime.protocol.messages import Load
 from runtime.serving.scheduler import Scheduler
 
-__all__ = ["LoadReport", "load_of"]
+__all__ = ["LoadReport", "measure_load"]
 
 
 class LoadReport:
@@ -22,13 +22,13 @@ class LoadReport:
 
     def tell(self) -> None:
         """Tell the load, unless it is what was told last."""
-        load = load_of(self._scheduler, self._scheduler.take_arrived())
+        load = measure_load(self._scheduler, self._scheduler.take_arrived())
         if load != self._last:
             self._last = load
             self._say(load)
 
 
-def load_of(scheduler: Scheduler, arrived: list[str]) -> Load:
+def measure_load(scheduler: Scheduler, arrived: list[str]) -> Load:
     """Return what the requests of `scheduler` need, of which those that `arrived` are new.
 
     The thread of the metrics port may ask too: the lists are copied at once.

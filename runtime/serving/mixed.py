@@ -11,4 +11,4 @@ class MixedPhase(Phase[Prefill]):
 
     def arrive(self, message: Prefill) -> None:
         """Take a prompt."""
-        self._asked(message)
+        self._accept_prompt(message)

@@ -24,7 +24,7 @@ class PrefillPhase(Phase[Prefill]):
             return
         assert message.kv_host is not None
         assert message.kv_port is not None
-        request = self._asked(message)
+        request = self._accept_prompt(message)
         if _is_handed_over(request):
             offer, link = self._offer(request, message), self._scheduler.cache.link
             request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link)

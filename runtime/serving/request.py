@@ -108,7 +108,7 @@ class Request:
         return self.num_cached == self.num_tokens
 
     @property
-    def names_to_find(self) -> list[bytes]:
+    def next_block_names(self) -> list[bytes]:
         """The names of the next blocks that need not be computed, if they are there.
 
         None is of the last token of what it prefills: from that token the next one is drawn. None is there in the
@@ -119,7 +119,7 @@ class Request:
         return self.block_names(self.num_cached // PAGE_TOKENS, (self.num_to_prefill - 1) // PAGE_TOKENS)
 
     @property
-    def names_loading(self) -> list[bytes]:
+    def loading_block_names(self) -> list[bytes]:
         """The names of the blocks that were found in host memory when it entered."""
         return self.block_names(self.loading.start, self.loading.stop)
 
@@ -132,7 +132,7 @@ class Request:
             self._names += block_names(last, self._tokens(len(self._names) * PAGE_TOKENS, end * PAGE_TOKENS))
         return self._names[first:end]
 
-    def next_of_prompt(self, max_tokens: int) -> Chunk:
+    def next_chunk(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""
         end = min(self.num_cached + max_tokens, self.num_to_prefill)
         sink = None if self.transfer is None else self.transfer.put

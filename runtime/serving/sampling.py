@@ -44,17 +44,17 @@ def sample(
     _check_finite(logits_V)
     if allowed_V is not None:
         logits_V = logits_V.masked_fill(~allowed_V, -torch.inf)
-    logits_V = _biased(logits_V, sampling)
-    logits_V = _not_over_yet(logits_V, sampling, len(generated))
-    logits_V = _less_of_the_same(logits_V, sampling, prompt_ids, generated)
-    logits_V = _penalised(logits_V, sampling, generated)
+    logits_V = _add_bias(logits_V, sampling)
+    logits_V = _forbid_early_stop(logits_V, sampling, len(generated))
+    logits_V = _penalise_repetition(logits_V, sampling, prompt_ids, generated)
+    logits_V = _penalise_frequency(logits_V, sampling, generated)
     if allowed_V is not None and logits_V.max() == -torch.inf:
         raise RequestFailure("no token is left that may come next")
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     below_best_V = logits_V.double() - logits_V.max()  # so that no temperature or top_p, however small, makes a NaN
-    scores_V = _best(below_best_V / sampling.temperature, sampling.top_k)
-    probabilities_V = _nucleus(scores_V.softmax(-1), sampling.top_p)
+    scores_V = _keep_top_k(below_best_V / sampling.temperature, sampling.top_k)
+    probabilities_V = _keep_top_p(scores_V.softmax(-1), sampling.top_p)
     generator = torch.Generator().manual_seed(draw_key(sampling.seed, position))
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
 
@@ -96,7 +96,7 @@ def _check_finite(logits_V: Tensor) -> None:
         raise RequestFailure("the model's logits are not finite numbers")
 
 
-def _biased(logits_V: Tensor, sampling: Sampling) -> Tensor:
+def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
     """Add the bias of each token that has one."""
     if not sampling.logit_bias:
         return logits_V
@@ -104,7 +104,7 @@ def _biased(logits_V: Tensor, sampling: Sampling) -> Tensor:
     return logits_V.index_add(0, tokens, torch.tensor(list(sampling.logit_bias.values()), dtype=logits_V.dtype))
 
 
-def _not_over_yet(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
+def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
     """Leave out the tokens that would end the text before it has `min_tokens`."""
     if num_generated >= sampling.min_tokens:
         return logits_V
@@ -115,7 +115,7 @@ def _not_over_yet(logits_V: Tensor, sampling: Sampling, num_generated: int) -> T
     return logits_V
 
 
-def _less_of_the_same(
+def _penalise_repetition(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
     """Divide the logits of tokens that the request has by repetition_penalty; multiply the negative ones by it."""
@@ -127,7 +127,7 @@ def _less_of_the_same(
     return logits_V.index_copy(0, tokens, of_seen * factors)
 
 
-def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
+def _penalise_frequency(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
     """Return logit - count x frequency_penalty - (count > 0) x presence_penalty."""
     if not generated or sampling.frequency_penalty == sampling.presence_penalty == 0:
         return logits_V
@@ -137,14 +137,14 @@ def _penalised(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -
     return logits_V.index_add(0, tokens, -(times * sampling.frequency_penalty + sampling.presence_penalty))
 
 
-def _best(scores_V: Tensor, top_k: int) -> Tensor:
+def _keep_top_k(scores_V: Tensor, top_k: int) -> Tensor:
     """Keep only the `top_k` highest scores, and what equals the last of them."""
     if not 0 < top_k < len(scores_V):
         return scores_V
     return scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
 
 
-def _nucleus(probabilities_V: Tensor, top_p: float) -> Tensor:
+def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
     """Keep the fewest most likely tokens whose probability reaches `top_p`.
 
     They are looked for among the best few, for a sort of 129,280 takes longer than the rest of the draw together. What
@@ -154,12 +154,12 @@ def _nucleus(probabilities_V: Tensor, top_p: float) -> Tensor:
     if top_p == 1:
         return probabilities_V
     ordered, order = probabilities_V.topk(min(NUM_BEST, len(probabilities_V)))
-    num_kept = int((~_beyond(ordered, top_p)).sum())
+    num_kept = int((~_exceed_top_p(ordered, top_p)).sum())
     if num_kept == len(ordered) or ordered[num_kept - 1] == ordered[num_kept]:
         ordered, order = probabilities_V.sort(descending=True)
-    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(_beyond(ordered, top_p), 0.0))
+    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(_exceed_top_p(ordered, top_p), 0.0))
 
 
-def _beyond(ordered: Tensor, top_p: float) -> Tensor:
+def _exceed_top_p(ordered: Tensor, top_p: float) -> Tensor:
     """Return whether those before reach `top_p` already, for probabilities that fall: then those after it are, too."""
     return ordered.cumsum(-1) - ordered >= top_p

@@ -92,7 +92,7 @@ class Scheduler:
         if self._fetches is None or request.block_root is None:
             self.waiting.append(request)
             return
-        num_found = self.cache.num_found(request.names_to_find)
+        num_found = self.cache.num_found(request.next_block_names)
         self.queried_tokens["disk"] += request.num_to_prefill - num_found * PAGE_TOKENS
         if not self._fetches.begin(request, num_found):
             self.waiting.append(request)
@@ -111,13 +111,13 @@ class Scheduler:
         """Return the next step's work, which may be empty."""
         self.cache.end_saves()
         if self._fetches is not None:
-            self.waiting += self._fetches.take_done()
+            self.waiting += self._fetches.take_finished()
         self._make_room()
-        self._let_in()
-        self._take_in(waits=False)
+        self._admit()
+        self._start_arrived(waits=False)
         batch = self._batch()
         if not batch.requests:
-            self._take_in(waits=True)
+            self._start_arrived(waits=True)
             batch = self._batch()
         self.cache.save(_num_blocks(sum(len(chunk.token_ids) for chunk in batch.prefilling)))
         return batch
@@ -128,8 +128,8 @@ class Scheduler:
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
 
     def _batch(self) -> Batch:
-        prefilling = self._chunks()
-        decoding = self._rows()
+        prefilling = self._prompt_chunks()
+        decoding = self._decode_rows()
         return Batch(
             [*prefilling, *(request for request, _ in decoding)],
             list(prefilling.values()),
@@ -146,7 +146,7 @@ class Scheduler:
     def end(self, request: Request) -> None:
         """Take out a running request that is finished, or that nobody waits for any more."""
         self.running.remove(request)
-        self._join(request)
+        self._order_after_copy(request)
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
@@ -171,7 +171,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         has_room = request.arrival is not None or self._swap_out(request)
-        self._join(request)
+        self._order_after_copy(request)
         self.cache.free(request.table)
         self.num_preemptions += 1
         if has_room:
@@ -185,7 +185,7 @@ class Scheduler:
         request.latents = self.cache.swap_out(request.table, request.num_cached, request.num_kept)
         return request.latents is not None
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         while self.waiting and len(self.running) < self._limits.max_requests:
             request = self.waiting[0]
             shared = self._shared_pages(request)
@@ -209,7 +209,7 @@ class Scheduler:
                 return kept
             request.latents, request.starts_over = None, True
             request.num_cached = request.num_kept = 0
-        return self.cache.find(request.names_to_find)
+        return self.cache.find(request.next_block_names)
 
     def _load(self, request: Request, num_shared: int) -> None:
         """Begin to load the blocks behind those that a prompt shares, unless another one loads them already."""
@@ -217,54 +217,54 @@ class Scheduler:
             self.queried_tokens["device"] += request.num_to_prefill
             if self.cache.host is not None:
                 self.queried_tokens["host"] += request.num_to_prefill - num_shared * PAGE_TOKENS
-        names = request.names_to_find[num_shared:]
-        if not self._names_loading().isdisjoint(names[:1]):
+        names = request.next_block_names[num_shared:]
+        if not self._loading_block_names().isdisjoint(names[:1]):
             names = []
         num_blocks, request.arrival = self.cache.load(request.table, num_shared, names)
         request.loading = range(num_shared, num_shared + num_blocks)
 
-    def _names_loading(self) -> set[bytes]:
+    def _loading_block_names(self) -> set[bytes]:
         loading = (request for request in self.running if request.arrival is not None)
-        return {name for request in loading for name in request.names_loading}
+        return {name for request in loading for name in request.loading_block_names}
 
-    def _take_in(self, waits: bool) -> None:
+    def _start_arrived(self, waits: bool) -> None:
         """Let requests take part whose latents are there or, if the step `waits` for them, will be there."""
         for request in self.running:
-            if request.arrival is not None and (waits or request.arrival.is_here()):
+            if request.arrival is not None and (waits or request.arrival.has_arrived()):
                 self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
         """Let a request take part: its pages hold what was copied to them, so others may find what it loaded."""
-        self._join(request)
+        self._order_after_copy(request)
         request.latents = None
-        self.cache.name(request.table, request.loading.start, request.names_loading)
+        self.cache.name(request.table, request.loading.start, request.loading_block_names)
 
-    def _join(self, request: Request) -> None:
+    def _order_after_copy(self, request: Request) -> None:
         """Let all that is computed from now on come after the copy of a request's latents, if one is under way."""
         if request.arrival is not None:
             request.arrival.join()
             request.arrival = None
 
-    def _chunks(self) -> dict[Request, Chunk]:
+    def _prompt_chunks(self) -> dict[Request, Chunk]:
         chunks: dict[Request, Chunk] = {}
         room = self._limits.max_batch_tokens
-        under_way = self._names_loading()  # and the blocks that older prompts are computing
-        for request in self._present():
+        under_way = self._loading_block_names()  # and the blocks that older prompts are computing
+        for request in self._cached_requests():
             if not request.is_prefilling:
                 continue
             self._reuse(request)
-            if not under_way.isdisjoint(request.names_to_find[:1]):
+            if not under_way.isdisjoint(request.next_block_names[:1]):
                 continue
             number = request.num_cached // PAGE_TOKENS
             under_way.update(request.block_names(number, min(number + 1, request.num_to_prefill // PAGE_TOKENS)))
             if room:
-                chunks[request] = request.next_of_prompt(room)
+                chunks[request] = request.next_chunk(room)
                 room -= len(chunks[request].token_ids)
         return chunks
 
     def _reuse(self, request: Request) -> None:
         """Let a prompt go on behind the blocks that others have computed; what is handed over is sent from there."""
-        found = self.cache.find(request.names_to_find)
+        found = self.cache.find(request.next_block_names)
         if not found:
             return
         start, end = request.num_cached, request.num_cached + len(found) * PAGE_TOKENS
@@ -281,14 +281,14 @@ class Scheduler:
             self._fetches.offer(request, blocks)
 
     def _count_hits(self, request: Request, blocks: range) -> None:
-        loaded = _common(blocks, request.loading)
-        fetched = _common(loaded, request.fetched)
+        loaded = _intersect(blocks, request.loading)
+        fetched = _intersect(loaded, request.fetched)
         self.hit_tokens["disk"] += len(fetched) * PAGE_TOKENS
         self.hit_tokens["host"] += (len(loaded) - len(fetched)) * PAGE_TOKENS
         self.hit_tokens["device"] += (len(blocks) - len(loaded)) * PAGE_TOKENS
 
-    def _rows(self) -> list[tuple[Request, Chunk]]:
-        decoding = [request for request in self._present() if not request.is_prefilling]
+    def _decode_rows(self) -> list[tuple[Request, Chunk]]:
+        decoding = [request for request in self._cached_requests() if not request.is_prefilling]
         to_spare = self._limits.max_requests - len(decoding)
         rows = []
         for request in decoding:
@@ -297,7 +297,7 @@ class Scheduler:
             rows += [(request, row) for row in of_request]
         return rows
 
-    def _present(self) -> list[Request]:
+    def _cached_requests(self) -> list[Request]:
         """Return the running requests whose latents are in the cache."""
         return [request for request in self.running if request.arrival is None]
 
@@ -307,5 +307,5 @@ def _num_blocks(num_tokens: int) -> int:
     return num_tokens // PAGE_TOKENS + 1
 
 
-def _common(one: range, other: range) -> range:
+def _intersect(one: range, other: range) -> range:
     return range(max(one.start, other.start), min(one.stop, other.stop))

@@ -21,7 +21,7 @@ from runtime.model.engine import Engine
 from runtime.protocol.bounds import explain_uncomputable
 from runtime.protocol.counting import attention_pairs
 from runtime.protocol.messages import Abort, Embed, Embedding, Failed, Load, Offer, Prefill, PrefixHit, Sampling, Token
-from runtime.serving.batched_sampling import Ask, Drawn, draw
+from runtime.serving.batched_sampling import DrawnToken, PendingDraw, draw
 from runtime.serving.constraint import Constraints
 from runtime.serving.fetches import SlowTier
 from runtime.serving.load_report import LoadReport
@@ -54,7 +54,7 @@ class StepCounters(Protocol):
     def watch_requests(self, scheduler: Scheduler) -> None:
         """Show the rank's requests and its KV cache from now on."""
 
-    def prompts_computed(self, num_tokens: int, num_pairs: int) -> None:
+    def count_prompts(self, num_tokens: int, num_pairs: int) -> None:
         """Hear that a step computed so many tokens of prompts, with so many pairs of core attention."""
 
 
@@ -138,7 +138,7 @@ class Phase(ABC, Generic[Arriving]):
             _cancel_transfer(request)
             self._outbox.say(Failed(request.id, "this rank holds as much KV outside its cache as it may", True))
         rows, states = self._compute(batch)
-        self._counters.prompts_computed(
+        self._counters.count_prompts(
             sum(len(chunk.token_ids) for chunk in batch.prefilling),
             sum(attention_pairs(chunk.start, chunk.end) for chunk in batch.prefilling),
         )
@@ -163,7 +163,7 @@ class Phase(ABC, Generic[Arriving]):
     def follow(self, request: Request) -> None:
         """Act on a token that is not the request's last, drawn or replayed. By default do nothing: a step follows."""
 
-    def _asked(self, message: Prefill) -> Request:
+    def _accept_prompt(self, message: Prefill) -> Request:
         """Take a prompt, and the tokens that its request may have already.
 
         In deterministic mode those are replayed, else prefilled.
@@ -193,7 +193,7 @@ class Phase(ABC, Generic[Arriving]):
         else:
             self._outbox.say(Failed(request.id, reason))
 
-    def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | Drawn | None], Sequence[Tensor | None]]:
+    def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | DrawnToken | None], Sequence[Tensor | None]]:
         """Return the row of each of the batch's requests, and its hidden state if any of them embeds.
 
         A row is logits on the host, or on a device what was drawn from them there; None where nothing is drawn.
@@ -201,13 +201,13 @@ class Phase(ABC, Generic[Arriving]):
         cache = self._scheduler.cache
         if not any(request.embeds for request in batch.requests):
             logits = self._engine.step(batch.prefilling, batch.decoding, cache)
-            return _rows(logits, batch, cache.link), [None] * len(batch.requests)
+            return _draw_rows(logits, batch, cache.link), [None] * len(batch.requests)
         logits, states = self._engine.step_to_embed(batch.prefilling, batch.decoding, cache)
-        return _rows(logits, batch, cache.link), list(cache.link.to_host(states))
+        return _draw_rows(logits, batch, cache.link), list(cache.link.to_host(states))
 
-    def _postprocess(self, request: Request, row: Tensor | Drawn) -> None:
+    def _postprocess(self, request: Request, row: Tensor | DrawnToken) -> None:
         try:
-            token = _next_token(request, row, self._constraints)
+            token = _draw_token(request, row, self._constraints)
         except RequestFailure as error:
             self._end(request)
             self._outbox.say(Failed(request.id, str(error)))
@@ -235,16 +235,16 @@ def _cancel_transfer(request: Request) -> None:
         request.transfer.cancel()
 
 
-def _rows(logits: Tensor, batch: Batch, link: HostLink) -> Sequence[Tensor | Drawn | None]:
+def _draw_rows(logits: Tensor, batch: Batch, link: HostLink) -> Sequence[Tensor | DrawnToken | None]:
     if _is_on_host(logits):
         return logits.unbind()
     chunks = (*batch.prefilling, *batch.decoding)
-    asks = {
-        number: Ask(request.sampling, chunk.end - 1, len(request.generated))
+    draws = {
+        number: PendingDraw(request.sampling, chunk.end - 1, len(request.generated))
         for number, (request, chunk) in enumerate(zip(batch.requests, chunks, strict=True))
         if chunk.end == request.num_tokens and not request.embeds
     }
-    drawn = draw(logits, asks, link)
+    drawn = draw(logits, draws, link)
     return [drawn.get(number) for number in range(len(logits))]
 
 
@@ -252,19 +252,19 @@ def _is_on_host(logits: Tensor) -> bool:
     return logits.device.type == "cpu"
 
 
-def _next_token(request: Request, row: Tensor | Drawn, constraints: Constraints) -> Token:
+def _draw_token(request: Request, row: Tensor | DrawnToken, constraints: Constraints) -> Token:
     """Draw the request's next token. Raise RequestFailure: what goes wrong here is one request's, not the unit's."""
     index = len(request.generated)
-    drawn = row if isinstance(row, Drawn) else _drawn_from(row, request, constraints)
+    drawn = row if isinstance(row, DrawnToken) else _draw_on_host(row, request, constraints)
     reason = finish_reason(drawn.token_id, index + 1, request.sampling)
     return Token(request.id, index, drawn.token_id, reason, drawn.logprobs)
 
 
-def _drawn_from(logits_V: Tensor, request: Request, constraints: Constraints) -> Drawn:
+def _draw_on_host(logits_V: Tensor, request: Request, constraints: Constraints) -> DrawnToken:
     try:
-        allowed_V = constraints.allowed(request)
+        allowed_V = constraints.allowed_tokens(request)
         position = request.num_cached - 1
         token_id = sample(logits_V, request.sampling, position, request.generated, request.prompt_ids, allowed_V)
-        return Drawn(token_id, logprobs(logits_V, token_id, request.sampling))
+        return DrawnToken(token_id, logprobs(logits_V, token_id, request.sampling))
     except RuntimeError as error:  # torch's, for whatever it cannot draw from
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error

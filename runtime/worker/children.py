@@ -75,7 +75,7 @@ def wait_together(children: Sequence[Child], check: Callable[[], None] = lambda:
             if all(child.process.returncode == 0 for child in children):
                 return
             time.sleep(POLL_S)
-        cause = _cause(children, dead)
+        cause = _find_cause(children, dead)
         raise ChildDied(cause.describe_death(), is_echo=cause.process.returncode == PEER_LOST)
     finally:
         kill(children)
@@ -96,7 +96,7 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _cause(children: Sequence[Child], dead: list[Child]) -> Child:
+def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
     """Return the first death that is not the echo of another, after a short wait for it."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:

@@ -14,12 +14,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["threads_of_each", "usable_cpus"]
+__all__ = ["thread_environment", "usable_cpus"]
 
 THREADS = "OMP_NUM_THREADS"
 
 
-def threads_of_each(num_processes: int) -> dict[str, str]:
+def thread_environment(num_processes: int) -> dict[str, str]:
     """Return what to add to the environment of processes that share this one's CPUs.
 
     A number that the user set stays.
@@ -31,11 +31,11 @@ def threads_of_each(num_processes: int) -> dict[str, str]:
 
 def usable_cpus(root: Path = Path("/")) -> int:
     """Return how many CPUs there are, at least 1. `root` is where `proc` and `sys` are."""
-    quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in _control_groups(root) if (quota := _read_quota(folder)) is not None]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
-def _groups(root: Path) -> Iterator[Path]:
+def _control_groups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and of those above it, in both versions' hierarchies."""
     for line in _read(root / "proc" / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -50,7 +50,7 @@ def _groups(root: Path) -> Iterator[Path]:
             yield mount.joinpath(*parts[:length])
 
 
-def _quota(folder: Path) -> float | None:
+def _read_quota(folder: Path) -> float | None:
     """Return the CPUs of the quota, or None without a limit."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:

@@ -11,7 +11,7 @@ from runtime.kv.tiers.disk import DiskSettings, DiskTier
 from runtime.kv.tiers.host import HostTier
 from runtime.launch import Limits
 
-__all__ = ["leave_disk", "open_disk"]
+__all__ = ["close_disk", "open_disk"]
 
 QUEUED_SHARE = 4  # assumed: of host memory, what waits to be written; it gives way to no request
 FLUSH_S = 3.0  # assumed: of a drain. Nodes that have left together end within 5 s (`draining.BROKEN_S`)
@@ -36,7 +36,7 @@ def open_disk(limits: Limits, block_digest: bytes, host: HostTier | None, who: s
     return DiskTier(settings, BlockForm(block_digest, host.shape, host.dtype), say, host.lend_blank)
 
 
-def leave_disk(disk: DiskTier | None) -> None:
+def close_disk(disk: DiskTier | None) -> None:
     """Write what is due, for `FLUSH_S` at most: the rank has answered its last request."""
     if disk is not None:
         disk.flush(FLUSH_S)

@@ -36,11 +36,11 @@ from runtime.protocol.messages import (
     Renewed,
     State,
     Wait,
-    request_gateway,
+    gateway_name,
 )
 from runtime.protocol.sockets import detect_vanished_peer, write_or_hang_up
 from runtime.protocol.tls import Impostor, Trust, call, explain_tls_failure, seconds_valid
-from runtime.worker.renewal import Line, renewed_in_time
+from runtime.worker.renewal import Line, renew_before_expiry
 
 __all__ = ["GatewayAddress", "GatewayLink", "Refused", "complain"]
 
@@ -157,7 +157,7 @@ class GatewayLink:
     async def _follow(self, line: Line) -> Line | None:
         """Hear the gateway until it closes the connection. Return the one to go on with, if the rank has moved."""
         trust = self._address.trust
-        moving = None if trust is None else asyncio.create_task(self._move_in_time(trust, line))
+        moving = None if trust is None else asyncio.create_task(self._move_before_expiry(trust, line))
         try:
             with suppress(TimeoutError):  # the gateway's certificate has expired
                 async with asyncio.timeout(seconds_valid(line[1])):
@@ -168,9 +168,9 @@ class GatewayLink:
                 moving.cancel()
             line[1].close()
 
-    async def _move_in_time(self, trust: Trust, old: Line) -> Line:
+    async def _move_before_expiry(self, trust: Trust, old: Line) -> Line:
         """Open a new connection before a certificate ends, and say everything there from then on."""
-        new, ticket = await renewed_in_time(self._address.host, self._address.port, trust, self._hello, old)
+        new, ticket = await renew_before_expiry(self._address.host, self._address.port, trust, self._hello, old)
         self.send(Moved(ticket))
         self._write()
         self._writer = new[1]
@@ -197,7 +197,7 @@ class GatewayLink:
             case Renewed():
                 raise WireError("it answers what nobody asked")
             case Prefill() | Embed() | Expect():
-                self.gateway = request_gateway(message.request_id)
+                self.gateway = gateway_name(message.request_id)
                 self._receive(message)
             case _:
                 self._receive(message)

@@ -1,7 +1,7 @@
 """The rank's lines to all gateways: one to each address that the gateway's name leads to.
 
     names -> addresses, asked again now and then -> a GatewayLink for each -> messages of all gateways, in one inbox
-    what is said of a request      -> the gateway whose request it is, which its id tells (`messages.request_gateway`)
+    what is said of a request      -> the gateway whose request it is, which its id tells (`messages.gateway_name`)
     what is said of this rank      -> all gateways
 
 A gateway that comes later is called when the name leads to it, one that is gone is forgotten when the name no longer
@@ -31,7 +31,7 @@ from runtime.protocol.messages import (
     PrefixHit,
     State,
     Token,
-    request_gateway,
+    gateway_name,
 )
 from runtime.worker.gateway_connection import (
     RETRY_OTHER_S,
@@ -77,7 +77,7 @@ class GatewayLinks:
     async def run(self) -> None:
         """Keep a line to each gateway, for ever."""
         while True:
-            self._follow(await self._addresses())
+            self._follow(await self._look_up_addresses())
             are_up = bool(self._links) and all(link.is_connected for link in self._links.values())
             await asyncio.sleep(LOOK_S if are_up else RETRY_S)
 
@@ -110,7 +110,7 @@ class GatewayLinks:
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Tell something of a request to the gateway whose it is."""
-        gateway = request_gateway(message.request_id)
+        gateway = gateway_name(message.request_id)
         for link in self._links.values():
             if link.is_connected and link.gateway == gateway:
                 link.send(message)
@@ -126,14 +126,14 @@ class GatewayLinks:
             link.say_state(self._state)
             if self._load is not None:
                 link.say_load(self._load)
-            self._tasks[address] = self._start(partial(self._keep_up, address, link))
+            self._tasks[address] = self._start(partial(self._keep_connected, address, link))
         for address in [each for each in self._links if each not in addresses]:
             if not self._links[address].is_connected:
                 del self._links[address]
                 self._refused.discard(address)
                 self._tasks.pop(address).cancel()
 
-    async def _keep_up(self, address: str, link: GatewayLink) -> None:
+    async def _keep_connected(self, address: str, link: GatewayLink) -> None:
         """Keep the line up, for ever. Raise Refused when every gateway refuses this rank."""
         complained = False
         while True:
@@ -147,7 +147,7 @@ class GatewayLinks:
             await asyncio.sleep(RETRY_OTHER_S)
             self._refused.discard(address)
 
-    async def _addresses(self) -> set[str]:
+    async def _look_up_addresses(self) -> set[str]:
         """Return where the names lead; while one is not known, where they led before, too."""
         found: set[str] = set()
         for name in self._gateway.host.split(","):

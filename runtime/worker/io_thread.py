@@ -56,7 +56,7 @@ class Calls:
         self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._is_woken = False
 
-    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+    def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
         """Let the loop make this call."""
         self._waiting.append((call, arguments))
         if not self._is_woken:  # looked at after the call is there, as `_make` looks for calls after it says no
@@ -79,7 +79,7 @@ class Network:
         self._links = GatewayLinks(gateway, hello, self._receive, self._start)
         self._kv_receiver: KvReceiver | None = None
         self._loop = asyncio.new_event_loop()
-        self._soon = Calls(self._loop).soon
+        self._soon = Calls(self._loop).call_soon
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._state: RankState = "loading"
@@ -113,7 +113,7 @@ class Network:
         """Tell the gateways what this rank has loaded."""
         self._soon(self._links.say_hello_again, loaded)
 
-    def say_still_here(self) -> None:
+    def repeat_state(self) -> None:
         """Tell the gateways that the steps of this rank go on."""
         self._soon(self._links.repeat_state)
 

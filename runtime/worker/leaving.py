@@ -31,11 +31,11 @@ class Leaving:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._is_told = False
-        self.is_asked = False
+        self.has_begun = False
 
-    def ask(self) -> None:
+    def begin(self) -> None:
         """Begin as soon as the step loop looks. Safe in a signal handler."""
-        self.is_asked = True
+        self.has_begun = True
 
     def tell_gateways(self) -> None:
         """Say once that this rank is draining."""

@@ -47,7 +47,7 @@ class Membership:
         listener = listen(self._claim.address, self._launch.ports.places, "where the unit's nodes meet")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
-        self._keeping_up = asyncio.run_coroutine_threadsafe(self._keep_up(listener), loop)
+        self._keeping_up = asyncio.run_coroutine_threadsafe(self._keep_connected(listener), loop)
         self._keeping_up.add_done_callback(self._end)
         try:
             self._place = _place(self._news.get(timeout=JOIN_TIMEOUT_S))
@@ -70,20 +70,20 @@ class Membership:
         """
         return self._is_placed and (self._roll.is_whole or not self._roll.is_leaders)
 
-    async def _keep_up(self, listener: socket.socket) -> None:
+    async def _keep_connected(self, listener: socket.socket) -> None:
         """Hold the place, for ever. Raise RuntimeFailure when there is none for this node."""
         await asyncio.start_server(self._roll.serve, sock=listener)
         while True:
             try:
                 leader = await asyncio.to_thread(look_up, self._leader, self._claim.address)
                 self._roll.is_leaders = leader == str(ipaddress.ip_address(self._claim.address))
-                await self._ask(leader)
+                await self._follow_leader(leader)
             except (OSError, WireError) as error:
                 where = f"{self._leader}:{self._launch.ports.places}"
                 self._complain(f"waiting for the unit's leader {where}: {error or type(error).__name__}")
             await asyncio.sleep(RETRY_S)
 
-    async def _ask(self, leader: str) -> None:
+    async def _follow_leader(self, leader: str) -> None:
         """Heed what the leader says, until it goes away."""
         own = (self._claim.address, 0)  # as claimed, so that the leader can see that it is
         async with asyncio.timeout(CALL_TIMEOUT_S):

@@ -14,7 +14,7 @@ from pathlib import Path
 from runtime.errors import LaunchError
 from runtime.launch import UnitLaunch
 from runtime.worker.children import Child, wait_together
-from runtime.worker.cpus import threads_of_each
+from runtime.worker.cpus import thread_environment
 from runtime.worker.draining import Drain, end_at_once
 from runtime.worker.membership import Membership
 
@@ -35,7 +35,7 @@ def run_node(
     if node in launch.spares:
         print(f"tidemill: spare {node} takes the place of {launch.places[place]}", file=sys.stderr, flush=True)
     ranks = launch.place_ranks(place)
-    threads = threads_of_each(len(ranks))
+    threads = thread_environment(len(ranks))
     flags = ["rank", "--launch", str(launch_path), "--node", node, "--place", str(place), *addresses]
     children = [
         Child(f"{launch.unit} rank {each.rank}", [*flags, "--local-rank", str(each.local_rank)], threads)

@@ -52,7 +52,7 @@ class _Member:
 
     claim: Claim
     writer: asyncio.StreamWriter
-    told: Place | Wait | None = None
+    last_sent: Place | Wait | None = None
 
 
 class Roll:
@@ -78,7 +78,7 @@ class Roll:
         detect_vanished_peer(writer)
         try:
             frames = FrameReader(reader, Claim)
-            await self._follow(await frames.first("claim", CLAIM_TIMEOUT_S), frames, writer)
+            await self._follow(await frames.read_first("claim", CLAIM_TIMEOUT_S), frames, writer)
         except (WireError, OSError) as error:
             self._complain(f"closed the connection of {writer.get_extra_info('peername')}: {error}")
         finally:
@@ -131,12 +131,12 @@ class Roll:
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
         for node, member in self._members.items():
-            news = Place(self._places[node]) if node in self._places else Wait(self._why_waiting(node))
-            if news != member.told:
-                member.told = news
+            news = Place(self._places[node]) if node in self._places else Wait(self._explain_wait(node))
+            if news != member.last_sent:
+                member.last_sent = news
                 write_or_hang_up(member.writer, encode_frame(news))
 
-    def _why_waiting(self, node: str) -> str:
+    def _explain_wait(self, node: str) -> str:
         planned = self._launch.places
         if node in planned:
             taken_by = next(other for other, place in self._places.items() if place == planned.index(node))

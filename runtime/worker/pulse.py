@@ -7,7 +7,7 @@
 A rank whose loop stands still holds up its whole unit: every turn begins with a collective. So all ranks of the unit
 say no, and whoever asks starts them again, once they have said so for longer than any step takes.
 
-A loop that turns tells the gateway so now and then (`tell_now_and_then`), and more often what it has to do. From a rank
+A loop that turns tells the gateway so now and then (`repeat`), and more often what it has to do. From a rank
 that says nothing for longer than any step takes, the gateway expects no answer.
 """
 
@@ -22,7 +22,7 @@ TELL_S = 10.0  # assumed: often enough beside the 30 s that a rank may be silent
 
 
 @dataclass
-class _Telling:
+class _RepeatedCall:
     """Something to tell now and then, and when it was told last."""
 
     tell: Callable[[], None]
@@ -37,14 +37,14 @@ class Pulse:
         self._now = now
         self._has_weights = False
         self._last_turn: float | None = None
-        self._telling: list[_Telling] = []
+        self._telling: list[_RepeatedCall] = []
         self.num_turns = 0
 
-    def tell_now_and_then(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
+    def repeat(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
         """Call `tell` every `period_s`, from the thread of the loop, as long as it turns."""
-        self._telling.append(_Telling(tell, period_s, self._now()))
+        self._telling.append(_RepeatedCall(tell, period_s, self._now()))
 
-    def weights_are_loaded(self) -> None:
+    def note_weights(self) -> None:
         """Say from now on that the rank has started."""
         self._has_weights = True
 

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from runtime.kv.tiers.loading import TierCounters
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
-from runtime.serving.load_report import load_of
+from runtime.serving.load_report import measure_load
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.step_times import StepTimes
 
@@ -56,7 +56,7 @@ class RankMetrics:
         self._kv_seconds.observe(seconds)
         self._kv_seconds_after_prompt.observe(seconds_after_prompt)
 
-    def prompts_computed(self, num_tokens: int, num_pairs: int) -> None:
+    def count_prompts(self, num_tokens: int, num_pairs: int) -> None:
         """Count one prefill step."""
         self._prompt_tokens.inc(num_tokens)
         self._attention_pairs.inc(num_pairs)
@@ -88,7 +88,7 @@ class _SchedulerCounters:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; the metrics server calls it."""
         scheduler, cache = self._scheduler, self._scheduler.cache
-        load = load_of(scheduler, [])
+        load = measure_load(scheduler, [])
         for name, meaning, value in (
             ("rank_requests_running", "Requests in the KV cache.", len(scheduler.running)),
             ("rank_requests_waiting", "Requests outside the KV cache.", load.num_waiting),

@@ -19,7 +19,7 @@ from runtime.protocol.messages import FromGateway, Hello, Renewal, Renewed
 from runtime.protocol.sockets import detect_vanished_peer
 from runtime.protocol.tls import Trust, call, seconds_valid
 
-__all__ = ["Line", "renewed_in_time"]
+__all__ = ["Line", "renew_before_expiry"]
 
 LOOK_S = 30.0  # assumed: certificates last for hours, and a look reads the dates of three files
 RENEWED_AFTER = 0.75  # of the time that was left: cert-manager renews a certificate after two thirds of its life
@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_S = 10.0  # assumed: twice the time that a gateway gives a handsh
 Line = tuple[FrameReader[FromGateway], asyncio.StreamWriter]
 
 
-async def renewed_in_time(host: str, port: int, trust: Trust, hello: Hello, old: Line) -> tuple[Line, str]:
+async def renew_before_expiry(host: str, port: int, trust: Trust, hello: Hello, old: Line) -> tuple[Line, str]:
     """Wait until the connection should be renewed. Return a new one, and the ticket to say as the last word on `old`.
 
     Where the gateway does not answer, try again until cancelled.
@@ -41,12 +41,12 @@ async def renewed_in_time(host: str, port: int, trust: Trust, hello: Hello, old:
         if now() >= due or trust.credentials.context is not context:
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    return await _renewed(host, port, trust, hello)
+                    return await _renew(host, port, trust, hello)
             except (OSError, WireError):
                 pass  # the old connection stands
 
 
-async def _renewed(host: str, port: int, trust: Trust, hello: Hello) -> tuple[Line, str]:
+async def _renew(host: str, port: int, trust: Trust, hello: Hello) -> tuple[Line, str]:
     stream, writer = await call(host, port, trust)
     try:
         detect_vanished_peer(writer)

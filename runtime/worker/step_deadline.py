@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 from runtime.worker.pulse import Pulse
 
-__all__ = ["StepDeadline", "end_rank_after"]
+__all__ = ["StepDeadline", "start_step_deadline"]
 
 LOOK_S = 1.0
 STDERR = 2
 DEADLINE_S = 150  # the gateway's time for CPUs: beyond the 120 s that a collective may take
 
 
-def end_rank_after(pulse: Pulse, who: str) -> None:
+def start_step_deadline(pulse: Pulse, who: str) -> None:
     """Watch the rank's loop from a thread of its own, for as long as the process lives."""
     deadline = StepDeadline(pulse, lambda: _end(who))
 

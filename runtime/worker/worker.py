@@ -51,13 +51,13 @@ from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
-from runtime.worker.disk import leave_disk, open_disk
+from runtime.worker.disk import close_disk, open_disk
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
-from runtime.worker.step_deadline import end_rank_after
+from runtime.worker.step_deadline import start_step_deadline
 from runtime.worker.step_times import StepTimes
 
 __all__ = ["Addresses", "run_rank"]
@@ -105,9 +105,9 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
 
     with serve_metrics(metrics.registry, addresses.address, metrics_port, serves, pulse.is_moving):
         network.open_links()
-        engine, group, weights = _bring_up(launch, place, addresses, folder, unchanged, device, network, pulse)
+        engine, group, weights = _load_and_join(launch, place, addresses, folder, unchanged, device, network, pulse)
         metrics.watch(engine.model)
-        launch = for_weights(launch, weights)
+        launch = bind_to_weights(launch, weights)
         blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
         memory = HostMemory(max_host_bytes(launch))
         phase = PHASES[launch.phase](engine, launch, network, metrics, blocks, memory)
@@ -115,23 +115,23 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if disk is not None:
             phase.use(disk)
             metrics.watch_disk(disk.counters)
-        network.say_hello_again(hello.once_loaded(launch.kv_digest, phase.tokenizer_digest))
+        network.say_hello_again(hello.add_loaded_digests(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox, memory))
         phase.prepare()
         group.any(True)  # nobody is ready before everybody is
         leaving = Leaving(network)
-        signal.signal(signal.SIGTERM, lambda *_: leaving.ask())
+        signal.signal(signal.SIGTERM, lambda *_: leaving.begin())
         network.say_state("ready")
         ready.set()
-        pulse.tell_now_and_then(network.say_still_here)
-        pulse.tell_now_and_then(phase.tell_load, LOAD_S)
+        pulse.repeat(network.repeat_state)
+        pulse.repeat(phase.tell_load, LOAD_S)
         times = StepTimes(engine.model.dispatcher.traffic.waits)
         metrics.watch_steps(times)
-        pulse.tell_now_and_then(partial(times.tell, network.say_step_time), STEP_TIME_S)
-        end_rank_after(pulse, f"rank {place.rank} of {launch.unit}")
-        step_until_left(phase, group, inbox, leaving, pulse, times)
-        leave_disk(disk)
+        pulse.repeat(partial(times.tell, network.say_step_time), STEP_TIME_S)
+        start_step_deadline(pulse, f"rank {place.rank} of {launch.unit}")
+        run_step_loop(phase, group, inbox, leaving, pulse, times)
+        close_disk(disk)
 
 
 def _gateway(launch: UnitLaunch, addresses: Addresses) -> GatewayAddress:
@@ -151,7 +151,7 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
     return device
 
 
-def step_until_left(
+def run_step_loop(
     phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse, times: StepTimes
 ) -> None:
     """Run the lockstep loop until all ranks of a unit that leaves are free. Raise PeerLost when the unit breaks."""
@@ -160,9 +160,9 @@ def step_until_left(
         pulse.turn()
         while not inbox.empty():
             _deliver(inbox.get(), phase)
-        if leaving.is_asked:
+        if leaving.has_begun:
             leaving.tell_gateways()
-        has_work, leaves = group.vote(phase.has_work(), leaving.is_asked)
+        has_work, leaves = group.vote(phase.has_work(), leaving.has_begun)
         idle_turns = 0 if has_work or leaves else idle_turns + 1
         if has_work:
             with times.step():
@@ -201,7 +201,7 @@ def _hello(launch: UnitLaunch, place: RankPlace, addresses: Addresses, kv_port: 
     )
 
 
-def _bring_up(
+def _load_and_join(
     launch: UnitLaunch,
     place: RankPlace,
     addresses: Addresses,
@@ -213,18 +213,18 @@ def _bring_up(
 ) -> tuple[Engine, Group, str]:
     """Load, then join: nobody waits inside a collective for the slowest loader. Return the unit's weights as well."""
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
-    engine = Engine(_engine_config(launch, folder, device), group, every_part(LOADING_PARTS, network.say_loaded))
-    read = engine.loaded.summarise_for(f"rank {place.rank} on {addresses.node}")
+    engine = Engine(_engine_config(launch, folder, device), group, throttle_progress(LOADING_PARTS, network.say_loaded))
+    read = engine.loaded.summarise(f"rank {place.rank} on {addresses.node}")
     unchanged.require()
     check_layout(launch.kv_cache, engine.token_shape)
-    pulse.weights_are_loaded()
+    pulse.note_weights()
     network.say_state("joining")
     first_of_node = place.local_rank == 0
     group.join(MeetingPoint(addresses.leader, launch.ports.rendezvous, first_of_node, addresses.address))
     return engine, group, agree_on_weights(group, read)
 
 
-def for_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
+def bind_to_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
     """Let KV be exchanged only with units that loaded the same weights, also where the plan names none.
 
     The gateway, which has no weights, is told the new digest.
@@ -253,7 +253,7 @@ def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> En
     )
 
 
-def every_part(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
+def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
     """Return a counter that calls `say(done / total)` at each further part only."""
     num_said = 0
 

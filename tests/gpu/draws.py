@@ -15,7 +15,7 @@ import torch
 
 from runtime.kernels.device import HostLink, PinnedLink
 from runtime.protocol.messages import Sampling
-from runtime.serving.batched_sampling import Ask, draw
+from runtime.serving.batched_sampling import PendingDraw, draw
 from runtime.serving.sampling import logprobs, sample
 
 VOCAB, STEPS, BY_THE_REFERENCE = 129_280, 5, 8  # rows that stand for all
@@ -59,10 +59,10 @@ def together_ms(logits_BV, sampling, link):
     clock = time.process_time if logits_BV.device.type == "cpu" else time.perf_counter
     taken = []
     for step in range(1 + STEPS):  # of which the first is a warm-up
-        asks = {row: Ask(sampling, step, 0) for row in range(len(logits_BV))}
+        draws = {row: PendingDraw(sampling, step, 0) for row in range(len(logits_BV))}
         link.finish(logits_BV.device)
         began = clock()
-        draw(logits_BV, asks, link)
+        draw(logits_BV, draws, link)
         taken.append(clock() - began)
     return 1e3 * statistics.median(taken[1:])
 

@@ -19,7 +19,7 @@ from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
 from runtime.worker.step_times import StepTimes
-from runtime.worker.worker import LOAD_S, PHASES, step_until_left
+from runtime.worker.worker import LOAD_S, PHASES, run_step_loop
 from tests.gpu.played_peers import PlayedGroup
 
 __all__ = ["Turns", "arrivals", "prompts"]
@@ -46,11 +46,11 @@ class Turns:
         for message in messages:
             inbox.put(message)
         leaving, times = Leaving(Nobody()), StepTimes(self._rank.model.dispatcher.traffic.waits)
-        leaving.ask()  # so the loop ends when no request is left
-        pulse.tell_now_and_then(self.phase.tell_load, LOAD_S)
+        leaving.begin()  # so the loop ends when no request is left
+        pulse.repeat(self.phase.tell_load, LOAD_S)
         said_before = self._outbox.num_said
         group = PlayedGroup(self._rank.launch.rank_nodes())
-        step_until_left(self.phase, group, inbox, leaving, pulse, times)
+        run_step_loop(self.phase, group, inbox, leaving, pulse, times)
         turns = [after - before for before, after in zip(pulse.stamps, pulse.stamps[1:], strict=False)]
         return turns, pulse.spans, self._outbox.num_said - said_before
 
@@ -107,7 +107,7 @@ class Outbox:
 
     def __init__(self, clock):
         self._clock, loop, self.num_said = clock, asyncio.new_event_loop(), 0
-        self._soon = Calls(loop).soon
+        self._soon = Calls(loop).call_soon
         threading.Thread(target=loop.run_forever, name="played gateway", daemon=True).start()
 
     def say(self, message):

@@ -5,7 +5,7 @@ import torch
 
 from runtime.kernels.device import HostLink, PinnedLink
 from runtime.protocol.messages import Sampling
-from runtime.serving.batched_sampling import Ask, draw
+from runtime.serving.batched_sampling import PendingDraw, draw
 
 ROWS, VOCAB = 100, 129_280
 WISHES = [
@@ -26,7 +26,7 @@ def logits():
 def asks():
     common = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "stop_ids": []}
     return {
-        row: Ask(Sampling(**common | WISHES[row % len(WISHES)], seed=row, num_logprobs=row % 4 or None), row, 0)
+        row: PendingDraw(Sampling(**common | WISHES[row % len(WISHES)], seed=row, num_logprobs=row % 4 or None), row, 0)
         for row in range(ROWS)
     }
 

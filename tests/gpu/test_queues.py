@@ -16,7 +16,7 @@ EXCHANGES, NUMBERS = 20, 16 * 2**20  # of 64 MB each
 def exchanges(queue, seed, results):
     """As a step's: each made beside, read slowly by what computes, and freed before the next begins."""
     for number in range(EXCHANGES):
-        with queue.beside():
+        with queue.side_work():
             made = (seed + number).expand(NUMBERS).contiguous()
             mark = queue.mark()
         queue.join(mark)
@@ -60,10 +60,10 @@ def test_latents_come_in_while_the_device_computes(device):
         torch.cuda.synchronize()
         arrival = cache.swap_in(table, latents)
         torch.cuda._sleep(2 * 10**9)  # cycles: about a second
-        wait = link.behind(device)
+        wait = link.make_wait(device)
         computes = torch.cuda.current_stream().record_event()
         ends_at = time.monotonic() + 5
-        while not arrival.is_here() and time.monotonic() < ends_at:
+        while not arrival.has_arrived() and time.monotonic() < ends_at:
             time.sleep(0.001)
         was_computing = not computes.query()
         arrival.join()

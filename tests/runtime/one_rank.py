@@ -18,7 +18,7 @@ from runtime.serving.prefill import PrefillPhase
 __all__ = ["Crossing", "Limits", "Rank", "Wish", "answer_alone", "said_alone"]
 
 DECODE = ("127.0.0.1", 1, "ticket")  # where the decode half is said to be, and what it wants to see
-NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, prompts_computed=lambda num_tokens, num_pairs: None)
+NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, count_prompts=lambda num_tokens, num_pairs: None)
 
 
 @dataclass(frozen=True)

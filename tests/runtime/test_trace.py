@@ -14,7 +14,7 @@ def test_spans_are_written_with_their_track_and_micro_batch(tmp_path):
     with trace.recording(tmp_path / "trace.json", rank=3):
         trace.set_micro_batch(1)
         with trace.span("dispatch issue", layer=2):
-            exchange = trace.link(lambda: "rows")
+            exchange = trace.record_link(lambda: "rows")
         assert exchange() == "rows"
     events = json.loads((tmp_path / "trace.json").read_text())
     spans = {event["name"]: event for event in events if event["ph"] == "X"}
@@ -35,7 +35,7 @@ def test_nothing_is_recorded_unless_asked(tmp_path):
         pass
 
     assert [event["ph"] for event in json.loads((tmp_path / "trace.json").read_text())] == ["M"] * 4
-    assert trace.link(len) is len
+    assert trace.record_link(len) is len
 
 
 def test_a_file_that_is_cut_off_needs_its_bracket_only(tmp_path):
@@ -63,7 +63,7 @@ def test_a_full_disk_ends_the_record_and_nothing_else(capsys):
         for _ in range(3):
             with trace.span("gate"):
                 pass
-        done = trace.link(lambda: "rows")()
+        done = trace.record_link(lambda: "rows")()
 
     assert done == "rows"
     assert capsys.readouterr().err == "tidemill: the trace /dev/full ends early: No space left on device\n"

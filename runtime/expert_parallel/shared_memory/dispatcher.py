@@ -86,7 +86,7 @@ class SharedDispatcher:
     def begin_step(self, num_tokens: int) -> None:
         """Make buffers for the largest step of any rank."""
         num_pairs = num_tokens * self._pairs_per_token
-        if self._is_possible and (largest := self._largest(num_pairs)) > self._max_pairs:
+        if self._is_possible and (largest := self._agree_on_largest(num_pairs)) > self._max_pairs:
             self._make_buffers(largest)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
@@ -125,7 +125,7 @@ class SharedDispatcher:
         own = self._group.rank
         sizes_WWM = buffer.sizes.copy()
         by_slot_WMW = sizes_WWM.transpose(1, 2, 0)  # rank, slot, source: the order in which a rank's rows lie
-        wanted, made = (_first_of_each(sizes, buffer.results.shape[1]) for sizes in (sizes_WWM, by_slot_WMW))
+        wanted, made = (_run_starts(sizes, buffer.results.shape[1]) for sizes in (sizes_WWM, by_slot_WMW))
         pairs = _ranges(wanted[:, own].T, by_slot_WMW[own])
         result_of_row = _ranges(made[:, :, own], sizes_WWM[own])
         rows_RX = self._read(buffer, torch.from_numpy(buffer.row_of_pair.ravel()[pairs]))
@@ -160,7 +160,7 @@ class SharedDispatcher:
 
         return Pending(self.traffic.time_wait(arrive), lambda _: finish())
 
-    def _largest(self, num_pairs: int) -> int:
+    def _agree_on_largest(self, num_pairs: int) -> int:
         """Ask each rank for its number, and return the largest."""
         if self._pipes is not None:
             self._pipes.signal(num_pairs)
@@ -195,7 +195,7 @@ def _buffer(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Excha
     return ExchangeBuffer(rows, results, row_of_pair.view(torch.int64)[..., 0].numpy(), sizes.view(torch.int64).numpy())
 
 
-def _first_of_each(sizes: Longs, stride: int) -> Longs:
+def _run_starts(sizes: Longs, stride: int) -> Longs:
     """Return where each run begins: they lie one after another, those of each `sizes[i]` from i * stride."""
     flat = sizes.reshape(len(sizes), -1)
     begins = flat.cumsum(1) - flat + np.arange(len(flat))[:, None] * stride

@@ -35,11 +35,11 @@ def common_pipes(group: Group) -> "Pipes | None":
 
     A collective, of ranks on one machine. A rank cannot have them if another's process is out of its sight.
     """
-    mine = {rank: _reader() for rank in range(group.size) if rank != group.rank}
-    own = torch.tensor([[os.getpid(), *_file(mine.get(rank, -1))] for rank in range(group.size)])
+    mine = {rank: _new_reader() for rank in range(group.size) if rank != group.rank}
+    own = torch.tensor([[os.getpid(), *_identify_file(mine.get(rank, -1))] for rank in range(group.size)])
     one_each = [1] * group.size
     theirs = group.all_to_all(own, one_each, one_each).tolist()
-    pipes = Pipes(mine, {rank: _writer(*theirs[rank]) for rank in mine})
+    pipes = Pipes(mine, {rank: _open_writer(*theirs[rank]) for rank in mine})
     return None if group.any(-1 in pipes.writers.values()) else pipes
 
 
@@ -78,19 +78,19 @@ class Pipes:
         return number, moment_ns
 
 
-def _reader() -> int:
+def _new_reader() -> int:
     """Return a pipe's end for reading; another rank opens the one for writing."""
     reader, writer = os.pipe()
     os.close(writer)
     return reader
 
 
-def _file(descriptor: int) -> tuple[int, int]:
+def _identify_file(descriptor: int) -> tuple[int, int]:
     """Return a descriptor, and the number of its file."""
     return descriptor, -1 if descriptor < 0 else os.fstat(descriptor).st_ino
 
 
-def _writer(pid: int, descriptor: int, number: int) -> int:
+def _open_writer(pid: int, descriptor: int, number: int) -> int:
     """Return the writing end of another rank's pipe; -1 if it is out of reach, or another file has its place."""
     with suppress(OSError):
         path = f"/proc/{pid}/fd/{descriptor}"

@@ -25,7 +25,7 @@ GATEWAY = secrets.token_hex(8)  # this process; ranks see by it which gateway a 
 
 
 def new_request_id() -> str:
-    """Return the id of a request of this gateway, as `messages.request_gateway` reads it."""
+    """Return the id of a request of this gateway, as `messages.gateway_name` reads it."""
     return f"{GATEWAY}-{uuid4().hex}"
 
 

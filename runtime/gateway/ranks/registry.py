@@ -252,7 +252,7 @@ class Registry:
 
     async def _identify(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
         """Return the rank of this connection: a new rank, or one that moves here."""
-        first = await frames.first("Hello", HELLO_TIMEOUT_S)
+        first = await frames.read_first("Hello", HELLO_TIMEOUT_S)
         if isinstance(first, Renewal):
             return await self._renew(first.hello, writer)
         if not isinstance(first, Hello):

@@ -26,7 +26,7 @@ from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, num_blocks
 __all__ = [
     *("LL_HIDDEN_SIZES", "MAX_TOP_K", "NORMAL_SIZES", "BrokenContract", "check_combine", "check_dispatch"),
     *("check_flash_mla", "check_gemm", "check_grouped_gemm", "check_low_latency_combine"),
-    *("check_low_latency_dispatch", "check_masked_gemm", "tma_aligned"),
+    *("check_low_latency_dispatch", "check_masked_gemm", "round_up_for_tma"),
 ]
 
 TMA_BYTES = 16  # csrc/utils/math.hpp, get_tma_aligned_size
@@ -153,7 +153,7 @@ def check_low_latency_combine(rows_MZD: Tensor, num_ranks: int, num_slots: int, 
     _require(kernel, tuple(rows_MZD.shape[:2]) == expected, f"rows are {list(rows_MZD.shape)}, not of {list(expected)}")
 
 
-def tma_aligned(rows: int, element_bytes: int) -> int:
+def round_up_for_tma(rows: int, element_bytes: int) -> int:
     """Return `rows` rounded up so that a column of that many elements is a multiple of 16 bytes."""
     step = TMA_BYTES // element_bytes
     return -(-rows // step) * step
@@ -193,7 +193,7 @@ def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> No
     """
     _require(kernel, scales.dtype == torch.float32, f"the rows' scales are {scales.dtype}, not FP32")
     _require(kernel, tuple(scales.shape) == shape, f"the rows' scales are {list(scales.shape)}, not {list(shape)}")
-    column = tma_aligned(shape[-2], 4)
+    column = round_up_for_tma(shape[-2], 4)
     by_columns = scales.stride(-1) == column and (scales.stride(-2) == 1 or shape[-2] <= 1)
     if len(shape) == 3:
         by_columns = by_columns and scales.stride(0) == column * shape[-1]

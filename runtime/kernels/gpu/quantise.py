@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.fp8 import BLOCK, E4M3, LARGEST, MIN_MAGNITUDE, Quantised, num_blocks
-from runtime.kernels.gpu.contracts import tma_aligned
+from runtime.kernels.gpu.contracts import round_up_for_tma
 
 __all__ = ["empty_scales", "gated_rows", "quantise_groups", "rows"]
 
@@ -40,7 +40,7 @@ def empty_scales(shape: tuple[int, ...], groups: int, by_columns: bool, device: 
     """Return empty scales [..., R, F], row by row or column by column."""
     if not by_columns:
         return torch.empty(*shape, groups, device=device)
-    column = tma_aligned(shape[-1], torch.float32.itemsize)
+    column = round_up_for_tma(shape[-1], torch.float32.itemsize)
     strides = (*(column * groups for _ in shape[:-1]), 1, column)
     return torch.empty_strided((*shape, groups), strides, device=device)
 

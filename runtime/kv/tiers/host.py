@@ -149,7 +149,7 @@ class HostTier:
         return latents
 
     def _take_back(self) -> None:
-        while self._loads and self._loads[0][0].is_here():
+        while self._loads and self._loads[0][0].has_arrived():
             self._release(self._loads.popleft()[1])
         while not self._came_back.empty():
             slot, address = self._came_back.get()

@@ -104,7 +104,7 @@ def ask_all(endpoint: tuple[str, int], questions: Sequence[Question]) -> list[An
 
 
 def ask(endpoint: tuple[str, int], question: Question, is_stream: bool) -> Answer:
-    """Ask, and wait for the whole answer. Raise Wrong."""
+    """PendingDraw, and wait for the whole answer. Raise Wrong."""
     line = HTTPConnection(*endpoint, timeout=ANSWER_S)
     body = {"model": MODEL, "temperature": 0, "stream": is_stream} | question.body
     began = time.monotonic()

@@ -1,6 +1,6 @@
 """How a rank ends when its peer is killed (SIGKILL): between steps, in the middle of an exchange, and in a replay.
 
-Two ranks share one GPU over NCCL and turn the product's own loop (`step_until_left`), its steps made of a dispatcher's
+Two ranks share one GPU over NCCL and turn the product's own loop (`run_step_loop`), its steps made of a dispatcher's
 exchanges. One kills itself at a chosen place. Measured is how long the other goes on, and what ends it:
 
     vote            gloo notices that the peer is gone: PeerLost, at once
@@ -47,7 +47,7 @@ from runtime.worker.io_thread import Inbox
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.step_times import StepTimes
-from runtime.worker.worker import step_until_left
+from runtime.worker.worker import run_step_loop
 from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
 from tests.gpu.quarter_hour.pair import ADDRESS, end
 from tests.gpu.quarter_hour.parts import MISSING
@@ -187,8 +187,8 @@ def step_as_a_rank(arguments: argparse.Namespace) -> None:
     die = (lambda: die_now(arguments.output)) if arguments.rank == VICTIM else (lambda: None)
     phase = Phase(arguments.case, group, device, die)
     pulse = Pulse()
-    step_deadline.end_rank_after(pulse, f"rank {arguments.rank}")
-    step_until_left(phase, group, Inbox(), Leaving(NoGateway()), pulse, StepTimes(ExchangeTime()))
+    step_deadline.start_step_deadline(pulse, f"rank {arguments.rank}")
+    run_step_loop(phase, group, Inbox(), Leaving(NoGateway()), pulse, StepTimes(ExchangeTime()))
 
 
 def die_now(died: Path) -> None:

@@ -95,7 +95,7 @@ def rank(arguments: argparse.Namespace) -> None:
     device, began = one_gpu.device(arguments), time.monotonic()
     with ExitStack() as patches, torch.inference_mode():
         if device.type == "cpu":  # its unit takes a GPU's forms of dispatch
-            patches.enter_context(patch.object(deepseek, "new_dispatcher", factory._device_form))
+            patches.enter_context(patch.object(deepseek, "new_dispatcher", factory._choose_device_form))
         wide = WideRank(arguments, device)
         found: dict[str, Any] = {"wrong": wide.wrong, "built_s": round(time.monotonic() - began, 1)}
         wide.say(f"built after {found['built_s']} s")

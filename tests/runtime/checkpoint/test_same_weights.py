@@ -24,7 +24,7 @@ from runtime.errors import CheckpointError
 from runtime.expert_parallel.group import SoloGroup
 from runtime.launch import read_unit_launch
 from runtime.model.engine import Engine, EngineConfig
-from runtime.worker.worker import agree_on_weights, for_weights
+from runtime.worker.worker import agree_on_weights, bind_to_weights
 from tests.runtime.joined_groups import joined_groups
 from tests.runtime.launch_documents import UNIT, sealed, write
 from tests.runtime.random_checkpoints import FP8, V3, write_checkpoint
@@ -58,7 +58,7 @@ def join(free_port):
         def rank(group, folder):
             engine = Engine(EngineConfig(folder, expert_map, torch.float32), group)
             try:
-                return agree_on_weights(group, engine.loaded.summarise_for(f"rank {group.rank} on node-{group.rank}"))
+                return agree_on_weights(group, engine.loaded.summarise(f"rank {group.rank} on node-{group.rank}"))
             except CheckpointError as error:
                 return str(error)
 
@@ -71,7 +71,7 @@ def join(free_port):
 def weights(folder):
     """The digest of what a unit of one rank reads."""
     engine = Engine(EngineConfig(folder, EXPERTS, torch.float32), SoloGroup())
-    return agreed_weights([engine.loaded.summarise_for("rank 0")])
+    return agreed_weights([engine.loaded.summarise("rank 0")])
 
 
 def flip(folder, name):
@@ -192,7 +192,7 @@ def test_units_of_different_weights_exchange_no_kv(tmp_path, original, copy, is_
     launch = read_unit_launch(write(tmp_path, sealed(UNIT, checkpoint__weights_digest=planned)))
     before = weights(original)
     flip(copy, UP)
-    prefill, same, decode = (for_weights(launch, each).kv_digest for each in (before, before, weights(copy)))
+    prefill, same, decode = (bind_to_weights(launch, each).kv_digest for each in (before, before, weights(copy)))
 
     assert prefill == same
     assert (prefill == launch.kv_digest) == (prefill == decode) == is_named

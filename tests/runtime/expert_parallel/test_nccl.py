@@ -21,7 +21,7 @@ class Queue:
     def __init__(self):
         self.record, self._is_beside = [], False
 
-    def beside(self):
+    def side_work(self):
         return self
 
     def __enter__(self):

@@ -111,7 +111,7 @@ class FakeQueue:
         self.num_begun, self.joined = 0, []
 
     @contextmanager
-    def beside(self):
+    def side_work(self):
         self.num_begun += 1
         yield
 

@@ -93,7 +93,7 @@ class Queue:
         self.record, self.has_ended = [], False
 
     @contextmanager
-    def beside(self):
+    def side_work(self):
         self.record.append("beside")
         yield
         self.record.append("compute")
@@ -115,22 +115,22 @@ def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
     queue = Queue()
     arrival = PinnedLink(torch.device("cuda", 1), queue).begin_to_device(lambda: queue.record.append("copy"))
     begun = list(queue.record)
-    before, queue.has_ended = arrival.is_here(), True
+    before, queue.has_ended = arrival.has_arrived(), True
     arrival.join()
 
     assert begun == ["beside", "copy", "mark", "compute"]
-    assert (before, arrival.is_here()) == (False, True)
+    assert (before, arrival.has_arrived()) == (False, True)
     assert queue.record[4:] == [("passed?", 3), ("join", 3), ("passed?", 3)]
 
 
 def test_whoever_lets_memory_go_can_ask_for_the_copies_begun_until_then():
     """Before the first copy there is none to wait for; on a CPU each has ended when it has begun."""
     queue = Queue()
-    before, link = PinnedLink(CPU).copies_so_far(), PinnedLink(CPU, queue)
-    have_ended = link.copies_so_far()
+    before, link = PinnedLink(CPU).track_copies(), PinnedLink(CPU, queue)
+    have_ended = link.track_copies()
     at_first, queue.has_ended = have_ended(), True
 
-    assert (before(), HostLink().copies_so_far()()) == (True, True)
+    assert (before(), HostLink().track_copies()()) == (True, True)
     assert (at_first, have_ended()) == (False, True)
     assert queue.record == ["mark", ("passed?", 1), ("passed?", 1)]
 

@@ -21,7 +21,7 @@ class CopyingLink(HostLink):
     def __init__(self):
         self._under_way = []
 
-    def copies_so_far(self):
+    def track_copies(self):
         self._under_way.append(copies := SimpleNamespace(have_ended=False))
         return lambda: copies.have_ended
 

@@ -77,7 +77,7 @@ def test_numbers_on_their_way_to_the_device_are_not_overwritten(engine, monkeypa
     with torch.inference_mode():
         captured = CapturedSteps(engine.model, cache, Recorder(), MAX_REQUESTS, MAX_TOKENS)
         numbers = captured._inputs._host[0]
-        monkeypatch.setattr(cache.link, "behind", lambda device: lambda: held.append(numbers[:, 0].tolist()))
+        monkeypatch.setattr(cache.link, "make_wait", lambda device: lambda: held.append(numbers[:, 0].tolist()))
         for token in (7, 8, 9):
             captured.next_logits([Chunk([token], token, [0])])
 

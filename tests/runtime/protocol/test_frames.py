@@ -238,7 +238,7 @@ def test_a_strangers_header_is_short():
         stream = asyncio.StreamReader()
         stream.feed_data(frame if not is_first else frame[:FRAME_PREFIX_BYTES])
         frames = FrameReader(stream, ANY_MESSAGE)
-        return await (frames.first("claim", 600) if is_first else frames.read_header())
+        return await (frames.read_first("claim", 600) if is_first else frames.read_header())
 
     with pytest.raises(WireError, match=f"over the limit of {STRANGER_HEADER_BYTES:,}"):
         asyncio.run(read(is_first=True))

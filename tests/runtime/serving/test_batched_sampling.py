@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from runtime.kernels.device import HostLink
 from runtime.protocol.messages import Sampling
 from runtime.serving import batched_sampling
-from runtime.serving.batched_sampling import Ask, Drawn, draw, noise
-from runtime.serving.sampling import _best, _nucleus, draw_key, logprobs, sample
+from runtime.serving.batched_sampling import DrawnToken, PendingDraw, draw, noise
+from runtime.serving.sampling import _keep_top_k, _keep_top_p, draw_key, logprobs, sample
 
 VOCAB, NUM_DRAWS = 300, 4000
 FEW = 16  # candidates
@@ -57,15 +57,15 @@ def random_logits(rows, vocab=VOCAB, seed=3):
 
 def stream(logits_V, settings, count=NUM_DRAWS):
     """Tokens drawn from the same row at positions from 0 on."""
-    asks = {position: Ask(settings, position, 0) for position in range(count)}
-    drawn = draw(logits_V.expand(count, -1), asks, HostLink())
+    draws = {position: PendingDraw(settings, position, 0) for position in range(count)}
+    drawn = draw(logits_V.expand(count, -1), draws, HostLink())
     return [drawn[position].token_id for position in range(count)]
 
 
 def reference_probabilities(logits_V, settings):
     """What `sample` draws from."""
     scores_V = (logits_V.double() - logits_V.max()) / settings.temperature
-    return _nucleus(_best(scores_V, settings.top_k).softmax(-1), settings.top_p)
+    return _keep_top_p(_keep_top_k(scores_V, settings.top_k).softmax(-1), settings.top_p)
 
 
 def test_noise_is_splitmix64s():
@@ -84,7 +84,7 @@ def test_noise_is_splitmix64s():
 def test_greedy_is_the_references(logits):
     """The best token, of equals the first."""
     logits_V = torch.tensor(logits)
-    drawn = draw(logits_V[None], {0: Ask(sampling(temperature=0.0), 5, 0)}, HostLink())
+    drawn = draw(logits_V[None], {0: PendingDraw(sampling(temperature=0.0), 5, 0)}, HostLink())
 
     assert drawn[0].token_id == sample(logits_V, sampling(temperature=0.0), 5)
 
@@ -126,11 +126,11 @@ def test_a_nucleus_ends_at_the_first_of_equals():
 def test_the_number_of_candidates_does_not_matter(spread, monkeypatch):
     """However few there are, what is drawn is what is drawn from all, whichever equals the candidates left out."""
     logits_BV = (random_logits(60) / 4 * spread).round(decimals=1)  # with many equals
-    asks = {row: Ask(settings, row, 0) for row, settings in enumerate(mixed_settings(60))}
+    draws = {row: PendingDraw(settings, row, 0) for row, settings in enumerate(mixed_settings(60))}
     drawn = []
     for number in (1, 2, FEW, VOCAB - 1, VOCAB):
         monkeypatch.setattr(batched_sampling, "NUM_BEST", number)
-        drawn.append(draw(logits_BV, asks, HostLink()))
+        drawn.append(draw(logits_BV, draws, HostLink()))
 
     assert all(each == drawn[0] for each in drawn)
 
@@ -145,10 +145,10 @@ def mixed_settings(count):
 def test_what_else_is_in_a_step_does_not_matter(count, few_candidates):
     """A row gives the same token and the same logprobs, to the bit, alone or beside others in another order."""
     logits_BV, settings = random_logits(count), mixed_settings(count)
-    asks = {row: Ask(settings[row], 7 * row, 0) for row in range(count)}
-    together = draw(logits_BV, asks, HostLink())
-    turned = draw(logits_BV.flip(0), {count - 1 - row: ask for row, ask in asks.items()}, HostLink())
-    alone = {row: draw(logits_BV[row : row + 1], {0: ask}, HostLink())[0] for row, ask in asks.items()}
+    draws = {row: PendingDraw(settings[row], 7 * row, 0) for row in range(count)}
+    together = draw(logits_BV, draws, HostLink())
+    turned = draw(logits_BV.flip(0), {count - 1 - row: ask for row, ask in draws.items()}, HostLink())
+    alone = {row: draw(logits_BV[row : row + 1], {0: ask}, HostLink())[0] for row, ask in draws.items()}
 
     assert together == alone
     assert {count - 1 - row: drawn for row, drawn in turned.items()} == alone
@@ -169,7 +169,7 @@ def test_logprobs_are_the_references(name, few_candidates):
     """They are the drawn token's and those of as many as were asked for, best first, whatever others asked for."""
     logits_BV = random_logits(3)
     settings = [sampling(**SETTINGS[name], num_logprobs=number) for number in (None, 0, 20)]
-    drawn = draw(logits_BV, {row: Ask(each, row, 0) for row, each in enumerate(settings)}, HostLink())
+    drawn = draw(logits_BV, {row: PendingDraw(each, row, 0) for row, each in enumerate(settings)}, HostLink())
     expected = [logprobs(logits_BV[row], drawn[row].token_id, each) for row, each in enumerate(settings)]
 
     assert drawn[0].logprobs is None
@@ -182,7 +182,7 @@ def test_logprobs_are_the_references(name, few_candidates):
 
 def test_a_vocabulary_may_be_smaller_than_the_logprobs_asked_for():
     """Then all of it is said."""
-    drawn = draw(torch.zeros(1, 4), {0: Ask(sampling(num_logprobs=20), 0, 0)}, HostLink())
+    drawn = draw(torch.zeros(1, 4), {0: PendingDraw(sampling(num_logprobs=20), 0, 0)}, HostLink())
 
     assert {token_id for token_id, _ in drawn[0].logprobs.best} == {0, 1, 2, 3}
 
@@ -191,7 +191,7 @@ def test_a_step_takes_one_copy_to_the_host(few_candidates):
     """The copy has a few numbers a row, whatever its requests ask for, if the candidates are enough."""
     settings = [sampling(), sampling(temperature=0.0, num_logprobs=3), sampling(top_p=0.5), sampling(top_k=4)] * 10
     link = CountingLink()
-    draw(random_logits(40), {row: Ask(each, row, 0) for row, each in enumerate(settings)}, link)
+    draw(random_logits(40), {row: PendingDraw(each, row, 0) for row, each in enumerate(settings)}, link)
     ((rows, columns),) = link.shapes
 
     assert rows <= 3 * batched_sampling.ROWS
@@ -203,10 +203,10 @@ def test_a_wide_nucleus_takes_a_second_copy(few_candidates):
     link = CountingLink()
     logits_BV = random_logits(2)
     logits_BV[1] = 0
-    drawn = draw(logits_BV, {row: Ask(sampling(top_p=0.5), row, 0) for row in (0, 1)}, link)
+    drawn = draw(logits_BV, {row: PendingDraw(sampling(top_p=0.5), row, 0) for row in (0, 1)}, link)
 
     assert [columns for _, columns in link.shapes] == [2, 2]
-    assert all(isinstance(each, Drawn) for each in drawn.values())
+    assert all(isinstance(each, DrawnToken) for each in drawn.values())
 
 
 @pytest.mark.parametrize(
@@ -224,20 +224,20 @@ def test_a_wide_nucleus_takes_a_second_copy(few_candidates):
 def test_what_needs_more_than_logits_is_left_to_the_reference(changes):
     """Its logits come to the host as they are, and no others' do."""
     logits_BV, link = random_logits(3), CountingLink()
-    asks = {row: Ask(sampling(**changes if row == 1 else {}), 0, 3) for row in range(3)}
-    drawn = draw(logits_BV, asks, link)
+    draws = {row: PendingDraw(sampling(**changes if row == 1 else {}), 0, 3) for row in range(3)}
+    drawn = draw(logits_BV, draws, link)
 
     assert drawn[1].equal(logits_BV[1])
-    assert isinstance(drawn[0], Drawn)
-    assert isinstance(drawn[2], Drawn)
+    assert isinstance(drawn[0], DrawnToken)
+    assert isinstance(drawn[2], DrawnToken)
     assert link.shapes[1:] == [(1, VOCAB)]
 
 
 def test_min_tokens_that_are_there_are_no_reason_to_ask_the_reference():
     """From then on the draw depends on logits alone."""
-    drawn = draw(random_logits(1), {0: Ask(sampling(min_tokens=4), 0, 4)}, HostLink())
+    drawn = draw(random_logits(1), {0: PendingDraw(sampling(min_tokens=4), 0, 4)}, HostLink())
 
-    assert isinstance(drawn[0], Drawn)
+    assert isinstance(drawn[0], DrawnToken)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -246,10 +246,10 @@ def test_logits_that_are_no_numbers_are_left_to_the_reference(name, wrong):
     """It says what is wrong with them; the rows beside them are drawn as ever."""
     logits_BV = random_logits(2)
     logits_BV[0, 5] = wrong
-    drawn = draw(logits_BV, {row: Ask(sampling(**SETTINGS[name]), 0, 0) for row in (0, 1)}, HostLink())
+    drawn = draw(logits_BV, {row: PendingDraw(sampling(**SETTINGS[name]), 0, 0) for row in (0, 1)}, HostLink())
 
     assert isinstance(drawn[0], torch.Tensor)
-    assert isinstance(drawn[1], Drawn)
+    assert isinstance(drawn[1], DrawnToken)
 
 
 def test_rows_that_nobody_asks_for_are_not_drawn():
@@ -257,7 +257,7 @@ def test_rows_that_nobody_asks_for_are_not_drawn():
     link = CountingLink()
 
     assert draw(random_logits(4), {}, link) == {}
-    assert set(draw(random_logits(4), {2: Ask(sampling(), 0, 0)}, link)) == {2}
+    assert set(draw(random_logits(4), {2: PendingDraw(sampling(), 0, 0)}, link)) == {2}
     assert len(link.shapes) == 1
 
 

@@ -53,7 +53,7 @@ def go_on(constraints, asked, num_tokens):
     while len(asked.generated) < num_tokens and asked.generated[-1:] != [END]:
         position = len(asked.generated)
         logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(position))
-        asked.generated.append(sample(logits, asked.sampling, position, allowed_V=constraints.allowed(asked)))
+        asked.generated.append(sample(logits, asked.sampling, position, allowed_V=constraints.allowed_tokens(asked)))
     return asked.generated
 
 
@@ -70,7 +70,7 @@ def test_any_draw_is_json_of_the_schema(encoder, seed):
 
 def test_an_unconstrained_request_pays_nothing():
     """No tokenizer is read, no mask made."""
-    assert Constraints(Path("/nowhere"), 8).allowed(Request("r", [5], Sampling(1, 0.0, 1.0, 0, []))) is None
+    assert Constraints(Path("/nowhere"), 8).allowed_tokens(Request("r", [5], Sampling(1, 0.0, 1.0, 0, []))) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_unconstrained_request_pays_nothing():
 def test_what_cannot_be_held_fails_alone(asked, complaint):
     """Also where the gateway did not check it."""
     with pytest.raises(RequestFailure, match=complaint):
-        Constraints(DEMO, VOCAB_SIZE).allowed(asked)
+        Constraints(DEMO, VOCAB_SIZE).allowed_tokens(asked)
 
 
 def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
@@ -92,7 +92,7 @@ def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
     constraints = Constraints(DEMO, VOCAB_SIZE)
     monkeypatch.setattr("llguidance.LLTokenizer", None)
 
-    assert constraints.allowed(request()).any()
+    assert constraints.allowed_tokens(request()).any()
 
 
 def test_a_tokenizer_that_changed_after_the_rank_said_its_digest_fails_the_request(tmp_path):
@@ -106,13 +106,13 @@ def test_a_tokenizer_that_changed_after_the_rank_said_its_digest_fails_the_reque
 
     assert constraints.tokenizer_digest == digest
     with pytest.raises(RequestFailure, match=r"tokenizer\.json .*: it changed after this rank started"):
-        constraints.allowed(request(stop_ids=(END + 1,)))
+        constraints.allowed_tokens(request(stop_ids=(END + 1,)))
 
 
 def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):
     """And not the unit."""
     with pytest.raises(RequestFailure, match=r"tokenizer\.json cannot be used"):
-        Constraints(tmp_path, VOCAB_SIZE).allowed(request())
+        Constraints(tmp_path, VOCAB_SIZE).allowed_tokens(request())
 
 
 @pytest.mark.parametrize(

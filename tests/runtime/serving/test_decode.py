@@ -29,7 +29,7 @@ def answers(config, *arrivals, steps=3):
     """Request id -> the tokens that decode said."""
     said = []
     launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256, host_bytes=0))
-    metrics = SimpleNamespace(watch_requests=lambda _: None, prompts_computed=lambda *_: None)
+    metrics = SimpleNamespace(watch_requests=lambda _: None, count_prompts=lambda *_: None)
     phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append, say_load=said.append), metrics)
     for message in arrivals:
         phase.receive(message)

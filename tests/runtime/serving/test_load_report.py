@@ -5,7 +5,7 @@ import torch
 from runtime.launch import Limits
 from runtime.protocol.counting import attention_pairs
 from runtime.protocol.messages import Load, Sampling
-from runtime.serving.load_report import LoadReport, load_of
+from runtime.serving.load_report import LoadReport, measure_load
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
 from tests.runtime.on_cpu import new_cache
@@ -27,7 +27,7 @@ def test_a_load_counts_what_is_left_of_prompts_and_all_that_requests_hold(small_
     batch = scheduler.schedule()
     batch.requests[0].num_cached = 50
 
-    assert load_of(scheduler, scheduler.take_arrived()) == Load(
+    assert measure_load(scheduler, scheduler.take_arrived()) == Load(
         num_requests=3,
         num_waiting=1,
         prompt_tokens=20 + 64 + 65,
@@ -42,7 +42,7 @@ def test_a_request_is_new_once(small_config):
     scheduler = scheduler_with(small_config, 10)
     scheduler.abort("0")
 
-    assert load_of(scheduler, scheduler.take_arrived()) == Load(0, 0, 0, 0, 0, ["0"])
+    assert measure_load(scheduler, scheduler.take_arrived()) == Load(0, 0, 0, 0, 0, ["0"])
     assert scheduler.take_arrived() == []
 
 

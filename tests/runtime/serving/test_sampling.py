@@ -131,7 +131,7 @@ def test_a_nucleus_among_the_best_few_is_that_of_a_sort(num_best, decimals, monk
         logits = (3 * torch.randn(300, generator=generator)).round(decimals=decimals)
         probabilities = logits.double().softmax(-1)
 
-        assert sampling_module._nucleus(probabilities, top_p).equal(nucleus_by_a_sort(probabilities, top_p))
+        assert sampling_module._keep_top_p(probabilities, top_p).equal(nucleus_by_a_sort(probabilities, top_p))
 
 
 def nucleus_by_a_sort(probabilities, top_p):

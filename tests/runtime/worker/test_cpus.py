@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.worker import node
-from runtime.worker.cpus import threads_of_each, usable_cpus
+from runtime.worker.cpus import thread_environment, usable_cpus
 
 MANY = 64
 
@@ -88,14 +88,14 @@ def test_ranks_share_the_cpus_evenly(machine, monkeypatch, num_ranks, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("runtime.worker.cpus.usable_cpus", lambda: MANY)
 
-    assert threads_of_each(num_ranks) == {"OMP_NUM_THREADS": threads}
+    assert thread_environment(num_ranks) == {"OMP_NUM_THREADS": threads}
 
 
 def test_a_number_of_threads_that_the_user_set_stays(monkeypatch):
     """The ranks inherit it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
-    assert threads_of_each(2) == {}
+    assert thread_environment(2) == {}
 
 
 def test_a_node_gives_its_ranks_the_threads(monkeypatch):

@@ -15,7 +15,7 @@ import runtime
 from runtime.kv.tiers.block_file import HEADER_BYTES
 from runtime.launch import Disk, Limits
 from runtime.protocol.counting import PAGE_TOKENS
-from runtime.worker.disk import leave_disk, open_disk
+from runtime.worker.disk import close_disk, open_disk
 from tests.ports import free_ports
 from tests.runtime.launch_documents import GATEWAY, UNIT, sealed
 from tests.runtime.serving.test_scheduler import expected, new_rank, shared_request
@@ -165,7 +165,7 @@ def test_a_rank_whose_folder_is_gone_says_so_once(small_config, tmp_path, capsys
             rank.step()
         for _ in range(2):
             rank.scheduler.rest()
-    leave_disk(disk)
+    close_disk(disk)
 
     assert rank.ended == {each.id: expected(each) for each in requests}
     assert disk.counters.written == 0

@@ -18,7 +18,7 @@ from runtime.protocol.messages import (
     State,
     StepTime,
     Token,
-    request_gateway,
+    gateway_name,
 )
 from runtime.worker import gateway_links
 from runtime.worker.gateway_connection import GatewayAddress
@@ -266,4 +266,4 @@ def test_a_name_that_nobody_knows_for_a_while_costs_no_line(monkeypatch):
 @pytest.mark.parametrize(("request_id", "gateway"), [("ab12-cd34", "ab12"), ("cd34", ""), ("a-b-c", "a-b")])
 def test_an_id_tells_whose_request_it_is(request_id, gateway):
     """All before the last dash."""
-    assert request_gateway(request_id) == gateway
+    assert gateway_name(request_id) == gateway

@@ -71,10 +71,10 @@ def test_a_loop_is_woken_once_for_all_calls_that_it_has_not_looked_at():
     loop, made = CountingLoop(), []
     calls = Calls(loop)
     for number in (1, 2, "three", 4):
-        calls.soon(lambda number: made.append(number + 0), number)
+        calls.call_soon(lambda number: made.append(number + 0), number)
     loop.run_until_complete(asyncio.sleep(0.01))
     first = loop.num_woken, loop.num_failed, list(made)
-    calls.soon(made.append, 5)
+    calls.call_soon(made.append, 5)
     loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()
 
@@ -89,8 +89,8 @@ def test_no_call_is_lost_between_threads():
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     for number in range(5000):
-        calls.soon(made.append, number)
-    calls.soon(loop.stop)
+        calls.call_soon(made.append, number)
+    calls.call_soon(loop.stop)
     thread.join(PATIENCE_S)
     loop.close()
 
@@ -194,7 +194,7 @@ def test_a_rank_whose_steps_go_on_says_its_state_again():
             rank.settimeout(PATIENCE_S)
             line, presented, state = rank.makefile("rb"), encode_frame(HELLO), encode_frame(State("ready"))
             heard = line.read(len(presented + state))
-            network.say_still_here()
+            network.repeat_state()
 
             assert heard == presented + state
             assert line.read(len(state)) == state

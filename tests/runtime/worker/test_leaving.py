@@ -10,7 +10,7 @@ from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
 from runtime.worker.step_times import StepTimes
-from runtime.worker.worker import step_until_left
+from runtime.worker.worker import run_step_loop
 from tests.runtime.joined_groups import joined_groups
 
 NUM_RANKS = 3
@@ -59,12 +59,12 @@ def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, b
     lines = [GatewayThere() for _ in range(NUM_RANKS)]
     leaving = [Leaving(line) for line in lines]
     phases = [SomeSteps(20 if rank == busy else 0) for rank in range(NUM_RANKS)]
-    leaving[asked].ask()
+    leaving[asked].begin()
 
     with ThreadPoolExecutor(NUM_RANKS) as ranks:
         groups, pulses = joined_groups(NUM_RANKS, free_port()), [Pulse() for _ in range(NUM_RANKS)]
         times = [StepTimes(ExchangeTime()) for _ in range(NUM_RANKS)]
-        list(ranks.map(step_until_left, phases, groups, inboxes, leaving, pulses, times))
+        list(ranks.map(run_step_loop, phases, groups, inboxes, leaving, pulses, times))
 
     assert [phase.left for phase in phases] == [0] * NUM_RANKS
     assert [line.said for line in lines] == [["draining"]] * NUM_RANKS
@@ -79,10 +79,10 @@ def test_a_busy_rank_says_at_once_that_it_drains():
 
     def ask_in_the_middle(left):
         if left == 5:
-            leaving.ask()
+            leaving.begin()
         said_after.append((left, list(line.said)))
 
-    step_until_left(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse(), StepTimes(ExchangeTime()))
+    run_step_loop(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse(), StepTimes(ExchangeTime()))
 
     assert (4, ["draining"]) in said_after
 

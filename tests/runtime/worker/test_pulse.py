@@ -18,7 +18,7 @@ def test_a_rank_has_started_when_its_weights_are_loaded():
     clock = Clock()
     pulse = Pulse(clock)
     before = pulse.is_moving()
-    pulse.weights_are_loaded()
+    pulse.note_weights()
     clock.now += 3600
 
     assert (before, pulse.is_moving()) == (False, True)
@@ -28,7 +28,7 @@ def test_a_loop_that_stands_still_is_noticed():
     """From a moment after its last turn until its next one."""
     clock = Clock()
     pulse = Pulse(clock)
-    pulse.weights_are_loaded()
+    pulse.note_weights()
     pulse.turn()
     clock.now += MOMENT_S / 2
     soon = pulse.is_moving()
@@ -43,7 +43,7 @@ def test_a_loop_that_turns_tells_so_now_and_then():
     """Once in `TELL_S`, however often it turns; and not while it stands."""
     clock, told = Clock(), []
     pulse = Pulse(clock)
-    pulse.tell_now_and_then(lambda: told.append(clock.now))
+    pulse.repeat(lambda: told.append(clock.now))
     for _ in range(100):
         clock.now += TELL_S / 20
         pulse.turn()
@@ -56,8 +56,8 @@ def test_two_things_are_told_each_at_its_pace():
     """What is told often does not make what is told seldom come sooner, nor later."""
     clock, told = Clock(), []
     pulse = Pulse(clock)
-    pulse.tell_now_and_then(lambda: told.append("seldom"), 1.0)
-    pulse.tell_now_and_then(lambda: told.append("often"), 0.25)
+    pulse.repeat(lambda: told.append("seldom"), 1.0)
+    pulse.repeat(lambda: told.append("often"), 0.25)
     for _ in range(16):
         clock.now += 0.125
         pulse.turn()

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.worker.worker import every_part
+from runtime.worker.worker import throttle_progress
 
 
 @given(st.integers(1, 50), st.integers(1, 300))
 def test_each_further_part_is_said_once(num_parts, total):
     """Rising to 1, at most as often as there are parts, and never about what is not loaded."""
     said = []
-    progress = every_part(num_parts, said.append)
+    progress = throttle_progress(num_parts, said.append)
     for done in range(1, total + 1):
         progress(done, total)
         assert said == [] or said[-1] <= done / total

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from runtime.errors import PeerLost
-from runtime.expert_parallel.shared_memory.pipes import _file, common_pipes
+from runtime.expert_parallel.shared_memory.pipes import _identify_file, common_pipes
 from tests.runtime.joined_groups import joined_groups
 
 SIZE = 3
@@ -80,8 +80,8 @@ def test_who_is_silent_for_too_long_is_lost(pipes):
     [
         lambda: patch("os.getpid", return_value=0),
         lambda: patch(
-            "runtime.expert_parallel.shared_memory.pipes._file",
-            lambda descriptor: (_file(descriptor)[0], _file(descriptor)[1] + 1),
+            "runtime.expert_parallel.shared_memory.pipes._identify_file",
+            lambda descriptor: (_identify_file(descriptor)[0], _identify_file(descriptor)[1] + 1),
         ),
     ],
     ids=["no such process", "another file there"],

@@ -70,7 +70,7 @@ class Rank:
 
     async def is_ready_with(self, loaded, tokenizer=None):
         """Say so, and return when the gateway has heard it."""
-        self.link.say_hello_again(self.hello.once_loaded(loaded or KV, tokenizer))
+        self.link.say_hello_again(self.hello.add_loaded_digests(loaded or KV, tokenizer))
         self.link.say_state(State("ready"))
         await until(lambda: self.unit in self.gateway.states())
         await until(lambda: {"loading", "lost"}.isdisjoint(self.gateway.states()[self.unit]))

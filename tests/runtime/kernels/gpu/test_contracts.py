@@ -21,7 +21,7 @@ from runtime.kernels.gpu.contracts import (
     check_low_latency_combine,
     check_low_latency_dispatch,
     check_masked_gemm,
-    tma_aligned,
+    round_up_for_tma,
 )
 
 META = torch.device("meta")
@@ -40,7 +40,7 @@ def rows(*shape, by_columns=False):
     groups = -(-channels // 128)
     scales = empty(*lead, size, groups)
     if by_columns:
-        column = tma_aligned(size, 4)
+        column = round_up_for_tma(size, 4)
         strides = (*(column * groups for _ in lead), 1, column)
         scales = torch.empty_strided((*lead, size, groups), strides, device=META)
     return Quantised(empty(*shape, dtype=E4M3), scales)

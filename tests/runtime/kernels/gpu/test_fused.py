@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.gpu.contracts import tma_aligned
+from runtime.kernels.gpu.contracts import round_up_for_tma
 from runtime.kernels.ops import Ops
 from tests.runtime.kernels.gpu import interpreted_fused, triton_without_gpu
 from tests.runtime.kernels.gpu.interpreted_fused import CHOSEN, DTYPES, PLACED, ROTATED, TURNS
@@ -87,7 +87,7 @@ def test_tokens_are_spread_over_their_rows(found, case):
     assert scales_of_rows[at].equal(scales[tokens])
     assert rows[at].equal(x[tokens])
     assert len(at) == counts.sum()
-    assert scales_of_rows.stride() == (1, tma_aligned(len(rows), scales.element_size()))
+    assert scales_of_rows.stride() == (1, round_up_for_tma(len(rows), scales.element_size()))
 
 
 @pytest.mark.parametrize("case", PLACED)
