@@ -42,13 +42,13 @@ TRACE_FOLDER = "TIDEMILL_TRACE"  # an environment variable, since users seldom s
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises UsageError, so that a wrong call is one sentence, as everywhere."""
+    """An argument parser that raises UsageError, so that a wrong call is reported in one sentence."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse unknown words by the command they were given to, with the options that they begin."""
+        """Refuse unknown words, and name the options that begin like the first of them."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             begun = [each for each in self._option_string_actions if each.startswith(unknown[0].partition("=")[0])]
@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Log(io.TextIOWrapper):
-    """Stderr as a log: lines that a full disk does not take are lost, and the process goes on."""
+    """Stderr as a log. On a full disk its lines are lost, and the process goes on."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -185,7 +185,7 @@ def _add_unit_options(generate: _Parser) -> None:
 def _command(
     commands: "argparse._SubParsersAction[_Parser]", name: str, run: object, summary: str, prog: str | None = None
 ) -> _Parser:
-    """Add a command. `prog` is what users call it when they do not call `python -m runtime`."""
+    """Add a command. `prog` is the name under which users call it, if that is not `python -m runtime`."""
     command = commands.add_parser(name, help=summary, description=summary, prog=prog)
     command.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     command.set_defaults(run=run)
@@ -268,9 +268,9 @@ def _seconds(text: str) -> float:
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection while torch is imported, and exempt its modules later: they produce no garbage.
+    """Pause garbage collection while torch is imported, and exempt the imported objects from later collections.
 
-    Otherwise an eighth of the CPU time of importing is spent on it.
+    Importing makes no garbage, and an eighth of its CPU time would go into looking for some.
     """
     gc.disable()
     try:
@@ -290,7 +290,7 @@ def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a bug's traceback and end. At a normal exit, asyncio's warnings about its tasks would hide it."""
+    """Show a bug's traceback and end at once: at a normal exit, asyncio's warnings about its tasks would bury it."""
     sys.__excepthook__(kind, error, trace)
     sys.stderr.flush()
     os._exit(1)
@@ -305,4 +305,4 @@ if __name__ == "__main__":
         exit_status = ended.code if isinstance(ended.code, int) else 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_status)  # gloo and the network thread may still wait for peers
+    os._exit(exit_status)  # because gloo and the network thread may still wait for peers

@@ -3,7 +3,7 @@
 RuntimeFailure             exit 1: something failed while running
 |-- CheckpointError        the checkpoint cannot be read, or is not what it says
 |-- LaunchError            the launch file is refused: version, digest, shape
-|-- WireError              a peer sent what the protocol does not allow, or went away
+|-- WireError              a peer broke the protocol, or closed the connection
 |   `-- WireVersionError   a peer speaks another version of the protocol
 |-- RequestFailure         one request cannot be answered; the others go on
 |-- PeerLost               a rank of this unit is gone, so the unit cannot go on
@@ -25,21 +25,21 @@ __all__ = [
 
 
 class RuntimeFailure(Exception):
-    """Failed at run time; `str()` is the one sentence to print."""
+    """A failure at run time. `str()` is the one sentence to print."""
 
     def __str__(self) -> str:
-        """Escape invisible characters: a file or a peer may have chosen some of the words."""
+        """Escape invisible characters, because a file or a peer may have chosen some of the words."""
         return "".join(
             each if each.isprintable() else each.encode("unicode_escape").decode() for each in super().__str__()
         )
 
 
 class CheckpointError(RuntimeFailure):
-    """The checkpoint is missing, truncated, or of another shape than its config says."""
+    """The checkpoint is missing or truncated, or does not fit its config."""
 
 
 class LaunchError(RuntimeFailure):
-    """The launch file is of another version, was edited, or does not fit the checkpoint."""
+    """The launch file has another version, was edited, or does not fit the checkpoint."""
 
 
 class WireError(RuntimeFailure):
@@ -51,12 +51,12 @@ class WireVersionError(WireError):
 
 
 class RequestFailure(RuntimeFailure):
-    """One request cannot be answered. Its server tells the sender, and goes on with the others."""
+    """One request cannot be answered. The rank reports it, and goes on with other requests."""
 
 
 class PeerLost(RuntimeFailure):
-    """A rank of the unit left while the others still needed it."""
+    """A rank of the unit is gone while the others still need it."""
 
 
 class UsageError(RuntimeFailure):
-    """The command was called with something that it cannot work on."""
+    """The command was called wrongly."""

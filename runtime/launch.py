@@ -1,14 +1,14 @@
-"""The launch file: everything that a unit or the gateway is told before it starts, and the only link to the planner.
+"""The launch file: everything that a unit or the gateway gets before it starts, and the only link to the planner.
 
-It is read once and checked before anything is loaded: an unknown version, an unknown key or a digest that does not
-match its content stops the process with both values printed. Peers are discovered, never listed here.
+It is read once and checked before anything is loaded. An unknown version, an unknown key, or a digest that does not
+match the content stops the process, which prints both values. Peers are discovered, never listed here.
 
 The three digests, each over canonical JSON (sorted keys, no spaces, ASCII):
-    launch_digest    this very file
-    unit_digest      what the ranks that join one group must share
-    kv_digest        what a prefill and a decode unit must share to exchange latent KV
+    launch_digest    this file
+    unit_digest      the part that all ranks of a unit must have in common
+    kv_digest        the part that a prefill and a decode unit must have in common to exchange latent KV
 
-It does not choose anything: no defaults, no fallbacks. `tests/contract/launch.schema.json` binds it to the planner.
+The reader chooses nothing: no defaults, no fallbacks. `tests/contract/launch.schema.json` binds it to the planner.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 VERSION = 2
-MAX_BYTES = 2**26  # 16,640 slots in 58 layers, the most that a DeepSeek-V3 can have, are 3.5e6
+MAX_BYTES = 2**26  # the largest DeepSeek-V3 map, 16,640 slots in 58 layers, takes 3.5e6
 UNIT_DIGEST_KEYS = (
     *("version", "unit", "phase", "device", "ranks", "places", "spares", "expert_map", "split", "precision"),
     *("overlap", "deterministic", "kv_cache", "model", "checkpoint", "limits"),
@@ -40,7 +40,7 @@ KV_DIGEST_KEYS = ("kv_cache", "model", "checkpoint")
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the launch file: immutable, and refusing keys that it does not know."""
+    """A part of the launch file. It is immutable and refuses unknown keys."""
 
 
 class Model(_Part):
@@ -50,7 +50,7 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """The location of the weights, and the digests of `config.json` and of the manifest if the plan knows them."""
+    """The location of the weights, and the digests of `config.json` and of the manifest, if the plan has them."""
 
     uri: str
     config_digest: str | None
@@ -58,9 +58,9 @@ class Checkpoint(_Part):
 
 
 class Disk(_Part):
-    """The folder where blocks of the prefix cache outlive processes, an absolute path that is the same on all nodes.
+    """The folder where blocks of the prefix cache outlive processes. `path` is absolute, and the same on all nodes.
 
-    What it holds is bounded for all ranks that use it together, `bytes_per_s` is one rank's. None does not bound.
+    `max_bytes` and `max_files` limit all ranks that share the folder, `bytes_per_s` limits each rank. None is no limit.
     """
 
     path: Annotated[str, msgspec.Meta(pattern="^/")]
@@ -70,10 +70,9 @@ class Disk(_Part):
 
 
 class Limits(_Part):
-    """The limits of one rank; `kv_tokens` is for all its requests together, at least one of full length.
+    """The limits of one rank. `kv_tokens` is for all its requests together, and for one of full length at least.
 
-    `host_bytes` is the host memory that blocks of the prefix cache may take; absent, none are kept there. What is on
-    `disk` goes through it.
+    `host_bytes` is the host memory that blocks of the prefix cache may take. Blocks reach the `disk` through it.
     """
 
     max_requests: AtLeastOne
@@ -85,7 +84,7 @@ class Limits(_Part):
 
 
 class RankPlace(_Part):
-    """The place of one global rank in the unit, and its number there."""
+    """The place of a global rank in the unit, and its number among the ranks of that place."""
 
     place: Annotated[int, msgspec.Meta(ge=0)]
     local_rank: Annotated[int, msgspec.Meta(ge=0)]
@@ -115,19 +114,19 @@ class GatewayRef(_Part):
 
 
 class UnitTls(_Part):
-    """The identity that the gateway must prove, if ranks and gateway have certificates."""
+    """The identity that the gateway must prove if ranks and gateway have certificates."""
 
     gateway: str
 
 
 class GatewayTls(_Part):
-    """The identities of units, without their names, which come last."""
+    """The prefix of units' identities; a unit's name follows it."""
 
     units: str
 
 
 class UnitPorts(_Part):
-    """`kv` and `metrics` are the first of one port a local rank."""
+    """The unit's ports. Each local rank has a `kv` and a `metrics` port of its own; these are the first rank's."""
 
     places: Port
     rendezvous: Port
@@ -145,7 +144,7 @@ class GatewayPorts(_Part):
 
 
 class UnitLaunch(_Part, kw_only=True):
-    """The launch file of one unit. `places` are the nodes that were planned, `spares` those that may take a place."""
+    """The launch file of one unit. `places` are the planned nodes, `spares` the nodes that may take a place."""
 
     version: Literal[2]
     kind: Literal["unit"]
@@ -154,7 +153,7 @@ class UnitLaunch(_Part, kw_only=True):
     kv_digest: str
     unit: str
     phase: Literal["prefill", "decode", "mixed"]
-    device: Literal["cpu", "cuda"]  # as PyTorch calls what each rank has one of
+    device: Literal["cpu", "cuda"]  # PyTorch's name of the kind of device that each rank has
     ranks: list[RankPlace]
     places: list[str]
     spares: list[str]
@@ -173,11 +172,11 @@ class UnitLaunch(_Part, kw_only=True):
 
     @property
     def local_first_nodes(self) -> list[str] | None:
-        """The node of each rank, if tokens prefer replicas near them; None if they do not."""
+        """The node of each rank if tokens prefer near replicas, else None."""
         return [self.places[each.place] for each in self.ranks] if self.split == "local_first" else None
 
     def place_ranks(self, place: int) -> list[RankPlace]:
-        """Return the ranks of a place, in order."""
+        """Return the ranks of a place, in their order."""
         return [each for each in self.ranks if each.place == place]
 
     def rank_nodes(self) -> list[int]:
@@ -196,10 +195,9 @@ class GatewayLaunch(_Part, kw_only=True):
     checkpoint: Checkpoint
     limits: Limits
     max_queued_requests: Annotated[int, msgspec.Meta(ge=0)]
-    stall_timeout_s: AtLeastOne  # seconds for which a ready rank's steps may stand still
-    resume_timeout_s: Annotated[
-        int, msgspec.Meta(ge=0)
-    ]  # seconds for which a request that lost a rank waits for another
+    stall_timeout_s: AtLeastOne  # the seconds that a ready rank may make no step
+    # the seconds that a request waits for another rank when it has lost one
+    resume_timeout_s: Annotated[int, msgspec.Meta(ge=0)]
     tls: GatewayTls
     ports: GatewayPorts
 
@@ -245,7 +243,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_content(path: Path) -> bytes:
-    """Return the file's bytes or, where a ConfigMap was too small for it, those of its parts PATH.0, PATH.1, ..."""
+    """Return the file's bytes, or those of its parts PATH.0, PATH.1, ... if it was too large for one ConfigMap."""
     parts = takewhile(Path.exists, (path.with_name(f"{path.name}.{number}") for number in count()))
     content = b""
     for part in (path,) if path.exists() else tuple(parts) or (path,):
@@ -259,12 +257,12 @@ def _read_content(path: Path) -> bytes:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Open the file, even a FIFO, without waiting for its writer, so that it can be refused."""
+    """Open the file without waiting, even if it is a FIFO, so that a FIFO can be refused."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:
-    """Convert the document. An unknown version must be named before its keys are called unknown: the order matters."""
+    """Convert the document. Check the version first, because another version's keys would be called unknown."""
     if document.get("version") != VERSION:
         raise LaunchError(
             f"the launch file {path} has version {document.get('version')!r}, this runtime reads version {VERSION}"

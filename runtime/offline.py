@@ -1,8 +1,8 @@
-"""Greedy text from a checkpoint without a server: the engine under the plainest possible loop.
+"""Greedy text from a checkpoint without a server: the engine in the plainest possible loop.
 
-For checking a checkpoint, comparing with other implementations, and trying an expert map. Ranks share the prompts
-out (rank r takes every `ep`-th); each writes its part to a scratch folder, and the process that was called joins them.
-An output ends with the config's end-of-text token, which is kept, or after `max_tokens`.
+It serves to check a checkpoint, to compare with other implementations, and to try an expert map. The ranks share the
+prompts: each takes every `ep`-th. Each rank writes its part to a scratch folder, and the main process joins the parts.
+An output ends with the config's end-of-text token, which is included, or after `max_tokens`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MATRICES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.f
 
 @dataclass(frozen=True)
 class Job:
-    """The options of a call. `rank` is None in the process that was called, which only shares out and joins."""
+    """The options of a call. `rank` is None in the main process, which only starts ranks and joins their parts."""
 
     checkpoint: str
     prompt_ids: Path
@@ -66,13 +66,13 @@ class Job:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "Job":
-        """Make a job from the command line, which has the same names."""
+        """Make a job from the command line's options, which have the same names."""
         values = {name: getattr(arguments, name) for name in cls.__dataclass_fields__}
         return cls(**values)
 
 
 def run(job: Job) -> None:
-    """Do the whole job, printing JSON; or one rank's part of it. Raise RuntimeFailure."""
+    """Do one rank's part of the job, or the whole job, which prints JSON. Raise RuntimeFailure."""
     if job.rank is not None:
         _run_rank(job)
         return
@@ -94,7 +94,7 @@ def run(job: Job) -> None:
 def greedy(
     engine: Engine, group: Group, prompts: list[list[int]], max_tokens: int, stop_ids: set[int]
 ) -> list[list[int]]:
-    """Continue this rank's prompts greedily, one prompt a prefill step, then all together; return the outputs."""
+    """Continue this rank's prompts greedily and return the outputs. Each prompt gets a prefill step of its own."""
     texts = [_Text(prompt, []) for prompt in prompts]
     cache = engine.new_cache(sum(round_up_to_page(len(prompt) + max_tokens) for prompt in prompts))
     for text in texts:
@@ -109,7 +109,7 @@ def greedy(
 
 @dataclass
 class _Text:
-    """A prompt and what follows it so far."""
+    """A prompt and its output so far."""
 
     prompt: list[int]
     output: list[int]
@@ -128,7 +128,7 @@ def _grow(texts: list[_Text], logits: Tensor) -> None:
 
 
 def _turns(group: Group, num_own: int) -> Iterator[int]:
-    """Yield 0, 1, ... until no rank has that many prompts: prefill is a collective, and ranks have unequal shares."""
+    """Yield 0, 1, ... while any rank has that many prompts, because every prefill step is a collective."""
     turn = 0
     while group.any(turn < num_own):
         yield turn
@@ -136,7 +136,7 @@ def _turns(group: Group, num_own: int) -> Iterator[int]:
 
 
 def _check(job: Job) -> None:
-    """Raise UsageError for everything that can be wrong with the call, before any process is started."""
+    """Raise UsageError for anything that is wrong with the call, before any process starts."""
     config = read_model_config(resolve(job.checkpoint))
     if job.max_tokens < 1 or job.ep < 1:
         raise UsageError("--max-tokens and --ep must be at least 1")
@@ -192,9 +192,9 @@ def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
 
 @contextmanager
 def _reserve_port() -> Iterator[int]:
-    """Yield a port that rank 0 can listen on, and that the kernel gives to nobody else meanwhile.
+    """Yield a port that rank 0 can listen on, and that the kernel gives to no other process meanwhile.
 
-    It is bound but not listened on: another socket may bind it if it asks for it by number and reuses addresses.
+    The port is bound, but nothing listens on it. So another socket may bind it only by number and with SO_REUSEADDR.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -220,7 +220,7 @@ def _start_ranks(job: Job, scratch: str, port: int) -> list[Child]:
 
 
 def _run_rank(job: Job) -> None:
-    """Load, join, compute this rank's share, and leave it in the scratch folder."""
+    """Load, join the group, compute this rank's share, and write it to the scratch folder."""
     assert job.rank is not None
     assert job.scratch is not None
     keep_freed_memory()  # before there is any tensor
@@ -237,7 +237,7 @@ def _run_rank(job: Job) -> None:
         logits = [engine.prompt_logits(share[turn : turn + 1]) for turn in _turns(group, len(share))]
         named: dict[str, Any] = {str(turn): part[0].numpy() for turn, part in enumerate(logits) if part}
         np.savez(job.scratch / f"{job.rank}.npz", **named)
-    group.any(False)  # no rank ends while a peer still computes
+    group.any(False)  # no rank ends while another one computes
 
 
 def _engine_config(job: Job, folder: Path) -> EngineConfig:
@@ -258,17 +258,15 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
     total = sum(map(len, shares))
     if job.logits is not None:
         parts = [np.load(scratch / f"{rank}.npz", allow_pickle=False) for rank in range(job.ep)]
-        with (
-            _report_write_errors(job.logits),
-            job.logits.open("wb") as file,
-        ):  # an open file: numpy would add an ending to a name
+        # an open file, because numpy would add a suffix to a name
+        with _report_write_errors(job.logits), job.logits.open("wb") as file:
             np.savez(file, **{str(n): parts[n % job.ep][str(n // job.ep)] for n in range(total)})
     return [shares[n % job.ep][n // job.ep] for n in range(total)]
 
 
 @contextmanager
 def _report_write_errors(path: Path) -> Iterator[None]:
-    """Turn OSError into a sentence: a full disk, or a folder that is closed to us."""
+    """Turn an OSError, such as a full disk or a folder that forbids writing, into a RuntimeFailure."""
     try:
         yield
     except OSError as error:

@@ -1,14 +1,14 @@
-"""A rank's timeline: spans around the real calls, as a file for chrome://tracing or ui.perfetto.dev.
+"""A rank's timeline: spans around calls, in a file for chrome://tracing or ui.perfetto.dev.
 
-    span     one call: its name, layer and micro-batch (0 or 1), when it began and how long it took
-    track    compute, where spans follow each other; link, where an exchange lasts from its first byte to its last
+    span     one call: its name, layer and micro-batch (0 or 1), its beginning and its duration
+    track    compute, where spans follow each other; or link, where a span is an exchange from first byte to last
 
-Communication is exposed while compute is in a span called "... wait", and hidden while it is in any other and the link
-is in use. Nothing is recorded, at the price of one comparison a span, unless `recording` is on; a process is one rank,
-so what it records is the process's, and calls need not hand it around.
+Communication is exposed while compute is in a span called "... wait". It is hidden while the link is in use and compute
+is in any other span. Without `recording`, a span costs one comparison. A process is one rank, so the recorder is a
+global of the process, and calls need not pass it on.
 
-Events are written as they end, in the format's array form, whose last bracket may be missing: a rank is killed, not
-stopped. If no more can be written the trace ends, and the rank goes on. The clock is the machine's (CLOCK_MONOTONIC),
+An event is written when it ends. The file has the format's array form, whose last bracket may be missing, because a
+rank may be killed. If writing fails, the trace ends and the rank goes on. The clock is the machine's (CLOCK_MONOTONIC),
 so the files of ranks on one machine can be joined.
 
 Source: "Trace Event Format" (Google, 2016), complete events and metadata events.
@@ -31,7 +31,7 @@ __all__ = ["join", "link_recorder", "record_link", "recording", "set_micro_batch
 T = TypeVar("T")
 
 COMPUTE, LINK = 0, 1
-MAX_EVENTS = 1_000_000  # about 150 MB; what happens later is not in the file
+MAX_EVENTS = 1_000_000  # about 150 MB; later events are not in the file
 
 
 class _Recorder:
@@ -87,7 +87,7 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(path: Path | None, rank: int) -> Iterator[None]:
-    """Record this process's spans to `path`, or nothing if it is None. Raise UsageError where it cannot be written."""
+    """Record this process's spans to `path`; without one, record nothing. Raise UsageError if it cannot be written."""
     global _recorder
     if path is None:
         yield
@@ -110,7 +110,7 @@ def span(name: str, **where: Any) -> AbstractContextManager[None]:
 
 
 def record_link(exchange: Callable[[], T]) -> Callable[[], T]:
-    """Return `exchange`, recorded on the link's track under the name of the span that begins it, on any thread."""
+    """Return `exchange`, recorded on the link's track under the name of the last span begun. Any thread may run it."""
     if _recorder is None:
         return exchange
     recorder, (name, where) = _recorder, _recorder.open_span
@@ -123,10 +123,7 @@ def record_link(exchange: Callable[[], T]) -> Callable[[], T]:
 
 
 def link_recorder() -> Callable[[int, int], None]:
-    """Return a function that records an exchange from the times when it began and ended.
-
-    Both are in ns of the machine's clock.
-    """
+    """Return a function that records an exchange by its beginning and its end, in ns of the machine's clock."""
     if _recorder is None:
         return lambda began_ns, ended_ns: None
     recorder, (name, where) = _recorder, _recorder.open_span
@@ -134,13 +131,13 @@ def link_recorder() -> Callable[[int, int], None]:
 
 
 def set_micro_batch(micro_batch: int) -> None:
-    """Record everything from now on as this micro-batch's."""
+    """Record later spans as this micro-batch's."""
     if _recorder is not None:
         _recorder.micro_batch = micro_batch
 
 
 def join(parts: list[Path], whole: Path) -> None:
-    """Join the files of several ranks. Raise RuntimeFailure where one of them ended early."""
+    """Join the files of several ranks. Raise RuntimeFailure if one of them ended early."""
     texts = [part.read_text() for part in parts]
     if not all(text.endswith("]\n") for text in texts):
         raise RuntimeFailure(f"there is no trace {whole}: a rank could not write its part")

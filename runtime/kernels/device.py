@@ -240,10 +240,10 @@ class Arrival:
 class CudaQueue:
     """A CUDA stream. The host waits for nothing here.
 
-    What is made beside the computation may be used by it, once joined, and freed at any time. Torch gives the memory to
-    this stream alone, in a later `side_work`, which begins after every use that was issued by then. So no tensor is told
-    of a second stream (`record_stream`): while a graph is recorded, torch would give the memory of such a tensor to
-    nobody (`c10/cuda/CUDACachingAllocator.cpp`, `free`), and a step has an exchange for each layer.
+    The computation may use a tensor of this stream once it has joined, and the tensor may be freed at any time. Torch
+    gives the memory only to this stream again, in a later `side_work`, which begins after every use that was issued by
+    then. So no tensor needs `record_stream`. While a graph is recorded, torch would keep the memory of a tensor with
+    `record_stream` (`c10/cuda/CUDACachingAllocator.cpp`, `free`), and a step has an exchange for each layer.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -3,21 +3,22 @@
     logits [R, V] -> scores -> the best K -> top_k -> top_p -> a draw -> token ids and logprobs to the host
                         `----> all of V, where K are too few --^
 
-The rules are those of `sampling.py`, the reference, which draws for one request after the other on the host. A CPU's
-rank draws with it alone. A GPU's rank would have to copy 66 MB of logits in a step of 128 requests, and spend longer on
-the draws than on the model. It draws here instead, and takes to the reference only requests whose draw needs more than
-logits (penalties, a bias, `min_tokens`, a JSON schema), and logits that are not finite.
+`sampling.py` is the reference: it has the same rules and draws on the host, one request after the other. On a CPU the
+reference draws every token. On a GPU that would copy 66 MB of logits in a step of 128 requests, and the draws would
+take longer than the model. So a GPU draws here. Only two kinds of requests go to the reference: those whose draw needs
+more than logits (penalties, a bias, `min_tokens`, a JSON schema), and those whose logits are not finite.
 
-Invariant: a token depends on its request's sampling, its position and its row of logits, whatever else is in the step.
+Invariant: a token depends only on its request's sampling, its position and its row of logits.
 
-    noise    Each token of the vocabulary has its own u at each position, made from seed, position and token id by
-             arithmetic on whole numbers: which other tokens are candidates does not matter. The token with the largest
-             p / -ln(u) is drawn. The reference draws by the same rule, with u from a generator.
-    rows     `ROWS` are computed at a time, never fewer, because torch chooses by a tensor's shape in which order it
-             adds up a row.
+    noise    Each token of the vocabulary has its own u at each position. Integer arithmetic makes u from seed, position
+             and token id, so u does not depend on the other candidates. The token with the largest p / -ln(u) is
+             drawn. The reference draws by the same rule, with u from a generator.
+    rows     Rows are always computed `ROWS` at a time, because the order in which torch adds up a row depends on the
+             tensor's shape.
 
-A score is (logit - best logit) / temperature in FP64, as in the reference. The best K are enough if all that are kept
-score more than the last of them: whatever else is in the vocabulary scores no more than that.
+A score is (logit - best logit) / temperature in FP64, as in the reference. The best K tokens are enough if every token
+that top_k and top_p keep scores more than the last of the K, because no other token of the vocabulary scores more than
+that one.
 
 Sources: torch, aten/src/ATen/native/Distributions.cpp, `multinomial_out` (the draw); Steele, Lea, Flood, "Fast
 Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64, which makes u).
@@ -37,13 +38,13 @@ from runtime.serving.sampling import NUM_BEST, draw_key, needs_only_logits
 
 __all__ = ["DrawnToken", "PendingDraw", "draw", "noise"]
 
-ROWS = 32  # assumed: as many of DeepSeek-V3's are 33 MB of scores, and a GPU has enough to do
+ROWS = 32  # assumed: for DeepSeek-V3 these are 33 MB of scores, enough work for a GPU
 GAMMA, MIX_1, MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
 UNIFORM_BITS = 52  # u is half a step more than a multiple of 2^-52: exact in FP64, and neither 0 nor 1
 
 
 class PendingDraw(msgspec.Struct, frozen=True):
-    """What the draw of the token after `position` depends on, besides logits."""
+    """The token to draw after `position`: everything besides logits that the draw depends on."""
 
     sampling: Sampling
     position: int
@@ -51,14 +52,14 @@ class PendingDraw(msgspec.Struct, frozen=True):
 
 
 class DrawnToken(msgspec.Struct, frozen=True):
-    """A token, and its logprobs if they were asked for."""
+    """A token, and its logprobs if the request wants them."""
 
     token_id: int
     logprobs: Logprobs | None
 
 
 class _Settings(NamedTuple):
-    """Columns [R, 1] on the device. A `top_k` of V keeps all tokens."""
+    """The settings of R draws, as columns [R, 1] on the device. A `top_k` of V keeps all tokens."""
 
     row: Tensor
     key: Tensor
@@ -68,7 +69,7 @@ class _Settings(NamedTuple):
 
 
 _Rule: TypeAlias = Callable[[Tensor, _Settings], tuple[Tensor, Tensor]]  # returns tokens [R], and which are decided
-_Group: TypeAlias = tuple[_Rule, list[int]]  # with the numbers of `ROWS` rows; the last one may be repeated
+_Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS` rows; the last row may be repeated
 
 
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
@@ -115,7 +116,7 @@ def _choose_rule(sampling: Sampling, vocab_size: int) -> _Rule:
 def _draw_by_rules(
     logits_BV: Tensor, draws: Mapping[int, PendingDraw], rules: Mapping[int, _Rule], link: HostLink
 ) -> dict[int, DrawnToken]:
-    """Draw by these rules, and return what was decided."""
+    """Draw by these rules. Return the tokens that the rules could decide."""
     if not rules:
         return {}
     groups = _group_rows(rules)
@@ -141,7 +142,7 @@ def _group_rows(rules: Mapping[int, _Rule]) -> list[_Group]:
 
 
 def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int, link: HostLink) -> Tensor:
-    """Return [rows, 5] for the device to copy, while the host goes on. Numbers in FP64 are there as their bits."""
+    """Return [rows, 5], which the device copies while the host goes on. FP64 numbers are stored as their bits."""
     whole, real = [], []
     for number, pending in zip(numbers, draws, strict=True):
         sampling = pending.sampling
@@ -155,7 +156,7 @@ def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int
 
 
 def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_best: int | None) -> Tensor:
-    """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs where somebody wants them."""
+    """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs if any request wants them."""
     parts = []
     for (rule, _), of_group in zip(groups, settings.split(ROWS), strict=True):
         row, key, top_k = of_group[:, :3].split(1, -1)
@@ -199,7 +200,7 @@ def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, T
 def _draw_from_candidates(
     logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
-    """Draw from the candidates, which come best first, and of equals those with the lower ids first."""
+    """Draw from the candidates, which are sorted: the best first, and equals by id."""
     vocab_size, num_candidates = logits_RV.shape[1], logits_RK.shape[1]
     scores_RK = _scores(logits_RK, settings)
     last_R1 = scores_RK.gather(-1, settings.top_k.clamp(max=num_candidates) - 1)
@@ -217,12 +218,12 @@ def _draw_from_candidates(
 
 
 def _scores(logits: Tensor, settings: _Settings) -> Tensor:
-    """Return logits below the best, over the temperature: so no temperature, however small, makes a NaN."""
+    """Return (logit - best logit) / temperature. Thanks to the subtraction, no small temperature makes a NaN."""
     return (logits.double() - logits.amax(-1, keepdim=True)).div_(settings.temperature)
 
 
 def _logprobs(logits_RV: Tensor, tokens_R: Tensor, num_best: int) -> list[Tensor]:
-    """Return columns of logprobs: the tokens', then the best ones' and the ids of these."""
+    """Return columns: the chosen tokens' logprobs, the best tokens' logprobs, the best tokens' ids."""
     best = logits_RV.topk(min(num_best, logits_RV.shape[1]))
     total_R1 = logits_RV.double().logsumexp(-1, keepdim=True)
     chosen_R1 = logits_RV.gather(-1, tokens_R[:, None])

@@ -1,12 +1,12 @@
-"""The tokens that may come next in an answer that must be JSON of a schema.
+"""The tokens that a JSON schema allows next in an answer.
 
     the request's tokens so far -> llguidance's matcher -> [vocab_size] of bool, for `sampling.py`
 
-The matcher's state depends on the tokens alone, so a request goes on the same way on the rank that it moves to. The
-text ends where the JSON does: only then, and then only, the first of the stop ids is allowed.
-The vocabulary is read from the checkpoint's tokenizer.json while the rank loads, where the library is installed: it
-takes seconds for 129,280 tokens, and every rank of the unit would wait for them in a step. The gateway compares the
-file's digest with that of its own: with another vocabulary the JSON would be of other tokens.
+The matcher's state depends on the tokens alone, so a request continues in the same way on another rank. Once the JSON
+is complete, only the first of the stop ids is allowed, and never before. If the library is installed, the rank reads
+the vocabulary from the checkpoint's tokenizer.json while it loads. That takes seconds for 129,280 tokens; in a step,
+every rank of the unit would wait for it. The gateway compares the file's digest with its own file's, because with
+another vocabulary the same tokens are other text.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from runtime.serving.request import Constraint, Request
 __all__ = ["Constraints"]
 
 TOKENIZER = "tokenizer.json"
-MAX_FRESH = 32  # assumed: the callers of a rank have fewer; each takes some MiB
+MAX_FRESH = 32  # assumed: a rank's callers use fewer schemas; a matcher takes some MiB
 
 
 class Constraints:
@@ -33,16 +33,16 @@ class Constraints:
 
     def __init__(self, checkpoint: Path, vocab_size: int) -> None:
         self._checkpoint, self._vocab_size = checkpoint, vocab_size
-        self._tokenizers: dict[int, Any] = {}  # by the token that ends a text: one, unless gateways differ
+        self._tokenizers: dict[int, Any] = {}  # by end-of-text token: one entry, unless gateways differ
         self._fresh: dict[tuple[Any, ...], Any] = {}  # matchers at an answer's start, by schema and end of text
         self.tokenizer_digest = _digest(checkpoint / TOKENIZER) if is_installed() else None
         end_of_text = _end_of_text(checkpoint)
         if self.tokenizer_digest is not None and end_of_text is not None:
-            with contextlib.suppress(RequestFailure):  # the first request that needs it says why
+            with contextlib.suppress(RequestFailure):  # the first request that needs it fails with the reason
                 self._tokenizer(end_of_text)
 
     def allowed_tokens(self, request: Request) -> Tensor | None:
-        """Return `[vocab_size]`, whether each token may come next; None where all may. Raise RequestFailure."""
+        """Return whether each token may come next, `[vocab_size]`, or None if all may. Raise RequestFailure."""
         if request.sampling.json_schema is None:
             return None
         if request.constraint is None:
@@ -57,7 +57,7 @@ class Constraints:
         return torch.from_numpy(allowed_V).to(torch.bool)
 
     def _new_constraint(self, schema: str, stop_ids: list[int]) -> Constraint:
-        """Copy the matcher of the schema's last request, which takes no time; or make one."""
+        """Return a matcher at an answer's start. To copy an earlier one of the same schema takes no time."""
         fresh = self._fresh.get((schema, *stop_ids[:1]))
         return Constraint((self._new_matcher(schema, stop_ids) if fresh is None else fresh).deep_copy())
 

@@ -1,7 +1,7 @@
-"""The work of a decode rank: requests arrive with their KV, and get one more token a step until they are finished.
+"""The work of a decode rank: requests arrive with their KV, and each step draws a token for each of them.
 
-An Abort comes on the gateway's line. One that overtakes the KV that it is about ends the transfer (`kv/receiver.py`):
-no request arrives here after its Abort.
+An Abort comes from the gateway. If it comes before the request's KV, it ends the transfer (`kv/receiver.py`), so no
+request arrives here after its Abort.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class DecodePhase(Phase[Arrival]):
     """Requests come from prefill ranks and stay to their ends."""
 
     def prepare(self) -> None:
-        """Record steps on the cache, where a device can replay them."""
+        """Record steps on the cache, if the device can replay them."""
         limits = self._launch.limits
         self._engine.capture_steps(self._scheduler.cache, limits.max_requests, limits.max_request_tokens)
 
     def arrive(self, message: Arrival) -> None:
-        """Take a prompt with its latents and its tokens so far."""
+        """Queue a prompt with its latents and its tokens so far."""
         handover = message.handover
         self._scheduler.add(
             Request(

@@ -1,7 +1,7 @@
-"""What a rank has to do, told to the gateway when it has changed.
+"""The report of a rank's load, sent to the gateways when the load has changed.
 
-The gateway itself counts what it gave a rank. From here it learns what it cannot know: how far long prompts are, and
-what other gateways asked for (`gateway/ranks/ledger.py`).
+A gateway counts the requests that it sent to a rank (`gateway/ranks/ledger.py`). The report adds what it cannot know:
+how much of a long prompt is computed, and what other gateways sent.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class LoadReport:
         self._last: Load | None = None
 
     def tell(self) -> None:
-        """Tell the load, unless it is what was told last."""
+        """Tell the load if it has changed since the last report."""
         load = measure_load(self._scheduler, self._scheduler.take_arrived())
         if load != self._last:
             self._last = load
@@ -29,9 +29,9 @@ class LoadReport:
 
 
 def measure_load(scheduler: Scheduler, arrived: list[str]) -> Load:
-    """Return what the requests of `scheduler` need, of which those that `arrived` are new.
+    """Return the load of the scheduler's requests. `arrived` are the ids of the new ones.
 
-    The thread of the metrics port may ask too: the lists are copied at once.
+    The metrics port's thread calls this too, so the lists are copied first.
     """
     running = list(scheduler.running)
     requests = [*running, *scheduler.waiting, *scheduler.fetching]

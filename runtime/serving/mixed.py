@@ -1,4 +1,4 @@
-"""The work of a rank in a mixed unit: requests stay from prompt to end, chunks of some beside the tokens of others."""
+"""The work of a rank in a mixed unit: requests stay from prompt to end, and a step mixes prompts with decoding."""
 
 from runtime.protocol.messages import Prefill
 from runtime.serving.step_loop import Phase
@@ -10,5 +10,5 @@ class MixedPhase(Phase[Prefill]):
     """Requests come from the gateway and stay to their ends."""
 
     def arrive(self, message: Prefill) -> None:
-        """Take a prompt."""
+        """Queue a prompt."""
         self._accept_prompt(message)

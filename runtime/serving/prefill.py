@@ -1,6 +1,6 @@
-"""The work of a prefill rank: prompts to first tokens, in chunks; then each request moves to decode.
+"""The work of a prefill rank: it computes prompts in chunks and draws first tokens, then requests move to decode.
 
-Its KV goes there meanwhile: every layer's latents leave as soon as they are computed.
+A request's KV moves while its prompt is computed: each layer's latents leave as soon as they exist.
 """
 
 from runtime.protocol.bounds import explain_bad_address
@@ -15,7 +15,7 @@ class PrefillPhase(Phase[Prefill]):
     """Requests come from the gateway and leave with their first token."""
 
     def arrive(self, message: Prefill) -> None:
-        """Take a prompt, and note where its request goes from here."""
+        """Queue a prompt, and open the transfer that takes its KV to a decode rank."""
         unreachable = explain_bad_address(message.kv_host, message.kv_port)
         if unreachable is None and message.kv_ticket is None:
             unreachable = "no ticket"
@@ -30,7 +30,7 @@ class PrefillPhase(Phase[Prefill]):
             request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link)
 
     def follow(self, request: Request) -> None:
-        """Hand the request over: its next token is said, or its decode rank replays those that it has."""
+        """Hand the request over. Its new token has been sent, or its decode rank replays the tokens that it has."""
         assert request.transfer is not None
         self._scheduler.end(request)
         request.transfer.finish(Handover(request.id, request.prompt_ids, request.generated, request.sampling))
@@ -48,6 +48,6 @@ class PrefillPhase(Phase[Prefill]):
 
 
 def _is_handed_over(request: Request) -> bool:
-    """Return whether tokens follow at the decode rank, unless the model ends the text here."""
+    """Return whether tokens may follow at a decode rank; the model may still end the text before."""
     num_drawn_here = request.num_to_prefill == request.num_tokens
     return len(request.generated) + num_drawn_here < request.sampling.max_tokens

@@ -1,21 +1,25 @@
 """One request on one rank: its tokens, and which of their latents are computed and where they are.
 
     tokens        prompt_ids + generated
-    num_cached    of the tokens, from the first, those whose latents exist
-    prefilling    num_cached < num_to_prefill: the next chunk is of the prompt
-    decoding      else: the next row is the token after the cached ones, which is the last one, unless it replays
+    num_cached    the number of leading tokens whose latents exist
+    prefilling    num_cached < num_to_prefill: the next chunk is a part of the prompt
+    decoding      otherwise: the next row is the token after the cached ones. Only in a replay do others follow it
 
 A request that lost its ranks comes back with the tokens that they generated. They are prefilled with its prompt or, in
 deterministic mode, replayed: computed as rows of decode, as they were the first time, because prefill's sums differ in
 the last bits. A step may take many rows of one request: every row's latent is written before any row attends, and each
 sees no further than itself.
 
-Latents lie in the pages of `table`, or in `latents` while the request waits outside the cache, or nowhere while none
-is computed. On their way from `latents` into pages, there is an `arrival`. Those of a prompt's first blocks may be in
-pages that other requests read too: they are found by the names of these blocks (`kv/blocks.py`). A request that waits
-outside the cache has no such page, and `latents` begin behind the `num_kept` tokens that it had there. Blocks that
-`loading` numbers were found in host memory; they are in its own pages once their `arrival` has come. Those that are
-`fetched` were in a slower tier when it came.
+Where its latents are:
+
+    table      In the cache's pages. Requests may share the pages of a prompt's first blocks, which have names
+               (`kv/blocks.py`).
+    latents    In host memory, while the request waits outside the cache. It has no pages then, and `latents` begin
+               after the `num_kept` tokens that were in shared pages.
+    arrival    On their way from host memory into pages.
+
+`loading` numbers the blocks that were found in host memory. They are in the request's own pages once the `arrival` has
+come. `fetched` numbers the blocks that a slower tier brought to host memory for this request.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +38,7 @@ __all__ = ["Constraint", "Request", "Transfer"]
 
 
 class Transfer(Protocol):
-    """The KV of one request on its way to a decode rank, while its prompt is computed. Nothing of it waits."""
+    """The KV of one request on its way to a decode rank, while its prompt is computed. No method waits."""
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
         """Send latents of a layer, which nobody writes to, from position `start` on: the layer's next ones."""
@@ -48,7 +52,7 @@ class Transfer(Protocol):
 
 @dataclass
 class Constraint:
-    """The matcher of one answer that must be JSON, and how many of its tokens it has seen."""
+    """The matcher of one answer that must be JSON, and the number of tokens that the matcher has seen."""
 
     matcher: Any  # an llguidance.LLMatcher, made by `constraint.py`
     num_seen: int = 0
@@ -58,11 +62,11 @@ class Constraint:
 class Request:
     """A request on this rank. `latents` is `[num_layers, num_cached - num_kept, latent_dim]`.
 
-    `num_generated_to_prefill`: the generated tokens that are computed as if they were of the prompt.
-    `transfer` takes its latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt,
-    without a token. `block_root` begins its chain of block names; None shares nothing with others, and blocks of its
-    answer are shared if it `shares_answer`. On a disk they take its `tenant`'s room. `num_hits` are the tokens whose
-    latents it found and did not compute.
+    `num_generated_to_prefill`: how many generated tokens are computed as a part of the prompt. `transfer` takes its
+    latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token.
+    `block_root` begins its chain of block names; without one it shares no blocks. If it `shares_answer`, blocks of its
+    answer are shared too. On a disk its blocks take its `tenant`'s room. `num_hits` counts the tokens whose latents it
+    found instead of computing them.
     """
 
     id: str
@@ -83,18 +87,18 @@ class Request:
     fetched: range = range(0)
     num_kept: int = 0
     num_hits: int = 0
-    starts_over: bool = False  # because latents are gone that it had computed, or found, before
-    constraint: "Constraint | None" = None  # of an answer that must be JSON, from its first token here on
-    _names: list[bytes] = field(default_factory=list)  # of its first blocks, as far as somebody asked for them
+    starts_over: bool = False  # latents that it had computed or found before are gone
+    constraint: "Constraint | None" = None  # of an answer that must be JSON; made for its first draw here
+    _names: list[bytes] = field(default_factory=list)  # of its first blocks, as many as were needed so far
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of prompt and output so far."""
+        """The number of tokens of prompt and output so far."""
         return len(self.prompt_ids) + len(self.generated)
 
     @property
     def num_to_prefill(self) -> int:
-        """The tokens that are computed in chunks: the prompt, and what is computed as if it were of it."""
+        """The number of tokens to compute in chunks: the prompt, and generated tokens that count as a part of it."""
         return len(self.prompt_ids) + self.num_generated_to_prefill
 
     @property
@@ -109,10 +113,10 @@ class Request:
 
     @property
     def next_block_names(self) -> list[bytes]:
-        """The names of the next blocks that need not be computed, if they are there.
+        """The names of the blocks after the cached tokens. Those that the cache has need not be computed.
 
-        None is of the last token of what it prefills: from that token the next one is drawn. None is there in the
-        middle of a block.
+        The block of the last token to prefill is left out: that token must be computed, because the next one is drawn
+        from it. In the middle of a block there are no names.
         """
         if self.num_cached % PAGE_TOKENS:
             return []
@@ -120,11 +124,11 @@ class Request:
 
     @property
     def loading_block_names(self) -> list[bytes]:
-        """The names of the blocks that were found in host memory when it entered."""
+        """The names of the blocks that were found in host memory when the request entered the cache."""
         return self.block_names(self.loading.start, self.loading.stop)
 
     def block_names(self, first: int, end: int) -> list[bytes]:
-        """Return the names of the blocks from number `first` to before `end`, of tokens that it has."""
+        """Return the names of blocks `first` to `end` - 1 of its tokens."""
         if self.block_root is None:
             return []
         if len(self._names) < end:
@@ -139,7 +143,7 @@ class Request:
         return Chunk(self._tokens(self.num_cached, end), self.num_cached, self.table, sink=sink)
 
     def next_rows(self, max_rows: int) -> list[Chunk]:
-        """Return what decode computes next: the last token, or up to `max_rows` of those that it replays."""
+        """Return the next rows of decode: the last token, or up to `max_rows` tokens of a replay."""
         end = min(self.num_cached + max_rows, self.num_tokens)
         rows = enumerate(self._tokens(self.num_cached, end), self.num_cached)
         return [Chunk([token_id], position, self.table) for position, token_id in rows]

@@ -1,16 +1,15 @@
-"""Drawing the next token of one request, on the host. `batched_sampling.py` draws by the same rules on a device.
+"""Draws the next token of one request, on the host. `batched_sampling.py` draws by the same rules on a device.
 
     logits -> what is allowed -> bias, no stop yet -> penalties -> temperature -> top_k -> top_p -> a draw
        `----> logprobs                                   `-> the best, at temperature 0
 
-The draw at a position depends on the request's seed, that position and, under penalties, on the tokens before it, so a
-request continues the same way whichever rank it moves to. Logprobs are the model's own: of the logits before penalties
-and temperature, so that they say what the model thinks whatever was asked of the draw.
+A draw depends on the request's seed, its position and, with penalties, on the tokens before it. So a request continues
+in the same way on any rank. Logprobs are the model's own: they come from the logits before penalties and temperature.
 
 Sources: OpenAI API reference, "Frequency and presence penalties"; Keskar et al., "CTRL" (arXiv 1909.05858) section 4.1,
-for the repetition's, with transformers' rule for negative logits. The order, what each penalty counts (generated
-tokens; the repetition's the prompt's too), what `min_tokens` holds back and which logits logprobs are of
-(`raw_logprobs`) are vLLM's.
+for the repetition's, with transformers' rule for negative logits. These follow vLLM: the order; the tokens that a
+penalty counts (generated ones, for repetition the prompt's too); what `min_tokens` holds back; the logits that logprobs
+come from (`raw_logprobs`).
 """
 
 import math
@@ -25,7 +24,7 @@ from runtime.protocol.messages import FinishReason, Logprobs, Sampling
 
 __all__ = ["NUM_BEST", "draw_key", "finish_reason", "logprobs", "needs_only_logits", "sample"]
 
-NUM_BEST = 1024  # assumed: wider nuclei are rare in text; to find so many takes a fifteenth of a sort of 129,280
+NUM_BEST = 1024  # assumed: top_p seldom keeps more; finding them takes a fifteenth of the time of a sort of 129,280
 
 
 def sample(
@@ -36,10 +35,10 @@ def sample(
     prompt_ids: Sequence[int] = (),
     allowed_V: Tensor | None = None,
 ) -> int:
-    """Return the token that follows `position`, where the request has `generated` these tokens after its prompt.
+    """Draw the token that follows `position`. The request has `generated` these tokens after its prompt.
 
-    `allowed_V` is `[vocab_size]` of bool, None where every token may come. Raise RequestFailure where the logits are
-    not numbers, or nothing is left to draw.
+    `allowed_V` is `[vocab_size]` of bool, or None if every token may come. Raise RequestFailure if the logits are not
+    finite, or no token is left.
     """
     _check_finite(logits_V)
     if allowed_V is not None:
@@ -60,19 +59,19 @@ def sample(
 
 
 def draw_key(seed: int, position: int) -> int:
-    """Return the number, not negative and below 2^63, that a request's draw at this position follows from."""
+    """Return the random seed of a request's draw at this position, from 0 to 2^63 - 1."""
     return hash((seed, position)) & (2**63 - 1)
 
 
 def needs_only_logits(sampling: Sampling, num_generated: int) -> bool:
-    """Return whether a draw depends neither on the request's tokens nor on a wish about single ones."""
+    """Return whether a draw needs only logits: the request has no penalties, and no rules about single tokens."""
     has_penalty = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     has_wish = bool(sampling.logit_bias) or sampling.json_schema is not None or num_generated < sampling.min_tokens
     return not has_penalty and not has_wish
 
 
 def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | None:
-    """Return the logprobs of the token that was drawn and of the likeliest ones, if they were asked for."""
+    """Return the logprobs of the drawn token and of the likeliest tokens, or None if the request wants none."""
     if sampling.num_logprobs is None:
         return None
     logprobs_V = logits_V.log_softmax(-1)
@@ -88,9 +87,9 @@ def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> Fini
 
 
 def _check_finite(logits_V: Tensor) -> None:
-    """Refuse a NaN: nothing can be drawn from it, and no message can carry its logprob.
+    """Refuse NaN and infinity: nothing can be drawn from them, and no message can carry such a logprob.
 
-    KV that came in may hold one.
+    They may come from another rank's KV.
     """
     if not all(map(math.isfinite, logits_V.aminmax())):
         raise RequestFailure("the model's logits are not finite numbers")
@@ -105,7 +104,7 @@ def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
-    """Leave out the tokens that would end the text before it has `min_tokens`."""
+    """Exclude the tokens that would end the text before it has `min_tokens`."""
     if num_generated >= sampling.min_tokens:
         return logits_V
     stops = [token_id for token_id in sampling.stop_ids if 0 <= token_id < len(logits_V)]
@@ -119,7 +118,7 @@ def _penalise_repetition(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
     """Divide the logits of tokens that the request has by repetition_penalty; multiply the negative ones by it."""
-    if sampling.repetition_penalty == 1:  # before a long prompt is looked at, for every token that follows it
+    if sampling.repetition_penalty == 1:  # otherwise each token would cost a pass over the prompt
         return logits_V
     tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)
     of_seen = logits_V[tokens]
@@ -138,18 +137,18 @@ def _penalise_frequency(logits_V: Tensor, sampling: Sampling, generated: Sequenc
 
 
 def _keep_top_k(scores_V: Tensor, top_k: int) -> Tensor:
-    """Keep only the `top_k` highest scores, and what equals the last of them."""
+    """Keep only the `top_k` highest scores, and scores equal to the last of them."""
     if not 0 < top_k < len(scores_V):
         return scores_V
     return scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
 
 
 def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest most likely tokens whose probability reaches `top_p`.
+    """Keep the fewest most likely tokens whose probabilities add up to `top_p`.
 
-    They are looked for among the best few, for a sort of 129,280 takes longer than the rest of the draw together. What
-    is found there is what the sort would find: it adds up the same numbers in the same order, and only where equals
-    are on both sides of the end would it say which of them are kept.
+    First only the best `NUM_BEST` are sorted: a sort of 129,280 takes longer than the rest of the draw. Both sorts add
+    up the same numbers in the same order, so they keep the same tokens. All are sorted only if `NUM_BEST` are too few,
+    or if equal probabilities lie on both sides of the last token that is kept.
     """
     if top_p == 1:
         return probabilities_V
@@ -161,5 +160,5 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
 
 
 def _exceed_top_p(ordered: Tensor, top_p: float) -> Tensor:
-    """Return whether those before reach `top_p` already, for probabilities that fall: then those after it are, too."""
+    """Return whether the probabilities before each one already add up to `top_p`; `ordered` has the largest first."""
     return ordered.cumsum(-1) - ordered >= top_p

@@ -1,28 +1,28 @@
 """Choose what the next step of one rank computes, and whose latents lie in the cache.
 
     fetching   until blocks of a slower tier are in host memory (`fetches.py`)
-    waiting    in order of arrival; their latents are nowhere, or in host memory: as they came from a prefill unit, or
-               as they were when the cache ran out of pages
+    waiting    in order of arrival. They have no latents, or latents in host memory: from a prefill unit, or from the
+               cache when it ran out of pages
     running    in the cache, in the same order, at most `max_requests`
 
 A step, in this order:
-    1. room for one more token of each that decodes, the oldest first. Where pages run out, the newest of all is
-       preempted: its latents go to host memory and it to the head of `waiting`.
-    2. entry for whoever waits, in order, while there are pages for all its tokens so far. Its latents, if it has any,
-       and blocks that only host memory has are copied into them while others compute: it takes part once they are
-       there, or at once if there is nothing else to compute.
-    3. chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all. A prompt goes on behind the
-       blocks that others have computed, and waits for the one that an older prompt is computing or loading now.
-    4. a row for each request that decodes. The rows that `max_requests` leaves go to requests that replay tokens which
-       lost ranks had generated, the oldest first.
-    5. copies to host memory of blocks that nobody holds, about as many as the step computes. A rank without work does
-       this alone.
+    1. Give each decoding request room for one more token, the oldest first. When pages run out, preempt the newest
+       request: its latents go to host memory, and it goes to the head of `waiting`.
+    2. Admit waiting requests in order, while there are pages for all tokens of each. Latents and blocks in host memory
+       are copied into the pages while other requests compute. A request takes part once they are there, or at once if
+       there is nothing else to compute.
+    3. Take chunks of the prompts in the cache, the oldest first, `max_batch_tokens` in all. A prompt skips blocks that
+       others have computed. If an older prompt is computing or loading its next block, it waits.
+    4. Take a row for each decoding request. If that makes fewer than `max_requests`, the rest goes to requests that
+       replay the tokens of lost ranks, the oldest first.
+    5. Copy blocks that no request holds to host memory, about as many as the step computes. A rank without work does
+       only this.
 
-No request is lost, unless host memory has no room for one that is preempted: it is crowded out. None starves: the
-cache holds one request of full length, the oldest is preempted by nobody, and nobody overtakes. Whoever is preempted
-gives up the pages that it shares with others, and copies the rest alone. If those others are gone too when it comes
-back, and their pages with them, it starts over. Prefill, decode and mixed units differ in which requests they get, not
-in this policy.
+A request is lost only if it is preempted and host memory has no room for it: then it is crowded out. No request
+starves: the cache has room for one request of full length, the oldest is never preempted, and nobody overtakes in
+`waiting`. A preempted request gives up the pages that it shares, and only the other pages are copied. If the shared
+ones are gone when it comes back, it starts over. Prefill, decode and mixed units get different requests and have the
+same policy.
 
 Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang's chunked prefill under a budget.
 """
@@ -45,7 +45,7 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True)
 class Batch:
-    """The work of a step: `requests[i]` is the one of chunk i, those in prefill before those in decode.
+    """The work of a step. Chunk i is of `requests[i]`; chunks of prefill come before those of decode.
 
     A request that replays has several chunks, in order.
     """
@@ -65,8 +65,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         tiers: tuple[Tier, ...] = ("device",) if cache.host is None else ("device", "host")
-        self.queried_tokens = Counter(dict.fromkeys(tiers, 0))  # of prompts that were looked up
-        self.hit_tokens = Counter[Tier]()  # found of these
+        self.queried_tokens = Counter(dict.fromkeys(tiers, 0))  # of prompts, by the tier that was asked
+        self.hit_tokens = Counter[Tier]()  # those of them that were found
         self._crowded_out: list[Request] = []
         self._fetches: Fetches | None = None
         self._arrived: list[str] = []
@@ -87,7 +87,7 @@ class Scheduler:
         return bool(self.waiting or self.running or self.fetching)
 
     def add(self, request: Request) -> None:
-        """Let a request wait."""
+        """Queue a request."""
         self._arrived.append(request.id)
         if self._fetches is None or request.block_root is None:
             self.waiting.append(request)
@@ -98,12 +98,12 @@ class Scheduler:
             self.waiting.append(request)
 
     def take_arrived(self) -> list[str]:
-        """Return the requests that came since this was called last, gone or not."""
+        """Return the ids of the requests that came since the last call, even if they have ended."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def take_crowded_out(self) -> list[Request]:
-        """Return the requests that were preempted and found no room in host memory since this was called last."""
+        """Return the preempted requests that found no room in host memory since the last call."""
         crowded_out, self._crowded_out = self._crowded_out, []
         return crowded_out
 
@@ -123,7 +123,7 @@ class Scheduler:
         return batch
 
     def rest(self) -> None:
-        """Use a turn of the loop in which there is nothing to compute."""
+        """Copy blocks to host memory in a turn of the loop that has nothing to compute."""
         self.cache.end_saves()
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
 
@@ -144,13 +144,13 @@ class Scheduler:
         request.num_cached = end
 
     def end(self, request: Request) -> None:
-        """Take out a running request that is finished, or that nobody waits for any more."""
+        """Remove a running request that has finished, or that nobody waits for any more."""
         self.running.remove(request)
         self._order_after_copy(request)
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop a request that nobody waits for any more, wherever it is; return it, or none if it was not here."""
+        """Drop a request that nobody waits for any more, running or not. Return it, or nothing if it is not here."""
         aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
         if self._fetches is not None:
             aborted += self._fetches.abort(request_id)
@@ -202,7 +202,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _shared_pages(self, request: Request) -> PageTable:
-        """Return the pages that hold a waiting request's first blocks. Without those that it kept, it starts over."""
+        """Return the pages that hold a waiting request's first blocks. If kept blocks are gone, it starts over."""
         if request.latents is not None:
             kept = self.cache.find(request.block_names(0, request.num_kept // PAGE_TOKENS))
             if len(kept) * PAGE_TOKENS == request.num_kept:
@@ -212,7 +212,7 @@ class Scheduler:
         return self.cache.find(request.next_block_names)
 
     def _load(self, request: Request, num_shared: int) -> None:
-        """Begin to load the blocks behind those that a prompt shares, unless another one loads them already."""
+        """Begin to load the blocks after those that a prompt shares, unless another prompt is loading them."""
         if not request.starts_over and not request.loading:
             self.queried_tokens["device"] += request.num_to_prefill
             if self.cache.host is not None:
@@ -228,19 +228,19 @@ class Scheduler:
         return {name for request in loading for name in request.loading_block_names}
 
     def _start_arrived(self, waits: bool) -> None:
-        """Let requests take part whose latents are there or, if the step `waits` for them, will be there."""
+        """Let requests take part whose latents have arrived or, if the step `waits`, will arrive."""
         for request in self.running:
             if request.arrival is not None and (waits or request.arrival.has_arrived()):
                 self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
-        """Let a request take part: its pages hold what was copied to them, so others may find what it loaded."""
+        """Let a request take part. Its pages now hold what was copied, so others may find the blocks that it loaded."""
         self._order_after_copy(request)
         request.latents = None
         self.cache.name(request.table, request.loading.start, request.loading_block_names)
 
     def _order_after_copy(self, request: Request) -> None:
-        """Let all that is computed from now on come after the copy of a request's latents, if one is under way."""
+        """Order later computation after the copy of a request's latents, if one is running."""
         if request.arrival is not None:
             request.arrival.join()
             request.arrival = None
@@ -263,7 +263,7 @@ class Scheduler:
         return chunks
 
     def _reuse(self, request: Request) -> None:
-        """Let a prompt go on behind the blocks that others have computed; what is handed over is sent from there."""
+        """Skip the prompt's blocks that others have computed. They are sent too if the request is handed over."""
         found = self.cache.find(request.next_block_names)
         if not found:
             return
@@ -303,7 +303,7 @@ class Scheduler:
 
 
 def _num_blocks(num_tokens: int) -> int:
-    """Return how many blocks are copied in a step of so many tokens of prompts: as many as it fills, and one more."""
+    """Return how many blocks to copy in a step that prefills `num_tokens`: as many as they fill, and one more."""
     return num_tokens // PAGE_TOKENS + 1
 
 

@@ -1,7 +1,7 @@
 """The common part of a unit's phases: a step is schedule, run, postprocess.
 
-`prefill.py`, `decode.py` and `mixed.py` say how requests come, and what follows a token.
-ask: `has_work`. act: `step`, which may work on nothing, because another rank of the unit has something to do.
+`prefill.py`, `decode.py` and `mixed.py` say how requests come, and what follows a token. All ranks of a unit step
+together, so `step` is also called when `has_work` is false here and true on another rank.
 """
 
 from abc import ABC, abstractmethod
@@ -32,20 +32,20 @@ from runtime.serving.scheduler import Batch, Scheduler
 __all__ = ["Outbox", "Phase", "StepCounters", "embedding_bytes"]
 
 Arriving = TypeVar("Arriving")
-NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])  # of who draws nothing
+NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])  # for requests that draw nothing
 
 
 class Outbox(Protocol):
     """Sends a phase's messages. Nobody waits for their arrival."""
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
-        """Tell something about a request to the gateway whose it is."""
+        """Send a message about a request to its gateway."""
 
     def say_load(self, load: Load) -> None:
-        """Tell the gateway what the rank has to do, and every gateway that calls after it."""
+        """Send the rank's load to all gateways, and later to gateways that connect."""
 
     def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> Transfer:
-        """Return what takes a request's KV to a decode rank; `link` brings it to host memory."""
+        """Return a transfer that takes a request's KV to a decode rank; `link` brings it to host memory."""
 
 
 class StepCounters(Protocol):
@@ -55,11 +55,11 @@ class StepCounters(Protocol):
         """Show the rank's requests and its KV cache from now on."""
 
     def count_prompts(self, num_tokens: int, num_pairs: int) -> None:
-        """Hear that a step computed so many tokens of prompts, with so many pairs of core attention."""
+        """Count the tokens of prompts that a step computed, and their pairs of core attention."""
 
 
 class Phase(ABC, Generic[Arriving]):
-    """One rank's requests. `Arriving` is how they come: as Prefill, or as Arrival with their latents."""
+    """One rank's requests. `Arriving` is what brings them: Prefill, or Arrival with their latents."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Phase(ABC, Generic[Arriving]):
         block_digest: bytes | None = None,
         memory: HostMemory | None = None,
     ) -> None:
-        """Make a rank without requests. Prompts share KV in blocks that `block_digest` names; without one, none.
+        """Begin without requests. Prompts share KV in blocks named by `block_digest`; without one they share none.
 
         `memory` is the ledger of the rank's host memory.
         """
@@ -84,7 +84,7 @@ class Phase(ABC, Generic[Arriving]):
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Return the digest of the tokenizer.json that answers in JSON are held to; None where none is read."""
+        """Return the digest of the tokenizer.json that constrains answers in JSON, or None if the rank read none."""
         return self._constraints.tokenizer_digest
 
     @property
@@ -97,7 +97,7 @@ class Phase(ABC, Generic[Arriving]):
         self._scheduler.use(slow)
 
     def prepare(self) -> None:
-        """Do what steps would otherwise wait for: a collective of the unit, before requests come. Here, for prompts."""
+        """Prepare for prompts before requests come, so that no step waits for it. A collective of the unit."""
         limits = self._launch.limits
         self._engine.warm_up(self._scheduler.cache, limits.max_request_tokens, limits.max_batch_tokens)
 
@@ -124,15 +124,15 @@ class Phase(ABC, Generic[Arriving]):
         return self._scheduler.has_work()
 
     def rest(self) -> None:
-        """Use a turn of the loop in which no rank of the unit has work."""
+        """Use a turn of the loop in which no rank of the unit has work: copy blocks to host memory."""
         self._scheduler.rest()
 
     def tell_load(self) -> None:
-        """Tell the gateway what this rank has to do, if that has changed."""
+        """Tell the gateways this rank's load, if it has changed."""
         self._report.tell()
 
     def step(self) -> None:
-        """Compute a chunk of each prompt that fits and a token for each request that decodes; say the new tokens."""
+        """Compute chunks of prompts, and a token for each request that decodes. Send the new tokens."""
         batch = self._scheduler.schedule()
         for request in self._scheduler.take_crowded_out():
             _cancel_transfer(request)
@@ -161,12 +161,12 @@ class Phase(ABC, Generic[Arriving]):
                 self.follow(request)
 
     def follow(self, request: Request) -> None:
-        """Act on a token that is not the request's last, drawn or replayed. By default do nothing: a step follows."""
+        """Act on a token that is not the request's last, drawn or replayed. By default leave it to the next step."""
 
     def _accept_prompt(self, message: Prefill) -> Request:
-        """Take a prompt, and the tokens that its request may have already.
+        """Queue a prompt with the tokens that its request may already have.
 
-        In deterministic mode those are replayed, else prefilled.
+        In deterministic mode those tokens are replayed, otherwise they are prefilled.
         """
         request = Request(
             message.request_id,
@@ -182,9 +182,9 @@ class Phase(ABC, Generic[Arriving]):
         return request
 
     def _add(self, request: Request) -> None:
-        """Take a request from the gateway.
+        """Queue a request, or tell the gateway why this rank cannot compute it.
 
-        It may know other limits, because it serves units of an older launch as well.
+        The gateway's limits may be others, because it may also serve units of an older launch.
         """
         vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
         reason = explain_uncomputable(request.prompt_ids, request.generated, request.sampling, vocab_size, limit)
@@ -194,9 +194,9 @@ class Phase(ABC, Generic[Arriving]):
             self._outbox.say(Failed(request.id, reason))
 
     def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | DrawnToken | None], Sequence[Tensor | None]]:
-        """Return the row of each of the batch's requests, and its hidden state if any of them embeds.
+        """Run the model. Return a row for each chunk, and hidden states if any request embeds.
 
-        A row is logits on the host, or on a device what was drawn from them there; None where nothing is drawn.
+        A row is logits on the host or, on a device, the token drawn there. It is None if nothing is to be drawn.
         """
         cache = self._scheduler.cache
         if not any(request.embeds for request in batch.requests):
@@ -253,7 +253,7 @@ def _is_on_host(logits: Tensor) -> bool:
 
 
 def _draw_token(request: Request, row: Tensor | DrawnToken, constraints: Constraints) -> Token:
-    """Draw the request's next token. Raise RequestFailure: what goes wrong here is one request's, not the unit's."""
+    """Draw the request's next token. Raise RequestFailure, which ends this request and not the unit."""
     index = len(request.generated)
     drawn = row if isinstance(row, DrawnToken) else _draw_on_host(row, request, constraints)
     reason = finish_reason(drawn.token_id, index + 1, request.sampling)
@@ -266,5 +266,5 @@ def _draw_on_host(logits_V: Tensor, request: Request, constraints: Constraints) 
         position = request.num_cached - 1
         token_id = sample(logits_V, request.sampling, position, request.generated, request.prompt_ids, allowed_V)
         return DrawnToken(token_id, logprobs(logits_V, token_id, request.sampling))
-    except RuntimeError as error:  # torch's, for whatever it cannot draw from
+    except RuntimeError as error:  # torch raises it for whatever it cannot draw from
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error

@@ -1,8 +1,8 @@
-"""Child processes that end together: when one dies the others are killed, when we die they die.
+"""Child processes that end together: when one dies, the others are killed; when we die, they die.
 
-Used by a node for its ranks, and by `generate`. A child that dies says why in its last line on stderr; exit status
-`PEER_LOST` marks a death that only followed another's, so that the report names the cause and not the echo.
-It does not restart anything.
+A node uses this for its ranks, and so does `generate`. The last line that a child writes to stderr says why it died.
+Exit status `PEER_LOST` marks a death that only followed another one, so that the report names the cause and not the
+echo. Nothing is restarted.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from runtime.errors import RuntimeFailure
 __all__ = ["PEER_LOST", "Child", "ChildDied", "die_with_parent", "kill", "wait_together"]
 
 PEER_LOST = 75
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # a stack of 2 KB is a warning, for each frame that the store cannot read
-CAUSE_GRACE_S = 1.0  # after the first death, how long others may take to show themselves as its cause
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch warns with a stack of 2 KB about each frame that its store cannot read
+CAUSE_GRACE_S = 1.0  # the time in which another death may turn out to be the cause of the first one
 POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ChildDied(RuntimeFailure):
-    """A child ended before it was asked to; `is_echo` when it only lost a peer."""
+    """A child ended before it was asked to. It `is_echo` if the child only lost a peer."""
 
     def __init__(self, sentence: str, is_echo: bool) -> None:
         super().__init__(sentence)
@@ -34,7 +34,7 @@ class ChildDied(RuntimeFailure):
 
 
 class Child:
-    """`python -m runtime ARGUMENTS`, its stderr passed on line by line under its name."""
+    """The process `python -m runtime ARGUMENTS`. Its stderr is passed on line by line under its name."""
 
     def __init__(self, name: str, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Child:
         self._relay.start()
 
     def describe_death(self) -> str:
-        """Say in a clause why the child ended."""
+        """Return why the child ended, as a clause."""
         status = self.process.returncode
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"
@@ -67,7 +67,7 @@ class Child:
 def wait_together(children: Sequence[Child], check: Callable[[], None] = lambda: None) -> None:
     """Wait until all children end well. When one does not, kill the others and raise ChildDied naming the cause.
 
-    `check` is called now and then; what it raises ends them too.
+    `check` is called now and then. If it raises, the children are killed too.
     """
     try:
         while not (dead := [child for child in children if child.process.poll()]):
@@ -97,7 +97,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """Return the first death that is not the echo of another, after a short wait for it."""
+    """Return the child whose death caused the others', after a short wait for it."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

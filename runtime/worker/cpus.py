@@ -1,10 +1,11 @@
 """The number of CPUs that this process may use, which in a pod is lower than the machine's.
 
     affinity    the CPUs that the scheduler may run it on: cpusets and `taskset`
-    quota       CPU time in each period, of its control group and of every group above: a pod's `resources.limits.cpu`
+    quota       the CPU time that its control group, and every group above, may use in a period: a pod's
+                `resources.limits.cpu`
 
-More threads than the quota allows wait for each other while the group is throttled. Where a quota is no whole number of
-CPUs, the whole ones count.
+With more threads than the quota allows, threads wait for each other while the group is throttled. A quota is rounded
+down to whole CPUs.
 
 Sources: sched_setaffinity(2); Linux, Documentation/admin-guide/cgroup-v2.rst "CPU" (cpu.max), and
 Documentation/scheduler/sched-bwc.rst (cpu.cfs_quota_us, of version 1).
@@ -20,9 +21,9 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def thread_environment(num_processes: int) -> dict[str, str]:
-    """Return what to add to the environment of processes that share this one's CPUs.
+    """Return the environment variables that share this process's CPUs out among `num_processes`.
 
-    A number that the user set stays.
+    A number that the user has set stays.
     """
     if os.environ.get(THREADS):
         return {}
@@ -30,7 +31,7 @@ def thread_environment(num_processes: int) -> dict[str, str]:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Return how many CPUs there are, at least 1. `root` is where `proc` and `sys` are."""
+    """Return how many CPUs this process may use, at least 1. `root` is the folder of `proc` and `sys`."""
     quotas = [quota for folder in _control_groups(root) if (quota := _read_quota(folder)) is not None]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
@@ -46,12 +47,12 @@ def _control_groups(root: Path) -> Iterator[Path]:
                 continue
             mount /= controllers
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        for length in range(len(parts) + 1):  # in a container a folder may have another path than the machine's
+        for length in range(len(parts) + 1):  # a container may see the folder at another path than the machine does
             yield mount.joinpath(*parts[:length])
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Return the CPUs of the quota, or None without a limit."""
+    """Return the number of CPUs in the folder's quota, or None without a limit."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))

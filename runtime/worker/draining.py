@@ -1,13 +1,13 @@
-"""A node that is told to leave: its ranks drain, and it ends those that cannot.
+"""The drain of a node: its ranks answer the requests that they have, then they end. The node ends ranks that cannot.
 
     SIGTERM -> every rank drains (`leaving.py`) -> all end together
                the drain's time is over, or a second signal comes -> they are killed
                a node of the unit is gone                         -> they are killed
 
-A rank whose peer's machine has vanished waits in a collective, where it hears no signal, and no request that it has can
-be answered any more. Its pulse does not tell that: a step that compiles kernels, or a long prompt's, is as silent. So
-the node asks its membership, whose connections stand still only when a machine or its network is gone: kernels answer
-keepalives however busy their processes are.
+When a peer's machine has vanished, a rank waits in a collective. There it hears no signal, and it can answer no request
+any more. Its pulse does not show that, because a long step is silent too: one that compiles kernels, or has a long
+prompt. So the node asks its membership. A membership connection goes silent only when a machine or its network is gone,
+because the kernel answers keepalives however busy the process is.
 """
 
 import os
@@ -22,7 +22,7 @@ from runtime.worker.children import Child
 
 __all__ = ["Drain", "end_at_once"]
 
-BROKEN_S = 5.0  # assumed: ranks that have left together end within it, and a broken connection is made again in 0.5 s
+BROKEN_S = 5.0  # assumed: ranks that leave together all end within it; a broken connection is made again within 0.5 s
 STDERR = 2
 WHY_IT_ENDS = {
     signal.SIGALRM: "the drain's time is over, so the node ends, and requests that are not answered by now fail",
@@ -48,7 +48,7 @@ class Drain:
         self._has_begun = False
 
     def begin(self, _: int, __: FrameType | None) -> None:
-        """Let the ranks answer the requests that they have. It is installed as the handler of SIGTERM."""
+        """Let the ranks answer the requests that they have. This is the handler of SIGTERM."""
         signal.signal(signal.SIGTERM, end_at_once)
         signal.signal(signal.SIGALRM, end_at_once)
         signal.setitimer(signal.ITIMER_REAL, self._longest_s)
@@ -57,7 +57,7 @@ class Drain:
             rank.process.terminate()
 
     def check(self) -> None:
-        """Raise PeerLost when there is nothing to wait for: the unit lost a node for good. Call this now and then."""
+        """Raise PeerLost if the unit has lost a node for good, so that waiting is useless. Call this now and then."""
         if self._is_whole():
             self._last_whole = self._now()
         elif self._has_begun and self._now() - self._last_whole >= BROKEN_S:
@@ -67,5 +67,5 @@ class Drain:
 def end_at_once(signal_number: int, _: FrameType | None) -> None:
     """Say why, and end this node; its ranks end with `wait_together`."""
     why = WHY_IT_ENDS[signal.Signals(signal_number)]
-    os.write(STDERR, f"tidemill: {why}\n".encode())  # the signal may have come in the middle of a print
+    os.write(STDERR, f"tidemill: {why}\n".encode())  # not print: the signal may have come in the middle of one
     sys.exit(128 + signal_number)

@@ -1,13 +1,13 @@
-"""The rank's line to one gateway: it presents itself, says its state, passes requests in and tokens out.
+"""The rank's line to one gateway: it carries Hello, State and Load, requests to the rank and tokens back.
 
-The rank calls the gateway, so a rank needs no address of its own for requests, and a gateway that starts later or
-again is simply called again: Hello, State and Load are said anew on every connection. Hello is said once more when the
-rank has loaded, with the digests of what it read. Tokens said while nobody listens are dropped: the gateway that asked
-for them is gone, and has failed their requests.
+The rank calls the gateway, so a rank needs no address for requests. It calls again until the gateway answers, and sends
+Hello, State and Load on every new connection. When the rank has loaded, it sends Hello once more, with the digests of
+what it read. Tokens for a gateway that is not connected are dropped: that gateway is gone, and has failed their
+requests.
 
-A gateway of another version is called again too: in an upgrade it is about to be replaced, or this rank is. So is one
-that cannot prove who it is, or refuses our certificate: certificates are renewed. The rank moves to a new connection
-before a certificate ends (`renewal.py`).
+The rank also calls again when the gateway has another version: in an upgrade, one of the two is about to be replaced.
+It does so too when the gateway cannot prove its identity or refuses our certificate, because certificates are renewed.
+Before a certificate ends, the rank moves to a new connection (`renewal.py`).
 """
 
 import asyncio
@@ -46,14 +46,14 @@ __all__ = ["GatewayAddress", "GatewayLink", "Refused", "complain"]
 
 RETRY_S = 0.5
 # A call to the address of a pod that is gone may get no answer at all, and the kernel repeats it for two minutes. A new
-# call asks the gateway's name again, which leads to its next pod.
+# call looks the gateway's name up again, and finds its next pod.
 CALL_TIMEOUT_S = 3.0
-RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and few lines in the gateway's log
+RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and not many lines in the gateway's log
 
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The gateways' host, or several with commas between, their port, and the identity to be proven, if any."""
+    """The gateways' host, or several hosts separated by commas; their port; the identity to be proven, if any."""
 
     host: str
     port: int
@@ -61,14 +61,14 @@ class GatewayAddress:
 
 
 class Refused(RuntimeFailure):
-    """A gateway takes this rank neither as it is nor later."""
+    """A gateway refuses this rank, and would refuse it again."""
 
 
 class GatewayLink:
-    """Used from one event loop; see `io_thread.py` for the way in from the step loop's thread.
+    """The line to one gateway. Used from one event loop; `io_thread.py` has the way in from the step loop's thread.
 
-    `gateway` is whose requests come on this line, `is_dismissed` whether none of them needs this rank any more.
-    `is_refused` says whether none will come, because of what it loaded.
+    `gateway` is the name of the gateway on this line. `is_dismissed`: none of its requests needs this rank any more.
+    `is_refused`: it sends this rank no requests, because of the weights that the rank loaded.
     """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
@@ -79,15 +79,15 @@ class GatewayLink:
         self._load: Load | None = None
         self._receive = receive
         self._writer: asyncio.StreamWriter | None = None
-        self._unsent: list[bytes] = []  # of this turn of the event loop
+        self._unsent: list[bytes] = []  # frames of this turn of the event loop
 
     @property
     def is_connected(self) -> bool:
-        """True if somebody listens."""
+        """True if the gateway listens."""
         return self._writer is not None
 
     async def run(self) -> None:
-        """Keep the line up, for ever. Raise Refused when the gateway refuses this rank for good."""
+        """Keep the line up until cancelled. Raise Refused when the gateway refuses this rank for good."""
         complained = False
         while True:
             pause_s = RETRY_S
@@ -97,32 +97,32 @@ class GatewayLink:
                 detect_vanished_peer(writer)
                 await self._serve((FrameReader(stream, FromGateway), writer))
             except (WireVersionError, Impostor, ssl.SSLError) as error:
-                if not isinstance(error, ssl.SSLEOFError):  # it went away in the middle of a handshake
+                if not isinstance(error, ssl.SSLEOFError):  # otherwise it went away in the middle of a handshake
                     pause_s = RETRY_OTHER_S
                     complained = complained or complain(explain_tls_failure(error))
             except (OSError, WireError):
-                pass  # the gateway is not there yet, or went away: call again
+                pass  # the gateway is not there yet, or has gone: call again
             await asyncio.sleep(pause_s)
 
     def say_state(self, state: State) -> None:
-        """Tell the state now and on every later connection."""
+        """Send the state now, and again on every later connection."""
         self._state = state
         self.send(state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Tell what this rank has loaded, now and on every later connection."""
+        """Send what this rank has loaded now, and again on every later connection."""
         self._loaded_hello = loaded
         self._say_loaded_hello()
 
     def say_load(self, load: Load) -> None:
-        """Tell the load now and on every later connection. There, no request is new: each is an earlier one's."""
+        """Send the load now, and again on every later connection. There it reports no request as new."""
         self._load = msgspec.structs.replace(load, arrived=[])
         self.send(load)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send the message if somebody listens. What is said in one turn of the event loop is written at once.
+        """Send the message if the gateway listens. All messages of one turn of the event loop are written together.
 
-        A step of 128 requests says 128 tokens: that is one system call here, and one packet to wake the gateway.
+        So the 128 tokens of a step take one system call here, and one packet that wakes the gateway.
         """
         if self._writer is not None:
             if not self._unsent:
@@ -139,7 +139,7 @@ class GatewayLink:
             self.send(self._loaded_hello)
 
     async def _serve(self, line: Line) -> None:
-        """Present the rank, and hear the gateway until it is gone: on this connection, and those that follow it."""
+        """Present the rank, then hear the gateway on this connection and those that follow it, until it is gone."""
         self._writer, self.gateway, self.is_dismissed, self.is_refused = line[1], "", False, False
         self.send(self._hello)
         self._say_loaded_hello()
@@ -155,7 +155,7 @@ class GatewayLink:
             self._writer = None
 
     async def _follow(self, line: Line) -> Line | None:
-        """Hear the gateway until it closes the connection. Return the one to go on with, if the rank has moved."""
+        """Hear the gateway until it closes the connection. Return the new connection if the rank has moved."""
         trust = self._address.trust
         moving = None if trust is None else asyncio.create_task(self._move_before_expiry(trust, line))
         try:
@@ -169,7 +169,7 @@ class GatewayLink:
             line[1].close()
 
     async def _move_before_expiry(self, trust: Trust, old: Line) -> Line:
-        """Open a new connection before a certificate ends, and say everything there from then on."""
+        """Open a new connection before a certificate ends, and send everything there from then on."""
         new, ticket = await renew_before_expiry(self._address.host, self._address.port, trust, self._hello, old)
         self.send(Moved(ticket))
         self._write()
@@ -181,7 +181,7 @@ class GatewayLink:
             self._take(frame[0])
 
     def _take(self, message: FromGateway) -> None:
-        """Act on what concerns the line, and pass on the rest."""
+        """Act on messages about the line, and pass on the others."""
         match message:
             case Rejected(reason=reason):
                 raise Refused(f"the gateway refuses this rank: {reason}")
@@ -204,6 +204,6 @@ class GatewayLink:
 
 
 def complain(why: str) -> bool:
-    """Say why another gateway is waited for, or the same one with another certificate. Return True."""
+    """Log why the rank waits for another gateway, or for a renewed certificate. Return True."""
     print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

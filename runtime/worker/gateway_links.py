@@ -1,15 +1,14 @@
 """The rank's lines to all gateways: one to each address that the gateway's name leads to.
 
-    names -> addresses, asked again now and then -> a GatewayLink for each -> messages of all gateways, in one inbox
-    what is said of a request      -> the gateway whose request it is, which its id tells (`messages.gateway_name`)
-    what is said of this rank      -> all gateways
+    names -> addresses, looked up again now and then -> a GatewayLink for each -> one inbox for all messages
+    a message about a request   goes to that request's gateway, which its id names (`messages.gateway_name`)
+    a message about this rank   goes to all gateways
 
-A gateway that comes later is called when the name leads to it, one that is gone is forgotten when the name no longer
-does. No gateway is needed for another's requests. Those of a gateway that is gone are aborted here when they have a
-token to tell: it has failed them, and nobody else knows of them.
-One that refuses this rank ends it only when all others do: while gateways are replaced, old and new ones stand side by
-side, and a rank that the new ones refuse has answers of the old ones to give.
-It does not keep a line up (`gateway_connection.py` does).
+A new gateway is called when the name leads to it. A gateway that is gone is forgotten when the name no longer leads to
+it. No gateway needs another. When a gateway is gone, its requests are aborted here as soon as they have a token to
+send: the gateway has failed them, and nobody else knows of them. A rank ends when every gateway refuses it, not before.
+While gateways are replaced, old and new ones run side by side, and a rank that the new ones refuse still answers
+requests of the old ones. `gateway_connection.py` keeps each line up.
 """
 
 import asyncio
@@ -44,13 +43,13 @@ from runtime.worker.gateway_connection import (
 
 __all__ = ["GatewayLinks"]
 
-LOOK_S = 5.0  # assumed: a new gateway has no ranks for so long, and a thousand ranks ask DNS 200 times a second
+LOOK_S = 5.0  # assumed: so long a new gateway has no ranks; a thousand ranks send DNS 200 queries a second
 
 Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], asyncio.Task[None]]
 
 
 class GatewayLinks:
-    """Used from one event loop, as each link is. `start` runs a task, and ends the rank when it fails."""
+    """All lines to gateways. Used from one event loop. `start` runs a task, and ends the rank when the task fails."""
 
     def __init__(
         self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None], start: Start
@@ -65,51 +64,51 @@ class GatewayLinks:
 
     @property
     def is_dismissed(self) -> bool:
-        """True if no gateway that listens waits for anything from this rank, which is draining."""
+        """True if no connected gateway still waits for an answer from this rank, which is draining."""
         return all(link.is_dismissed for link in list(self._links.values()) if link.is_connected)
 
     @property
     def is_admitted(self) -> bool:
-        """True if somebody listens, and nobody who does refuses what this rank loaded."""
+        """True if a gateway is connected, and no connected one refuses the weights that this rank loaded."""
         listening = [link for link in self._links.values() if link.is_connected]
         return bool(listening) and not any(link.is_refused for link in listening)
 
     async def run(self) -> None:
-        """Keep a line to each gateway, for ever."""
+        """Keep a line to each gateway until cancelled."""
         while True:
             self._follow(await self._look_up_addresses())
             are_up = bool(self._links) and all(link.is_connected for link in self._links.values())
             await asyncio.sleep(LOOK_S if are_up else RETRY_S)
 
     def say_state(self, state: State) -> None:
-        """Tell every gateway this rank's state, now and when it comes."""
+        """Send every gateway this rank's state; a gateway that comes later gets it then."""
         self._state = state
         for link in self._links.values():
             link.say_state(state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Tell every gateway what this rank has loaded, now and when it comes."""
+        """Send every gateway what this rank has loaded; a gateway that comes later gets it then."""
         self._loaded_hello = loaded
         for link in self._links.values():
             link.say_hello_again(loaded)
 
     def say_load(self, load: Load) -> None:
-        """Tell every gateway this rank's load, now and when it comes."""
+        """Send every gateway this rank's load; a gateway that comes later gets it then."""
         self._load = load
         for link in self._links.values():
             link.say_load(load)
 
     def repeat_state(self) -> None:
-        """Tell the state again, which tells that this rank's steps go on."""
+        """Send the state again, as a sign that this rank's steps go on."""
         self.say_state(self._state)
 
     def say_to_all(self, message: msgspec.Struct) -> None:
-        """Tell every gateway that listens."""
+        """Send a message to every connected gateway."""
         for link in self._links.values():
             link.send(message)
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
-        """Tell something of a request to the gateway whose it is."""
+        """Send a message about a request to its gateway."""
         gateway = gateway_name(message.request_id)
         for link in self._links.values():
             if link.is_connected and link.gateway == gateway:
@@ -119,7 +118,7 @@ class GatewayLinks:
             self._receive(Abort(message.request_id))
 
     def _follow(self, addresses: set[str]) -> None:
-        """Call gateways that are new, and give up those that are gone."""
+        """Call gateways at new addresses, and give up those that are gone."""
         for address in addresses - set(self._links):
             link = self._links[address] = GatewayLink(replace(self._gateway, host=address), self._hello, self._receive)
             link.say_hello_again(self._loaded_hello)
@@ -134,7 +133,7 @@ class GatewayLinks:
                 self._tasks.pop(address).cancel()
 
     async def _keep_connected(self, address: str, link: GatewayLink) -> None:
-        """Keep the line up, for ever. Raise Refused when every gateway refuses this rank."""
+        """Keep the line up until cancelled. Raise Refused when every gateway refuses this rank."""
         complained = False
         while True:
             try:
@@ -148,7 +147,7 @@ class GatewayLinks:
             self._refused.discard(address)
 
     async def _look_up_addresses(self) -> set[str]:
-        """Return where the names lead; while one is not known, where they led before, too."""
+        """Return the addresses of the names. If a name is unknown now, add all earlier addresses."""
         found: set[str] = set()
         for name in self._gateway.host.split(","):
             try:
@@ -157,6 +156,6 @@ class GatewayLinks:
                 )
             except OSError:
                 found |= set(self._links)
-            else:  # of one family: a gateway has one address, and would take a second call for another process
+            else:  # one family only: a gateway would take a call to its second address for another process
                 found |= {str(address[0]) for family, _, _, _, address in answers if family == answers[0][0]}
         return found

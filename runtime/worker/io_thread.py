@@ -1,11 +1,11 @@
-"""The rank's sockets on a thread of their own, so that no step waits for a peer's network and none for a step.
+"""The rank's sockets, on a thread of their own: no step waits for the network, and the network waits for no step.
 
     step loop (main thread)                      event loop (this thread)
         inbox.get()            <-- requests --   GatewayLinks, KvReceiver
         say(), Transfer.put()  --- messages -->  GatewayLinks, KvSender
 
-Only queues and `call_soon_threadsafe` cross between the two. The event loop is woken once for all the calls that it has
-not looked at (`Calls`): to wake it is a system call, and a step of 128 requests says 128 tokens.
+Only queues and `call_soon_threadsafe` connect the two. Waking the event loop is a system call, and a step of 128
+requests sends 128 tokens. So the loop is woken once for all calls that wait (`Calls`).
 """
 
 import asyncio
@@ -43,9 +43,9 @@ from runtime.worker.transfers import RankTransfer, Transfers
 
 __all__ = ["Calls", "Inbox", "Network"]
 
-ADMITTED_LOOKS = 4  # assumed: 20 s, in which every rank that serves has called a gateway that has just started
+ADMITTED_LOOKS = 4  # assumed: 20 s, in which every serving rank calls a gateway that has just started
 
-Inbox = queue.SimpleQueue[Any]  # messages of the phase, or what ended this thread
+Inbox = queue.SimpleQueue[Any]  # messages for the phase, or the exception that ended this thread
 
 
 class Calls:
@@ -57,14 +57,14 @@ class Calls:
         self._is_woken = False
 
     def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Let the loop make this call."""
+        """Let the loop make this call soon."""
         self._waiting.append((call, arguments))
-        if not self._is_woken:  # looked at after the call is there, as `_make` looks for calls after it says no
+        if not self._is_woken:  # read after the call is queued; `_make` clears it before it looks for calls
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._make)
 
     def _make(self) -> None:
-        """Make each call by itself, so that one that fails holds up no other."""
+        """Make each call on its own, so that one that fails does not stop the others."""
         self._is_woken = False
         while self._waiting:
             call, arguments = self._waiting.popleft()
@@ -83,7 +83,7 @@ class Network:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._state: RankState = "loading"
-        self.refusal: str | None = None  # why gateways send this unit no requests
+        self.refusal: str | None = None  # the reason why gateways send this unit no requests
         self._transfers = Transfers(kv_sender, self._soon, self._start, self._transfer_failed)
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
@@ -97,16 +97,16 @@ class Network:
         async def listen() -> None:
             await asyncio.start_server(receiver.serve, sock=listener, limit=PIECE_BYTES)
 
-        self._kv_receiver = receiver  # before anybody is told that this rank is ready
+        self._kv_receiver = receiver  # before gateways hear that this rank is ready
         self._soon(self._start, listen)
 
     def check(self) -> None:
-        """Raise what ended this thread, such as the gateway's refusal. The step loop need not: it reads the inbox."""
+        """Raise the error that ended this thread, such as a gateway's refusal. The step loop finds it in the inbox."""
         if self._failure is not None:
             raise self._failure
 
     def say_state(self, state: RankState) -> None:
-        """Tell the gateways this rank's state. One that is refused is not ready."""
+        """Tell the gateways this rank's state. A refused rank is not ready."""
         self._soon(self._say_state, state)
 
     def say_hello_again(self, loaded: Hello) -> None:
@@ -118,7 +118,7 @@ class Network:
         self._soon(self._links.repeat_state)
 
     def say_load(self, load: Load) -> None:
-        """Tell the gateways what this rank has to do."""
+        """Tell the gateways this rank's load."""
         self._soon(self._links.say_load, load)
 
     def say_step_time(self, time: StepTime) -> None:
@@ -126,7 +126,7 @@ class Network:
         self._soon(self._links.say_to_all, time)
 
     def say_loaded(self, loaded: float) -> None:
-        """Tell the gateways how much of this rank's tensors is loaded, of 1. One that is refused loads no further."""
+        """Tell the gateways which part of this rank's tensors is loaded, from 0 to 1. A refused rank stops loading."""
         self.check()
         self._soon(self._links.say_state, State("loading", loaded))
 
@@ -135,7 +135,7 @@ class Network:
         self.say_state("draining")
 
     def is_dismissed(self) -> bool:
-        """Return whether no gateway that listens waits for anything from this rank, which is draining."""
+        """Return whether no connected gateway still waits for an answer from this rank, which is draining."""
         return self._links.is_dismissed
 
     def is_handing_over(self) -> bool:
@@ -147,9 +147,9 @@ class Network:
         self._soon(self._links.say, message)
 
     def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> RankTransfer:
-        """Return what takes a request's KV to a decode rank, from the first layer on.
+        """Return a transfer that takes a request's KV to a decode rank, from the first layer on.
 
-        A failure is the request's, and the gateway is told. An Abort ends it.
+        If the transfer fails, the request fails and the gateway is told. An Abort ends the transfer.
         """
         return RankTransfer(self._transfers, (host, port), offer, link)
 
@@ -158,7 +158,7 @@ class Network:
         self._links.say_state(State("joining" if state == "ready" and self.refusal is not None else state))
 
     def _refuse(self, reason: str) -> None:
-        """Be ready no more, and say why. This process cannot change what it has loaded."""
+        """Stop being ready, and log why: this process cannot change what it has loaded."""
         if self.refusal is None:
             self.refusal = reason
             print(f"tidemill: this rank gets no requests: {reason}", file=sys.stderr, flush=True)
@@ -166,9 +166,9 @@ class Network:
             self._start(self._await_other_gateways)
 
     async def _await_other_gateways(self) -> None:
-        """Be ready again when all gateways are new and refuse nobody: they begin another deployment.
+        """Be ready again once all gateways are new and none refuses this rank: then another deployment begins.
 
-        A new gateway hears of the ranks that serve before it hears that this one is ready.
+        The wait lets a new gateway hear of the serving ranks before it hears of this one.
         """
         num_looks = 0
         while num_looks < ADMITTED_LOOKS:
@@ -178,7 +178,7 @@ class Network:
         self._say_state(self._state)
 
     def _transfer_failed(self, request_id: str, reason: str) -> None:
-        """Let others go on with the request, and this rank compute no more of it."""
+        """Let another rank go on with the request, and drop it here."""
         self._links.say(Failed(request_id, reason, may_retry=True))
         self._inbox.put(Abort(request_id))
 

@@ -1,10 +1,10 @@
-"""The end of a unit without a dropped request: nobody sends it new ones, it answers those it has, then its ranks end.
+"""The end of a unit without a dropped request: it gets no new ones, answers those it has, and its ranks end.
 
     SIGTERM at a rank -> State "draining" -> the gateway sends the whole unit no more requests -> the unit is idle ->
     every rank says that it is draining -> Dismissed by each gateway that waits for nothing from it -> all end together
 
-One rank that is told to leave takes its unit along: a unit cannot compute without one of its ranks.
-How long this may take is decided by whoever ends the process: see `node.py`.
+If one rank is told to leave, its whole unit leaves, because a unit cannot compute without one of its ranks. The node
+limits how long this may take (`node.py`).
 """
 
 from typing import Protocol
@@ -13,13 +13,13 @@ __all__ = ["Leaving", "Line"]
 
 
 class Line(Protocol):
-    """A rank's connections, as far as leaving needs to know them."""
+    """The part of a rank's connections that leaving needs."""
 
     def say_draining(self) -> None:
         """Tell the gateways that this rank takes no new requests."""
 
     def is_dismissed(self) -> bool:
-        """Return whether no gateway that listens waits for anything from this rank."""
+        """Return whether no connected gateway waits for an answer from this rank."""
 
     def is_handing_over(self) -> bool:
         """Return whether a prompt's KV is on its way to a decode rank."""
@@ -34,7 +34,7 @@ class Leaving:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Begin as soon as the step loop looks. Safe in a signal handler."""
+        """Begin at the step loop's next turn. Safe in a signal handler."""
         self.has_begun = True
 
     def tell_gateways(self) -> None:
@@ -45,5 +45,5 @@ class Leaving:
 
     @property
     def is_free(self) -> bool:
-        """True if an idle rank may end: no request is on its way to it or from it."""
+        """True if an idle rank may end: no request is on its way to or from it."""
         return self._line.is_dismissed() and not self._line.is_handing_over()

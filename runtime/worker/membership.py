@@ -1,10 +1,11 @@
-"""A node's place in its unit: asked for at the unit's leader, and held for as long as the node's process lives.
+"""A node's place in its unit. The unit's leader gives it, and the node keeps it as long as its process lives.
 
-The leader is the node to whose address the leader's name leads. It asks itself like any other node. In a cluster that
-name has no address before the leader's pod runs, or still that of the pod before it, so it is looked up again until the
-leader answers. When the connection breaks, the node asks again: a leader that was made anew must know who is here.
+The leader is the node at the address of the leader's name. It asks itself, as any other node does. In a cluster the
+name has no address before the leader's pod runs, or still has the address of an earlier pod. So the name is looked up
+again until the leader answers. When the connection breaks, the node asks again, because a restarted leader must learn
+who is here.
 
-The ranks start with the first answer. Should a later one be another, their place is somebody else's, and they end.
+The ranks start with the first place. If a later answer names another place, the ranks end: another node has theirs.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from runtime.worker.places import Roll
 __all__ = ["Membership"]
 
 JOIN_TIMEOUT_S = 3600.0  # assumed: the slowest node has its image by then
-CALL_TIMEOUT_S = 10.0  # assumed: whoever is silent for so long is not the leader any more
+CALL_TIMEOUT_S = 10.0  # assumed: a process that is silent for so long is not the leader any more
 RETRY_S = 0.5
 
 
@@ -37,10 +38,10 @@ class Membership:
         self._claim = Claim(launch.unit_digest, node, address)
         self._news: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._place: int | None = None
-        self._is_placed = False  # by a leader that is here
+        self._is_placed = False  # by a leader that is connected
         self._roll = Roll(launch)
         self._said = ""
-        self._keeping_up: Future[None] | None = None  # asyncio holds tasks weakly: without it, the place could be lost
+        self._keeping_up: Future[None] | None = None  # kept here, because asyncio has only weak references to tasks
 
     def join(self) -> int:
         """Return this node's place, once the leader has given it one. Raise RuntimeFailure."""
@@ -56,22 +57,22 @@ class Membership:
         return self._place
 
     def check(self) -> None:
-        """Raise PeerLost when the place is another's now, or raise what ended this thread."""
+        """Raise PeerLost if another node has the place now, or raise the error that ended this thread."""
         while not self._news.empty():
             place = _place(self._news.get())
             if place != self._place:
                 raise PeerLost(f"this node's ranks have place {self._place}, and the unit's leader gives it {place}")
 
     def is_whole(self) -> bool:
-        """Return whether the unit has all its nodes. The leader's node sees all of them, every other sees the leader's.
+        """Return whether the unit has all its nodes. The leader sees all nodes, every other node sees the leader.
 
-        A node is gone as soon as its process ends, and `VANISHED_AFTER_S` after its machine or network fails. It is
-        here however long its ranks take for a step. Read from any thread.
+        A node is gone as soon as its process ends, or `VANISHED_AFTER_S` after its machine or network fails. A long
+        step of its ranks does not matter. Read from any thread.
         """
         return self._is_placed and (self._roll.is_whole or not self._roll.is_leaders)
 
     async def _keep_connected(self, listener: socket.socket) -> None:
-        """Hold the place, for ever. Raise RuntimeFailure when there is none for this node."""
+        """Keep the place until cancelled. Raise RuntimeFailure if the unit has none for this node."""
         await asyncio.start_server(self._roll.serve, sock=listener)
         while True:
             try:
@@ -84,8 +85,8 @@ class Membership:
             await asyncio.sleep(RETRY_S)
 
     async def _follow_leader(self, leader: str) -> None:
-        """Heed what the leader says, until it goes away."""
-        own = (self._claim.address, 0)  # as claimed, so that the leader can see that it is
+        """Follow the leader's answers until it goes away."""
+        own = (self._claim.address, 0)  # the claimed address, so that the leader can verify it
         async with asyncio.timeout(CALL_TIMEOUT_S):
             stream, writer = await asyncio.open_connection(leader, self._launch.ports.places, local_addr=own)
         try:
@@ -112,14 +113,14 @@ class Membership:
                 raise RuntimeFailure(f"the unit's leader refuses this node: {reason}")
 
     def _complain(self, sentence: str) -> None:
-        """Say the sentence once, and only before the ranks have begun: after that they say what is wrong."""
+        """Log the sentence once, and only before the ranks start: after that they log what is wrong."""
         if self._place is None and sentence != self._said:
             print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
         self._said = sentence
 
     def _end(self, keeping_up: "Future[None]") -> None:
         error = keeping_up.exception()
-        assert error is not None  # it keeps up for ever
+        assert error is not None  # it never ends by itself
         self._news.put(error)
 
 

@@ -1,10 +1,10 @@
-"""One node of a unit: the pod's process, which starts a process for each of its ranks and ends with them.
+"""One node of a unit: the pod's process. It starts a process for each of its ranks, and ends with them.
 
-A node asks the unit's leader which place is its own (`membership.py`), and starts that place's ranks. When a rank dies,
-the others here are killed and the node ends with a sentence that names the cause; the ranks on other nodes notice by
-themselves. It does not restart anything: Kubernetes, or `tidemill up`, decides that for the whole unit.
+A node asks the unit's leader for its place (`membership.py`), and starts that place's ranks. When a rank dies, the node
+kills its other ranks and ends with a sentence that names the cause. Ranks on other nodes notice by themselves. The node
+restarts nothing: Kubernetes or `tidemill up` decides that for the whole unit.
 
-SIGTERM lets the ranks drain for as long as the call allows (`draining.py`).
+On SIGTERM the ranks drain, for as long as the caller allows (`draining.py`).
 """
 
 import signal
@@ -26,8 +26,8 @@ def run_node(
 ) -> None:
     """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raise RuntimeFailure.
 
-    SIGTERM lets the ranks answer their requests, for `drain_s` at most, and ends node and ranks. The first process of a
-    pod has to ask for the signal, or the kernel ignores it.
+    On SIGTERM the ranks answer their requests, for `drain_s` at most, then node and ranks end. The handler is installed
+    even without a drain, because the kernel ignores signals to a pod's first process that has none.
     """
     signal.signal(signal.SIGTERM, end_at_once)
     _require_a_place(launch, node)

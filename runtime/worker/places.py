@@ -4,14 +4,13 @@ The launch file numbers a unit's places, each with the node that was planned for
 ranks, and so its experts, whichever node takes it.
 
     a planned node   gets its own place, whenever it comes
-    a spare          gets a free one, once as many spares wait as places are free: the first the first
+    a spare          gets a free place, once there are as many waiting spares as free places; the first gets the first
 
-Spares wait because a free place may be that of a planned node which is only late. A node is here for as long as its
-connection is open, and keeps its place that long. So a node that is made anew may come back, or another may take its
-place.
+Spares wait because the planned node of a free place may only be late. A node is here while its connection is open, and
+keeps its place that long. After that the node may come back, or another may take its place.
 
-A pod whose process starts again takes over the connection of the last one. A caller from elsewhere under the name of a
-node that is here takes nothing from it: it waits until that connection has ended.
+When a pod's process starts again, its connection replaces the earlier one. A caller from elsewhere that uses the name
+of a connected node gets nothing: it waits until that node's connection ends.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ CLAIM_TIMEOUT_S = 5.0
 def give_places(
     planned: Sequence[str], spares: Sequence[str], here: Collection[str], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the places of the nodes that are `here`; a node that was `given` one keeps it."""
+    """Return the place of each node that is `here` and has one. A node keeps the place that it was `given`."""
     places = {node: place for node, place in given.items() if node in here}
     for place, node in enumerate(planned):
         if node in here and place not in places.values():
@@ -48,7 +47,7 @@ def give_places(
 
 @dataclass
 class _Member:
-    """A node that is here, by its connection."""
+    """A connected node."""
 
     claim: Claim
     writer: asyncio.StreamWriter
@@ -58,7 +57,7 @@ class _Member:
 class Roll:
     """The leader's list of the nodes that are here. Used from one event loop.
 
-    Every node listens; it sends callers away until it is the leader.
+    Every node listens, and tells callers to wait until it is the leader.
     """
 
     def __init__(self, launch: UnitLaunch) -> None:
@@ -99,7 +98,7 @@ class Roll:
                 self._tell()
 
     def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
-        """Return why `claim` gets no place. It may call again, unless this unit has none for such a node."""
+        """Return the refusal of `claim`, or None: Wait, or Rejected if this unit has no place for such a node."""
         launch = self._launch
         if not self.is_leaders:
             return Wait("who was called does not lead the unit")
@@ -118,7 +117,7 @@ class Roll:
         return None
 
     def _enter(self, claim: Claim, writer: asyncio.StreamWriter) -> _Member:
-        """Let the node in. A pod that starts its process again takes its own place, even over an open connection."""
+        """Add the node. A pod whose process starts again replaces its earlier connection, even an open one."""
         before = self._members.get(claim.node)
         member = self._members[claim.node] = _Member(claim, writer)
         if before is not None:
@@ -127,7 +126,7 @@ class Roll:
         return member
 
     def _tell(self) -> None:
-        """Tell each node what is new for it."""
+        """Give places again, and tell each node whose answer has changed."""
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
         for node, member in self._members.items():
@@ -146,5 +145,5 @@ class Roll:
 
 
 def _say(sentence: str) -> None:
-    """Say it under another name than the node's own: a stranger may have written it, and it ends nothing."""
+    """Log the sentence without the prefix of errors: it ends nothing, and a stranger may have written parts of it."""
     print(f"places: {sentence}", file=sys.stderr, flush=True)

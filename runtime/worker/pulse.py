@@ -1,14 +1,14 @@
-"""The pulse of a rank: it tells whoever may start the rank again whether it moves.
+"""The pulse of a rank: the answer to a probe that asks whether the rank still moves.
 
-    loading   no: until its weights are loaded, a rank has not started
-    joining   yes: it waits for its peers, who have deadlines of their own
-    stepping  as long as its loop turned a moment ago: an idle loop turns as well
+    loading   no: a rank has not started until its weights are loaded
+    joining   yes: it waits for its peers, which have their own deadlines
+    stepping  yes, if its loop turned a moment ago; an idle loop turns too
 
-A rank whose loop stands still holds up its whole unit: every turn begins with a collective. So all ranks of the unit
-say no, and whoever asks starts them again, once they have said so for longer than any step takes.
+Every turn begins with a collective, so a rank whose loop stands still stops its whole unit. Then all ranks of the unit
+answer no. If they do so for longer than any step takes, they are restarted.
 
-A loop that turns tells the gateway so now and then (`repeat`), and more often what it has to do. From a rank
-that says nothing for longer than any step takes, the gateway expects no answer.
+A loop that turns also makes calls at intervals (`repeat`): it tells the gateways that it moves, and more often its
+load. If a rank is silent for longer than any step takes, the gateway gives it up.
 """
 
 import time
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 __all__ = ["Pulse"]
 
-MOMENT_S = 10.0  # assumed: most turns are shorter, and one that is longer is asked about again
-TELL_S = 10.0  # assumed: often enough beside the 30 s that a rank may be silent at least, and few messages
+MOMENT_S = 10.0  # assumed: most turns are shorter, and probes ask again during a longer one
+TELL_S = 10.0  # assumed: few messages, and often enough, as a rank may be silent for at least 30 s
 
 
 @dataclass
 class _RepeatedCall:
-    """Something to tell now and then, and when it was told last."""
+    """A call to make at intervals, and the time when it was last made."""
 
     tell: Callable[[], None]
     period_s: float
@@ -41,11 +41,11 @@ class Pulse:
         self.num_turns = 0
 
     def repeat(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
-        """Call `tell` every `period_s`, from the thread of the loop, as long as it turns."""
+        """Make this call every `period_s` on the loop's thread, while the loop turns."""
         self._telling.append(_RepeatedCall(tell, period_s, self._now()))
 
     def note_weights(self) -> None:
-        """Say from now on that the rank has started."""
+        """Note that the weights are loaded: the rank has started."""
         self._has_weights = True
 
     def turn(self) -> None:
@@ -58,7 +58,7 @@ class Pulse:
                 each.tell()
 
     def is_moving(self) -> bool:
-        """Return whether the rank has started and its loop, once begun, turned a moment ago."""
+        """Return whether the rank has started and, if its loop has begun, the loop turned a moment ago."""
         if self._last_turn is None:
             return self._has_weights
         return self._now() - self._last_turn < MOMENT_S

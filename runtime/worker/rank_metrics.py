@@ -1,8 +1,7 @@
-"""The metrics of one rank: the work of its experts, what it sent to its peers, the KV it handed over or took.
+"""The metrics of one rank: its requests and KV cache, its steps, rows of experts and dispatch, KV transfers.
 
-Counters live where the work is done and are read when somebody asks, so that a step pays nothing for them.
-Every metric carries model_name, unit and rank. The gateway measures what a user waits for
-(`gateway/telemetry/metrics.py`).
+Counters live where the work is done, and are read at a scrape, so that a step pays nothing for them. Every metric has
+the labels model_name, unit and rank. The gateway measures what users wait for (`gateway/telemetry/metrics.py`).
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ LABELS = ("model_name", "unit", "rank")
 
 
 class RankMetrics:
-    """The metrics of one rank; `registry` is what its metrics port shows."""
+    """The metrics of one rank. Its metrics port shows `registry`."""
 
     def __init__(self, launch: UnitLaunch, rank: int) -> None:
         self.registry = CollectorRegistry()
@@ -50,14 +49,14 @@ class RankMetrics:
         ).labels(*self._labels)
 
     def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float, seconds_after_prompt: float) -> None:
-        """Count one request that was handed over and accepted."""
+        """Count the transfer of one request that a decode rank accepted."""
         self._kv_payload.inc(payload_bytes)
         self._kv_framing.inc(framing_bytes)
         self._kv_seconds.observe(seconds)
         self._kv_seconds_after_prompt.observe(seconds_after_prompt)
 
     def count_prompts(self, num_tokens: int, num_pairs: int) -> None:
-        """Count one prefill step."""
+        """Count the prompts' part of one step."""
         self._prompt_tokens.inc(num_tokens)
         self._attention_pairs.inc(num_pairs)
 
@@ -66,11 +65,11 @@ class RankMetrics:
         self.registry.register(_SchedulerCounters(scheduler, self._labels))
 
     def watch_disk(self, counters: TierCounters) -> None:
-        """Show what the prefix cache's disk tier does from now on."""
+        """Show the prefix cache's disk tier from now on."""
         self.registry.register(_DiskCounters(counters, self._labels))
 
     def watch_steps(self, times: StepTimes) -> None:
-        """Show how long the rank's steps take from now on, and how much of that it waits for its peers."""
+        """Show from now on how long the rank's steps take, and for how much of that it waits for its peers."""
         self.registry.register(_StepCounters(times, self._labels))
 
     def watch(self, model: DeepseekV3) -> None:
@@ -79,7 +78,7 @@ class RankMetrics:
 
 
 class _SchedulerCounters:
-    """Reads queues and pages at the moment of a scrape."""
+    """Reads queues and pages at each scrape."""
 
     def __init__(self, scheduler: Scheduler, labels: tuple[str, ...]) -> None:
         self._scheduler = scheduler
@@ -118,7 +117,7 @@ class _SchedulerCounters:
 
 
 class _DiskCounters:
-    """Reads what a disk tier did at the moment of a scrape."""
+    """Reads a disk tier's counters at each scrape."""
 
     def __init__(self, counters: TierCounters, labels: tuple[str, ...]) -> None:
         self._counters, self._labels = counters, labels
@@ -139,7 +138,7 @@ class _DiskCounters:
 
 
 class _StepCounters:
-    """Reads the times of steps at the moment of a scrape."""
+    """Reads the times of steps at each scrape."""
 
     def __init__(self, times: StepTimes, labels: tuple[str, ...]) -> None:
         self._times, self._labels = times, labels
@@ -155,7 +154,7 @@ class _StepCounters:
 
 
 class _ModelCounters:
-    """Reads the counters of dispatch and experts at the moment of a scrape."""
+    """Reads the counters of dispatch and experts at each scrape."""
 
     def __init__(self, model: DeepseekV3, labels: tuple[str, ...]) -> None:
         self._model = model

@@ -1,13 +1,13 @@
-"""A rank's connection to the gateway is opened once more before a certificate ends, and the rank goes on there.
+"""Moves a rank to a new connection to its gateway before a certificate ends.
 
     old    ..., Token, Moved(ticket)  ->   the gateway reads to here, sends what it has queued, and closes
     new    Renewal(Hello)  <-  Renewed(ticket)  ...  Token, Token, ...
 
 Each end closes a connection when the other end's certificate has expired, so a rank that serves for weeks must call
-again in time. It does when its own files have been renewed, or when most of the time is over that the gateway's
-certificate was still valid. Nothing that is said on either connection is lost, and all of it is heard in its order.
+again in time. It calls when its own files have been renewed, or when most of the remaining validity of the gateway's
+certificate is over. No message on either connection is lost, and the gateway reads all of them in order.
 
-It renews no certificate, and does nothing where there are none.
+It renews no certificates. Without certificates it is not used.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from runtime.protocol.tls import Trust, call, seconds_valid
 
 __all__ = ["Line", "renew_before_expiry"]
 
-LOOK_S = 30.0  # assumed: certificates last for hours, and a look reads the dates of three files
-RENEWED_AFTER = 0.75  # of the time that was left: cert-manager renews a certificate after two thirds of its life
-ANSWER_TIMEOUT_S = 10.0  # assumed: twice the time that a gateway gives a handshake
+LOOK_S = 30.0  # assumed: certificates last for hours; a look only reads the dates of three files
+RENEWED_AFTER = 0.75  # of the remaining validity: cert-manager renews a certificate after two thirds of its life
+ANSWER_TIMEOUT_S = 10.0  # assumed: twice as long as a gateway waits for a handshake
 
 Line = tuple[FrameReader[FromGateway], asyncio.StreamWriter]
 
 
 async def renew_before_expiry(host: str, port: int, trust: Trust, hello: Hello, old: Line) -> tuple[Line, str]:
-    """Wait until the connection should be renewed. Return a new one, and the ticket to say as the last word on `old`.
+    """Wait until the connection should be renewed. Return a new one, and the ticket to send last on `old`.
 
-    Where the gateway does not answer, try again until cancelled.
+    If the gateway does not answer, try again until cancelled.
     """
     now = asyncio.get_running_loop().time
     context = trust.credentials.context
@@ -43,7 +43,7 @@ async def renew_before_expiry(host: str, port: int, trust: Trust, hello: Hello, 
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     return await _renew(host, port, trust, hello)
             except (OSError, WireError):
-                pass  # the old connection stands
+                pass  # the old connection is still open
 
 
 async def _renew(host: str, port: int, trust: Trust, hello: Hello) -> tuple[Line, str]:

@@ -1,13 +1,13 @@
-"""The end of a rank whose step does not end, so that its unit can be started again.
+"""Ends a rank whose step does not end, so that its unit can be restarted.
 
-Ranks that wait for it end by themselves: their collectives have a deadline (`expert_parallel/group.py`). This one is
-for the rank at fault, and for a unit of one rank, which waits for nobody. On GPUs it is also for ranks that wait in
-NCCL: torch's watchdog sees no exchange of a replay, and of one that was issued it had not ended the process 35 s after
-it had found it too slow (H100, torch 2.11, `tests/gpu/quarter_hour/killed_rank.py`).
+Ranks that wait for it end by themselves, because their collectives have a deadline (`expert_parallel/group.py`). This
+deadline is for the rank at fault, and for a unit of one rank, which waits for nobody. On GPUs it is also for ranks that
+wait in NCCL. torch's watchdog does not see the exchanges of a replayed step. For an issued exchange it found the
+timeout, but had not ended the process 35 s later (H100, torch 2.11, `tests/gpu/quarter_hour/killed_rank.py`).
 
-A rank is watched from its first step on. What compiles kernels has been computed by then.
+A rank is watched from its first turn on. By then the steps that compile kernels are over.
 
-Looks are counted, not seconds: a process that was stopped has one look for that time.
+It counts looks, not seconds, so a process that was stopped for a while counts that time as one look.
 """
 
 import os
@@ -21,7 +21,7 @@ __all__ = ["StepDeadline", "start_step_deadline"]
 
 LOOK_S = 1.0
 STDERR = 2
-DEADLINE_S = 150  # the gateway's time for CPUs: beyond the 120 s that a collective may take
+DEADLINE_S = 150  # as the gateway's stall time-out for CPUs: more than the 120 s that a collective may take
 
 
 def start_step_deadline(pulse: Pulse, who: str) -> None:
@@ -37,7 +37,7 @@ def start_step_deadline(pulse: Pulse, who: str) -> None:
 
 
 class StepDeadline:
-    """Calls `end` once the loop, which has begun, has not turned for `DEADLINE_S`."""
+    """Calls `end` when the loop has begun and has not turned for `DEADLINE_S`."""
 
     def __init__(self, pulse: Pulse, end: Callable[[], None]) -> None:
         self._pulse, self._end = pulse, end
@@ -55,4 +55,4 @@ class StepDeadline:
 
 def _end(who: str) -> None:
     os.write(STDERR, f"tidemill: a step of {who} has taken over {DEADLINE_S} s, so the rank ends\n".encode())
-    os._exit(1)  # the main thread hears nothing
+    os._exit(1)  # the main thread is stuck and would handle no signal

@@ -1,9 +1,10 @@
-"""One rank: load, join the unit, say ready, then step in lockstep with its peers until the unit is told to leave.
+"""One rank: it loads, joins its unit, reports that it is ready, and steps with its peers until the unit leaves.
 
     loading -> joining -> ready -> draining
 
-Each turn of the loop: receive what has arrived; ask the whole unit whether anyone has work (one all-reduce); if so, all
-step, each with its own requests or none. A lost peer ends the rank, because a unit lives or dies as a whole.
+In each turn of the loop a rank receives what has arrived, then the ranks vote on whether any of them has work (one
+all-reduce). If one has, all step, each with its own requests or none. A lost peer ends the rank, because a unit lives
+or dies as a whole.
 """
 
 import os
@@ -63,19 +64,19 @@ from runtime.worker.step_times import StepTimes
 __all__ = ["Addresses", "run_rank"]
 
 PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
-LOADING_PARTS = 50  # of a rank's tensors: a bar that moves, and no message for each of 10,000 tensors
-STEP_TIME_S = 1.0  # assumed: seldom, for it is smoothed, and often enough that a slow rank is named within seconds
-LOAD_S = 0.1  # vLLM's coordinator tells loads as often (vllm/v1/engine/coordinator.py)
-IDLE_WAIT_S = 0.02  # an idle unit asks its ranks this often; the most that a request waits for its peers
-LONG_IDLE_WAIT_S = 0.1  # one that has been idle for longer: asking costs a CPU, and a request comes rarely
+LOADING_PARTS = 50  # progress messages while a rank loads, instead of one for each of 10,000 tensors
+STEP_TIME_S = 1.0  # assumed: the time is smoothed, and a slow rank must be named within seconds
+LOAD_S = 0.1  # as often as vLLM's coordinator sends loads (vllm/v1/engine/coordinator.py)
+IDLE_WAIT_S = 0.02  # an idle unit votes this often, so a request waits no longer for the other ranks
+LONG_IDLE_WAIT_S = 0.1  # after a longer idle time, because voting costs a CPU and requests are rare
 LONG_IDLE_TURNS = 250  # five seconds of idle turns
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """The node that this rank is on, its address, and whom it calls; `leader` is the host of the unit's leader.
+    """This rank's node and address, and the hosts that it calls: the unit's `leader` and the `gateway`.
 
-    `tls` is the folder of the rank's certificate, which it shows to the gateway.
+    `tls` is the folder of the certificate that the rank shows to the gateway.
     """
 
     node: str
@@ -86,7 +87,7 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until this rank, or another of its unit, is told to leave by SIGTERM. Raise RuntimeFailure."""
+    """Serve until SIGTERM tells this rank, or another one of its unit, to leave. Raise RuntimeFailure."""
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
@@ -119,7 +120,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if kv_port is not None:
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox, memory))
         phase.prepare()
-        group.any(True)  # nobody is ready before everybody is
+        group.any(True)  # no rank is ready before all are
         leaving = Leaving(network)
         signal.signal(signal.SIGTERM, lambda *_: leaving.begin())
         network.say_state("ready")
@@ -140,7 +141,7 @@ def _gateway(launch: UnitLaunch, addresses: Addresses) -> GatewayAddress:
 
 
 def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
-    """Return where this rank computes. A CPU keeps freed memory; for a GPU, the log says which one it is."""
+    """Return this rank's device. On a CPU, keep freed memory; on a GPU, log which one it is."""
     device = use_device(launch.device, place.local_rank)
     if device.type == "cpu":
         keep_freed_memory()
@@ -154,8 +155,8 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
 def run_step_loop(
     phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse, times: StepTimes
 ) -> None:
-    """Run the lockstep loop until all ranks of a unit that leaves are free. Raise PeerLost when the unit breaks."""
-    idle_turns = 0  # the same on all ranks, as the votes are
+    """Run the lockstep loop until the unit leaves and all its ranks are free. Raise PeerLost when a rank is lost."""
+    idle_turns = 0  # the same on all ranks, because the votes are
     while True:
         pulse.turn()
         while not inbox.empty():
@@ -176,10 +177,7 @@ def run_step_loop(
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
-    """Return whether every rank of an idle unit is free, no matter which was asked to leave.
-
-    All ranks call this together.
-    """
+    """Return whether every rank of an idle unit is free, whichever was told to leave. All ranks call this together."""
     leaving.tell_gateways()
     return not group.any(not leaving.is_free)
 
@@ -211,7 +209,10 @@ def _load_and_join(
     network: Network,
     pulse: Pulse,
 ) -> tuple[Engine, Group, str]:
-    """Load, then join: nobody waits inside a collective for the slowest loader. Return the unit's weights as well."""
+    """Load, then join the unit, so that no rank waits in a collective for the slowest loader.
+
+    Return the engine, the group, and the digest of the weights that the unit has read.
+    """
     group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
     engine = Engine(_engine_config(launch, folder, device), group, throttle_progress(LOADING_PARTS, network.say_loaded))
     read = engine.loaded.summarise(f"rank {place.rank} on {addresses.node}")
@@ -225,9 +226,9 @@ def _load_and_join(
 
 
 def bind_to_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
-    """Let KV be exchanged only with units that loaded the same weights, also where the plan names none.
+    """Put the digest of the weights into `kv_digest` if the plan names no weights.
 
-    The gateway, which has no weights, is told the new digest.
+    So KV is exchanged only between units that loaded the same weights. The gateway is told the new digest.
     """
     if launch.checkpoint.weights_digest is not None:
         return launch
@@ -235,7 +236,7 @@ def bind_to_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
 
 
 def agree_on_weights(group: Group, own: ReadWeights) -> str:
-    """Return the digest of the weights that this unit's ranks have read. Raise CheckpointError where they differ."""
+    """Return the digest of the weights that this unit's ranks have read. Raise CheckpointError if they differ."""
     read = group.gather(msgspec.json.encode(own))
     return agreed_weights([msgspec.json.decode(each, type=ReadWeights) for each in read])
 
@@ -254,7 +255,7 @@ def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> En
 
 
 def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
-    """Return a counter that calls `say(done / total)` at each further part only."""
+    """Return a progress function that calls `say(done / total)` at most `num_parts` times."""
     num_said = 0
 
     def progress(done: int, total: int) -> None:
@@ -274,7 +275,7 @@ def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox, memory: HostMemo
 
 
 def _deliver(message: object, phase: Phase[Any]) -> None:
-    """Hand over a message, or raise what ended the network thread."""
+    """Give the phase a message, or raise the error that ended the network thread."""
     if isinstance(message, BaseException):
         raise message
     phase.receive(message)
