@@ -31,7 +31,7 @@ from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import Document
 
 if TYPE_CHECKING:
-    from planner.cost.cost import DayCost
+    from planner.cost.cost import Cost
     from planner.estimate.performance import PhaseOutlook
     from planner.estimate.throughput.calibration import Calibration
     from planner.expert_map import Domains, ExpertMap
@@ -144,7 +144,7 @@ class Candidate:
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
 
     @cached_property
-    def cost(self) -> "DayCost | None":
+    def cost(self) -> "Cost | None":
         """What a day costs and earns; None where the spec gives no prices."""
         from planner.cost.cost import plan_cost
         from planner.estimate.fuller import full_rates

@@ -22,7 +22,6 @@ Source: open-infra-index, open source week, day 6 (cost, income and markup, with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import fsum
 from typing import NamedTuple
@@ -38,6 +37,7 @@ from planner.cost.day import (
 )
 from planner.cost.income import MILLION, sales_of
 from planner.facts.day import HOUR_MINUTES, MINUTE_S
+from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import DaySchedule
@@ -45,11 +45,10 @@ from planner.spec.cost import CostSpec, CurrencySpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
-__all__ = ["CacheHits", "DayCost", "PhaseCost", "StateCost", "TokensSold", "margin_of", "plan_cost"]
+__all__ = ["Cost", "margin_of", "plan_cost"]
 
 
-@dataclass(frozen=True)
-class StateCost:
+class StateCost(Part):
     """One state of the schedule, or the whole day without one."""
 
     at: str
@@ -57,103 +56,68 @@ class StateCost:
     nodes: int
     spot_nodes: int  # at most, of those that are on
     usd: float
-    input_tokens: float | None  # None where the spec says no traffic
+    usd_per_hour: float
+    input_tokens: float | None  # none where the spec says no traffic
     output_tokens: float | None
-    answered: float  # share of these tokens; 1 where there are none
-    revenue_usd: float | None  # None where it says no prices
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Return what an hour costs."""
-        return self.usd / self.minutes * HOUR_MINUTES
-
-    @property
-    def margin(self) -> float | None:
-        """Return the share of the income that is left after the cost; None without income."""
-        return margin_of(self.revenue_usd, self.usd)
+    answered_share: float  # of these tokens; 1 where there are none
+    revenue_usd: float | None  # none where it says no prices
+    margin: float | None
 
 
-@dataclass(frozen=True)
-class PhaseCost:
+class PhaseCost(Part):
     """One phase's nodes while they are on."""
 
-    phase: Phase
-    usd: float
+    usd_per_day: float
     mean_nodes: float
-    tokens: float | None  # input tokens of prefill with hits, output tokens of decode; None for mixed, which has both
-
-    @property
-    def usd_per_million_tokens(self) -> float | None:
-        """Return what a million of the phase's own tokens costs that are answered."""
-        return self.usd / self.tokens * MILLION if self.tokens else None
+    usd_per_million_tokens: float | None  # of prompts with hits, or of output; none for mixed, which has both
 
 
-@dataclass(frozen=True)
-class TokensSold:
-    """A day's tokens that are answered, and what they bring in."""
-
-    answered: float  # share of the day's tokens
-    input_tokens: float
-    output_tokens: float
-    revenue_usd: float | None
-    asked_usd: float | None  # what all of the day's tokens would bring in
-    unknown: tuple[Phase, ...]  # phases whose speed is not known: they answer everything while a unit is on
-
-
-@dataclass(frozen=True)
-class CacheHits:
+class CacheHits(Part):
     """What a day's cache hits save, and what they leave to customers."""
 
     saved_nodes: float
-    saved_usd: float
-    given_up_usd: float | None  # at the price of computed tokens less that of hits; None without prices
+    saved_usd_per_day: float
+    given_up_usd_per_day: float | None  # at the price of computed tokens less that of hits; none without prices
 
 
-@dataclass(frozen=True)
-class DayCost:
-    """A day of the plan in money; US dollars."""
+class Freed(Part):
+    """Nodes that are off in some state, and what they are worth to other work."""
 
-    usd: float
-    idle_usd: float  # own nodes that are off
-    spares_usd: float
-    phases: tuple[PhaseCost, ...]
+    node_hours_per_day: float
+    usd_per_day: float
+
+
+class Cost(Part):
+    """US dollars of a day; null where the spec leaves out the traffic or prices that it takes."""
+
+    usd_per_day: float
+    idle_usd_per_day: float  # own nodes that are off
+    spares_usd_per_day: float
+    usd_per_million_input_tokens: float | None  # the whole bill over input tokens alone
+    usd_per_million_output_tokens: float | None
+    answered_share: float | None  # of the day's tokens
+    speed_unknown: tuple[Phase, ...]  # phases that answer everything while a unit is on, since nobody knows their speed
+    revenue_usd_per_day: float | None
+    revenue_if_all_answered_usd_per_day: float | None
+    margin: float | None
+    markup: float | None
+    phases: dict[Phase, PhaseCost]
     states: tuple[StateCost, ...]
-    freed_node_hours: float
-    freed_usd: float
-    tokens: TokensSold | None
-    hits: CacheHits | None
+    freed: Freed
+    cache_hits: CacheHits | None
     currency: CurrencySpec | None
 
-    @property
-    def by_phase(self) -> dict[Phase, PhaseCost]:
-        """Return what each phase costs."""
-        return {each.phase: each for each in self.phases}
+
+class _Tokens(NamedTuple):
+    """A day's tokens, or a part of them."""
+
+    hits: float
+    computed: float
+    output: float
 
     @property
-    def freed(self) -> dict[str, float]:
-        """Return the nodes that are off in some state, and what they are worth to other work."""
-        return {"node_hours_per_day": self.freed_node_hours, "usd_per_day": self.freed_usd}
-
-    @property
-    def usd_per_million_input_tokens(self) -> float | None:
-        """Return the whole bill over input tokens alone; None where none is answered."""
-        return self.usd / self.tokens.input_tokens * MILLION if self.tokens and self.tokens.input_tokens else None
-
-    @property
-    def usd_per_million_output_tokens(self) -> float | None:
-        """Return the whole bill over output tokens alone; None where none is answered."""
-        return self.usd / self.tokens.output_tokens * MILLION if self.tokens and self.tokens.output_tokens else None
-
-    @property
-    def margin(self) -> float | None:
-        """Return the share of the income that is left after the cost; None without income."""
-        return margin_of(self.tokens.revenue_usd if self.tokens else None, self.usd)
-
-    @property
-    def markup(self) -> float | None:
-        """Return what is earned beyond the cost, as a share of the cost; None where either is missing."""
-        revenue_usd = self.tokens.revenue_usd if self.tokens else None
-        return (revenue_usd - self.usd) / self.usd if revenue_usd is not None and self.usd else None
+    def prompts(self) -> float:
+        return self.hits + self.computed
 
 
 class _Priced(NamedTuple):
@@ -174,7 +138,7 @@ class _Priced(NamedTuple):
 
 def plan_cost(
     spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit], most_per_node: Mapping[Phase, float]
-) -> DayCost | None:
+) -> Cost | None:
     """Return what a day of `spec` costs with its placed `units`; None where the spec says no cost.
 
     `most_per_node` has the most tokens/s that a node of each phase makes, where its speed is known.
@@ -183,21 +147,28 @@ def plan_cost(
         return None
     per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
     priced = _priced(spec, spec.cost, nodes_on(schedule, per_unit), most_per_node)
-    peak = max(sum(each.nodes.values()) for each in priced)
-    phases = tuple(_phase_cost(spec, phase, priced) for phase in spec.phases)
-    freed = [(peak - sum(each.nodes.values())) * each.stretch.hours for each in priced]
-    return DayCost(
-        usd=fsum(each.bill.usd for each in priced),
-        idle_usd=fsum(each.bill.idle for each in priced),
-        spares_usd=fsum(each.spares_usd for each in priced),
+    phases = {phase: _phase_cost(spec, phase, priced) for phase in spec.phases}
+    usd = fsum(each.bill.usd for each in priced)
+    answered = _share_answered(priced)
+    sold = _tokens_of(spec, answered)
+    is_sold = spec.traffic is not None and spec.cost.prices is not None
+    revenue_usd = fsum(each.revenue_usd for each in priced) if is_sold else None
+    return Cost(
+        usd_per_day=usd,
+        idle_usd_per_day=fsum(each.bill.idle for each in priced),
+        spares_usd_per_day=fsum(each.spares_usd for each in priced),
+        usd_per_million_input_tokens=_per_million(usd, sold.prompts),
+        usd_per_million_output_tokens=_per_million(usd, sold.output),
+        answered_share=answered if spec.traffic else None,
+        speed_unknown=tuple(phase for phase in spec.phases if spec.traffic and phase not in most_per_node),
+        revenue_usd_per_day=revenue_usd,
+        revenue_if_all_answered_usd_per_day=fsum(each.asked_usd for each in priced) if is_sold else None,
+        margin=margin_of(revenue_usd, usd),
+        markup=(revenue_usd - usd) / usd if revenue_usd is not None and usd else None,
         phases=phases,
         states=_states(spec, schedule, priced),
-        freed_node_hours=fsum(freed),
-        freed_usd=fsum(
-            hours * spec.cluster.gpus_per_node * each.free_rate for hours, each in zip(freed, priced, strict=True)
-        ),
-        tokens=_tokens(spec, priced, tuple(phase for phase in spec.phases if phase not in most_per_node)),
-        hits=_hits(spec, phases, priced),
+        freed=_freed(spec, priced),
+        cache_hits=_cache_hits(spec, phases.get("prefill"), priced),
         currency=spec.cost.currency,
     )
 
@@ -236,7 +207,7 @@ def _priced(
                 answered=answered,
                 revenue_usd=fsum(each.usd(stretch, *sold) for each in sales),
                 asked_usd=fsum(each.usd(stretch, *asked) for each in sales),
-                given_up_usd=fsum(each.given_up(stretch, sold[0]) for each in sales),
+                given_up_usd=fsum(each.given_up(stretch, sold.hits) for each in sales),
                 free_rate=free.at(stretch.start),
             )
         )
@@ -279,14 +250,19 @@ def _part(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed:
     return billed.by_gpu[gpu] * number / _by_gpu(spec, nodes)[gpu] if number else 0.0
 
 
-def _tokens_of(spec: Spec, share: float) -> tuple[float, float, float]:
-    """Return that share of the day's hits, computed prompt tokens and output tokens."""
+def _tokens_of(spec: Spec, share: float) -> _Tokens:
+    """Return that share of the day's tokens; none where the spec says no traffic."""
     traffic = spec.traffic
     if traffic is None:
-        return 0.0, 0.0, 0.0
+        return _Tokens(0.0, 0.0, 0.0)
     tokens = traffic.input_tokens * share
     hits = tokens * traffic.cache_hit_rate
-    return hits, tokens - hits, traffic.output_tokens * share
+    return _Tokens(hits, tokens - hits, traffic.output_tokens * share)
+
+
+def _per_million(usd: float, tokens: float) -> float | None:
+    """Return what a million tokens cost; None where there are none."""
+    return usd / tokens * MILLION if tokens else None
 
 
 def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_Priced]) -> tuple[StateCost, ...]:
@@ -301,17 +277,21 @@ def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_Priced])
 
 
 def _state(spec: Spec, at: str, priced: Sequence[_Priced]) -> StateCost:
-    demand = fsum(each.demand for each in priced)
+    demand, minutes = fsum(each.demand for each in priced), sum(each.stretch.minutes for each in priced)
+    usd = fsum(each.bill.usd for each in priced)
+    revenue_usd = fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.all_prices else None
     return StateCost(
         at=at,
-        minutes=sum(each.stretch.minutes for each in priced),
+        minutes=minutes,
         nodes=sum(priced[0].nodes.values()),
         spot_nodes=max(each.bill.spot_nodes for each in priced),
-        usd=fsum(each.bill.usd for each in priced),
+        usd=usd,
+        usd_per_hour=usd / minutes * HOUR_MINUTES,
         input_tokens=spec.traffic.input_tokens * demand if spec.traffic else None,
         output_tokens=spec.traffic.output_tokens * demand if spec.traffic else None,
-        answered=_share_answered(priced),
-        revenue_usd=fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.all_prices else None,
+        answered_share=_share_answered(priced),
+        revenue_usd=revenue_usd,
+        margin=margin_of(revenue_usd, usd),
     )
 
 
@@ -321,41 +301,31 @@ def _share_answered(priced: Sequence[_Priced]) -> float:
     return fsum(each.answered for each in priced) / demand if demand else 1.0
 
 
+def _freed(spec: Spec, priced: Sequence[_Priced]) -> Freed:
+    peak = max(sum(each.nodes.values()) for each in priced)
+    hours = [(peak - sum(each.nodes.values())) * each.stretch.hours for each in priced]
+    worth = (off * spec.cluster.gpus_per_node * each.free_rate for off, each in zip(hours, priced, strict=True))
+    return Freed(node_hours_per_day=fsum(hours), usd_per_day=fsum(worth))
+
+
 def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCost:
-    hits, misses, output = _tokens_of(spec, fsum(each.answered for each in priced))
-    own = {"prefill": hits + misses, "decode": output} if spec.traffic else {}
+    sold = _tokens_of(spec, fsum(each.answered for each in priced))
+    usd = fsum(each.phases_usd[phase] for each in priced)
     return PhaseCost(
-        phase=phase,
-        usd=fsum(each.phases_usd[phase] for each in priced),
+        usd_per_day=usd,
         mean_nodes=fsum(each.nodes[phase] * each.stretch.hours for each in priced) / HOURS,
-        tokens=own.get(phase),
+        usd_per_million_tokens=_per_million(usd, {"prefill": sold.prompts, "decode": sold.output}.get(phase, 0.0)),
     )
 
 
-def _tokens(spec: Spec, priced: Sequence[_Priced], unknown: tuple[Phase, ...]) -> TokensSold | None:
-    if spec.traffic is None:
-        return None
-    answered = _share_answered(priced)
-    hits, misses, output = _tokens_of(spec, answered)
-    has_prices = spec.cost is not None and spec.cost.prices is not None
-    revenue, asked = (
-        fsum(of_all) for of_all in zip(*((each.revenue_usd, each.asked_usd) for each in priced), strict=True)
-    )
-    return TokensSold(
-        answered=answered,
-        input_tokens=hits + misses,
-        output_tokens=output,
-        revenue_usd=revenue if has_prices else None,
-        asked_usd=asked if has_prices else None,
-        unknown=unknown,
-    )
-
-
-def _hits(spec: Spec, phases: Sequence[PhaseCost], priced: Sequence[_Priced]) -> CacheHits | None:
+def _cache_hits(spec: Spec, prefill: PhaseCost | None, priced: Sequence[_Priced]) -> CacheHits | None:
     """Return what hits save where prefill has units of its own; decode's part of a mixed unit does not shrink."""
-    prefill = next((each for each in phases if each.phase == "prefill"), None)
     if spec.traffic is None or not spec.traffic.cache_hit_rate or prefill is None:
         return None
     times = spec.traffic.cache_hit_rate / (1 - spec.traffic.cache_hit_rate)
     given_up = fsum(each.given_up_usd for each in priced) if spec.cost and spec.cost.all_prices else None
-    return CacheHits(prefill.mean_nodes * times, prefill.usd * times, given_up)
+    return CacheHits(
+        saved_nodes=prefill.mean_nodes * times,
+        saved_usd_per_day=prefill.usd_per_day * times,
+        given_up_usd_per_day=given_up,
+    )

@@ -26,7 +26,6 @@ inference/model.py.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
@@ -35,6 +34,7 @@ from planner.expert_map import ExpertMap
 from planner.facts.gate import Gate, reached
 from planner.facts.loads import Loads
 from planner.facts.model import Model
+from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, is_normal, limiting_groups, message_bytes
 from planner.layout.layout import PhaseLayout
@@ -48,13 +48,12 @@ from planner.spec.resolved import ResolvedSpec
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["LinkLoad", "PhaseTraffic", "expected_traffic"]
+__all__ = ["Link", "Traffic", "expected_traffic"]
 
 _Links = tuple[str, Sequence[str], Sequence[float], Sequence[float]]  # a kind: places, messages into each, GB/s
 
 
-@dataclass(frozen=True)
-class LinkLoad:
+class Link(Part):
     """The fullest link of a kind: bytes that come in for dispatch, and go out for combine."""
 
     kind: str  # gpu (NVLink), nic, node (its NICs), leaf (from other leaves)
@@ -62,29 +61,18 @@ class LinkLoad:
     dispatch_bytes: int
     combine_bytes: int
     gb_per_s: float
-    attention_bytes: int = 0  # each way, where GPUs share attention
-    attention_gb_per_s: float | None = None  # to the others of the group, which in a mesh is a part of the whole
-
-    @property
-    def microseconds(self) -> float:
-        """The time of dispatch, combine and attention, one after the other, at the link's full bandwidth."""
-        sharing = self.attention_bytes / (self.attention_gb_per_s or self.gb_per_s)
-        return ((self.dispatch_bytes + self.combine_bytes) / self.gb_per_s + sharing) / 1e3
+    attention_bytes: int  # each way, where GPUs share attention
+    attention_gb_per_s: float | None  # to the others of the group, which in a mesh is a part of the whole
+    microseconds: float  # of dispatch, combine and attention, one after the other, at the link's full bandwidth
 
 
-@dataclass(frozen=True)
-class PhaseTraffic:
-    """The traffic of a phase's units on their fullest links, kind by kind."""
+class Traffic(Part):
+    """The traffic of a phase's units on their fullest links, kind by kind, in one MoE layer of the largest step."""
 
-    phase: Phase
-    layer: int  # MoE layer with the fullest GPU
+    moe_layer: int  # with the fullest GPU
     tokens_per_rank: int
-    links: tuple[LinkLoad, ...]  # the fullest of each kind
-
-    @property
-    def busiest(self) -> LinkLoad:
-        """The link that takes longest."""
-        return max(self.links, key=lambda link: round(link.microseconds, 3))  # of equals the smallest kind
+    links: tuple[Link, ...]  # the fullest of each kind
+    busiest: Link  # that takes longest
 
 
 def expected_traffic(
@@ -93,10 +81,10 @@ def expected_traffic(
     units: Sequence[Unit],
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
-) -> tuple[PhaseTraffic, ...]:
+) -> dict[Phase, Traffic]:
     """Return the traffic of each phase whose units have more than one rank, where the GPU's links are known."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
-    traffic = []
+    traffic: dict[Phase, Traffic] = {}
     for layout in layouts:
         gpu = spec.gpu_of(layout.phase)
         alike = [node for node in nodes.values() if node.gpu == layout.gpu]
@@ -106,7 +94,7 @@ def expected_traffic(
         of_group = largest_step_tokens(layout.phase, section)
         tokens = -(-of_group // layout.attention_tp)
         result_bytes = of_group * spec.model.hidden_size * wide_bytes(layout.precision)
-        links: list[LinkLoad] = []
+        links: list[Link] = []
         for unit in units:
             if unit.phase == layout.phase and layout.ep_size > 1:
                 topology = topology_of(unit, nodes, domains, gpu)
@@ -114,8 +102,10 @@ def expected_traffic(
                     _links(unit.name, topology, shares, tokens, result_bytes, spec.model, layout) if topology else []
                 )
         if links:
-            traffic.append(PhaseTraffic(layout.phase, layer, tokens, _fullest(links)))
-    return tuple(traffic)
+            fullest = _fullest(links)
+            busiest = max(fullest, key=lambda link: round(link.microseconds, 3))  # of equals the smallest kind
+            traffic[layout.phase] = Traffic(moe_layer=layer, tokens_per_rank=tokens, links=fullest, busiest=busiest)
+    return traffic
 
 
 def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: int) -> tuple["Floats", int]:
@@ -143,7 +133,7 @@ def _links(
     result_bytes: int,
     model: Model,
     layout: PhaseLayout,
-) -> list[LinkLoad]:
+) -> list[Link]:
     """Return the fullest link of each kind: the messages that arrive there, times the bytes of one.
 
     Where GPUs share attention, what they exchange is added.
@@ -155,8 +145,9 @@ def _links(
     kinds: list[_Links] = [("gpu", [f"rank {rank}" for rank in range(topology.num_ranks)], *arriving.over_nvlink())]
     kinds += _between_nodes(topology, arriving) if len(arriving.size) > 1 else ()
     sizes = message_bytes(model.hidden_size, layout.precision)
-    links = [_slowest(unit, *each, sizes) for each in kinds]
-    return links if layout.attention_tp == 1 else _sharing(links, topology, layout.attention_tp, result_bytes)
+    shared = shared_bytes(topology, layout.attention_tp, result_bytes)
+    by_nvlink = topology.group_gb_per_s(gpus_in_one_domain(topology, layout.attention_tp)) if shared["gpu"] else None
+    return [_slowest(unit, *each, sizes, shared[each[0]], by_nvlink if each[0] == "gpu" else None) for each in kinds]
 
 
 def _slowest(
@@ -166,11 +157,26 @@ def _slowest(
     messages: Sequence[float],
     gb_per_s: Sequence[float],
     sizes: tuple[int, int],
-) -> LinkLoad:
-    """Return the link of a kind that takes longest; `sizes` are the bytes of a dispatched and of a combined message."""
+    shared: int,
+    shared_gb_per_s: float | None,
+) -> Link:
+    """Return the link of a kind that takes longest; `sizes` are the bytes of a dispatched and of a combined message.
+
+    `shared` bytes go to other GPUs of an attention group, at `shared_gb_per_s` or else at the link's own bandwidth.
+    """
     most = max(range(len(messages)), key=lambda index: messages[index] / gb_per_s[index])
     dispatched, combined = (round(messages[most] * each) for each in sizes)
-    return LinkLoad(kind, f"{unit} {places[most]}".rstrip(), dispatched, combined, gb_per_s[most])
+    nanoseconds = (dispatched + combined) / gb_per_s[most] + shared / (shared_gb_per_s or gb_per_s[most])
+    return Link(
+        kind=kind,
+        place=f"{unit} {places[most]}".rstrip(),
+        dispatch_bytes=dispatched,
+        combine_bytes=combined,
+        gb_per_s=gb_per_s[most],
+        attention_bytes=shared,
+        attention_gb_per_s=shared_gb_per_s,
+        microseconds=nanoseconds / 1e3,
+    )
 
 
 def _between_nodes(topology: Topology, arriving: "_Arriving") -> Iterator[_Links]:
@@ -188,23 +194,6 @@ def _between_nodes(topology: Topology, arriving: "_Arriving") -> Iterator[_Links
     if len(leaves) > 1:
         up = [sum(leaf == each for each in topology.leaves) * node_gb_per_s for leaf in leaves]
         yield "leaf", leaves, [arriving.into_leaf(leaf) for leaf in leaves], up
-
-
-def _sharing(links: Sequence[LinkLoad], topology: Topology, attention_tp: int, result_bytes: int) -> list[LinkLoad]:
-    """Add to `links` the bytes that GPUs exchange to share attention.
-
-    NVLink carries them at the bandwidth between the GPUs of a group, a NIC at its whole bandwidth.
-    """
-    shared = shared_bytes(topology, attention_tp, result_bytes)
-    to_group = topology.group_gb_per_s(gpus_in_one_domain(topology, attention_tp))
-    return [
-        replace(
-            link,
-            attention_bytes=shared[link.kind],
-            attention_gb_per_s=to_group if link.kind == "gpu" and shared["gpu"] else None,
-        )
-        for link in links
-    ]
 
 
 class _Arriving:
@@ -266,7 +255,7 @@ class _Arriving:
         return senders * self.tokens * copies
 
 
-def _fullest(links: Sequence[LinkLoad]) -> tuple[LinkLoad, ...]:
+def _fullest(links: Sequence[Link]) -> tuple[Link, ...]:
     """Return for each kind of link the one that takes longest, over all units."""
     kinds = dict.fromkeys(link.kind for link in links)
     return tuple(

@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from planner.candidate.candidate import Candidate
-from planner.cost.cost import DayCost
+from planner.cost.cost import Cost
 from planner.cost.demand import PhaseLoad, loads_of_day
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.failures import Loss, report_failures
 from planner.estimate.fuller import as_full_as_asked, full_rates, most_requests
 from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
-from planner.estimate.links import PhaseTraffic, expected_traffic
+from planner.estimate.links import Traffic, expected_traffic
 from planner.estimate.performance import PhaseOutlook, predict_phases
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.predict import Prediction
@@ -46,10 +46,10 @@ __all__ = ["Estimated", "with_estimates"]
 class Estimated(Compiled):
     """What was decided, and what is expected of it. Whoever asks further, as `tidemill simulate` does, asks this."""
 
-    cost: DayCost | None  # none where the spec says none
+    cost: Cost | None  # none where the spec says none
     one_more_slot: Mapping[Phase, ExpertMap]  # a GPU, of phases whose slots bind
     sampled: Mapping[Phase, tuple[float, ...]]  # max over mean in a step of the limits' size
-    traffic: tuple[PhaseTraffic, ...]  # none where links are not known
+    traffic: Mapping[Phase, Traffic]  # none where links are not known
     outlooks: tuple[PhaseOutlook, ...]  # what phases do at their operating points
     failures: Mapping[Phase, Mapping[str, Loss]]  # by domain
     uptime: Uptime | None  # none where the spec does not ask
@@ -67,7 +67,7 @@ class Estimated(Compiled):
         return super().sections | {
             "balance": {layout.phase: self._balance(layout) for layout in self.layouts},
             "failures": self.failures,
-            "traffic": by_phase(self.traffic) or None,
+            "traffic": self.traffic or None,
             "performance": outlooks or None,
             "demand": by_phase(self.demand) or None,
             "kv_cache": self.kv_cache,

@@ -3,24 +3,21 @@
 What is said of keys and attributes in `sections.py` holds here too.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AliasPath, Field
+from pydantic import AfterValidator, Field
 
 from planner.expert_map.types import FrontPoint, Policy
 from planner.facts.part import Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.plan.sections import Digest, Ratios
-from planner.spec.cost import CurrencySpec
 
 __all__ = [
     "Balance",
-    "Cost",
     "Demand",
     "OneMoreSlot",
     "Performance",
     "Search",
-    "Traffic",
     "Weighed",
 ]
 
@@ -60,28 +57,6 @@ class Balance(Weighed):
     max_over_mean_sampled: Ratios
     one_more_slot: OneMoreSlot | None
     moves: Moves | None
-
-
-class Link(Part):
-    """The fullest link of a kind, in one MoE layer of the largest step."""
-
-    kind: str
-    place: str
-    dispatch_bytes: int
-    combine_bytes: int
-    gb_per_s: float
-    attention_bytes: int
-    attention_gb_per_s: float | None
-    microseconds: float
-
-
-class Traffic(Part):
-    """The fullest links of a phase's units."""
-
-    moe_layer: int = Field(validation_alias="layer")
-    tokens_per_rank: int
-    links: tuple[Link, ...]
-    busiest: Link
 
 
 class Range(Part):
@@ -195,71 +170,6 @@ class Demand(Part):
     lowest_load: Rounded = Field(validation_alias="lowest")
     hours_beyond: Rounded  # in which more is asked for than units make at most
     times_beyond: Maybe[str] = None  # when that is
-
-
-class PhaseCost(Part):
-    """What one phase's nodes cost while they are on."""
-
-    usd_per_day: float = Field(validation_alias="usd")
-    mean_nodes: float
-    usd_per_million_tokens: float | None
-
-
-class StateCost(Part):
-    """One state of the schedule, or the whole day without one."""
-
-    at: str
-    minutes: int
-    nodes: int
-    spot_nodes: int
-    usd: float
-    usd_per_hour: float
-    input_tokens: float | None
-    output_tokens: float | None
-    answered_share: float = Field(validation_alias="answered")
-    revenue_usd: float | None
-    margin: float | None
-
-
-class Freed(Part):
-    """Nodes that are off in some state."""
-
-    node_hours_per_day: float
-    usd_per_day: float
-
-
-class CacheHits(Part):
-    """What a day's cache hits save, and what they leave to customers."""
-
-    saved_nodes: float
-    saved_usd_per_day: float = Field(validation_alias="saved_usd")
-    given_up_usd_per_day: float | None = Field(validation_alias="given_up_usd")
-
-
-def _of_tokens(name: str, default: Any = None) -> Any:
-    """Return the field of a figure about tokens sold; nobody knows it where the spec says no traffic."""
-    return Field(default=default, validation_alias=AliasPath("tokens", name))
-
-
-class Cost(Part):
-    """US dollars of a day; null where the spec leaves out the traffic or prices that it takes."""
-
-    usd_per_day: float = Field(validation_alias="usd")
-    idle_usd_per_day: float = Field(validation_alias="idle_usd")
-    spares_usd_per_day: float = Field(validation_alias="spares_usd")
-    usd_per_million_input_tokens: float | None
-    usd_per_million_output_tokens: float | None
-    answered_share: float | None = _of_tokens("answered")
-    speed_unknown: tuple[Phase, ...] = _of_tokens("unknown", ())
-    revenue_usd_per_day: float | None = _of_tokens("revenue_usd")
-    revenue_if_all_answered_usd_per_day: float | None = _of_tokens("asked_usd")
-    margin: float | None
-    markup: float | None
-    phases: dict[Phase, PhaseCost] = Field(validation_alias="by_phase")
-    states: tuple[StateCost, ...]
-    freed: Freed
-    cache_hits: CacheHits | None = Field(validation_alias="hits")
-    currency: CurrencySpec | None
 
 
 class Tried(Part):

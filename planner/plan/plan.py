@@ -21,8 +21,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from planner.cost.cost import Cost
 from planner.estimate.failures import Loss
 from planner.estimate.kv_cache import KvCache
+from planner.estimate.links import Traffic
 from planner.estimate.uptime import Uptime
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
@@ -31,7 +33,7 @@ from planner.facts.part import Maybe, Part
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
-from planner.plan.expected import Balance, Cost, Demand, Performance, Search, Traffic
+from planner.plan.expected import Balance, Demand, Performance, Search
 from planner.plan.launch import LaunchDocument, with_map
 from planner.plan.pods import PhasePods, pods_of
 from planner.plan.row import Row

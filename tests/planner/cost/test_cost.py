@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from planner.compiler import run_passes
 from planner.cost.cost import plan_cost
 from planner.layout.unit import Unit
-from planner.plan.expected import Cost
 from planner.report.text import plan_text
 from planner.rules.check import check_spec
 from planner.schedule.schedule import plan_schedule
@@ -47,7 +46,7 @@ def cost_by(data, most):
 
 def test_deepseeks_day_costs_and_earns_what_was_published():
     """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a markup of 545 %, a margin of 84.5 %."""
-    document = Cost.model_validate(cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9))).model_dump()
+    document = cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9)).model_dump()
 
     assert document["usd_per_day"] == 87_072
     assert document["revenue_usd_per_day"] == pytest.approx(562_027, rel=2e-4)
@@ -62,13 +61,15 @@ def test_states_and_phases_add_up_to_the_day():
     """Every dollar, token and minute is in one state, and every node's hour is of one phase."""
     cost = cost_by(PUBLISHED, {"prefill": 1e9, "decode": 14_000})
 
-    assert sum(each.usd for each in cost.states) == pytest.approx(cost.usd)
-    assert sum(each.usd for each in cost.phases) == pytest.approx(cost.usd)
+    assert sum(each.usd for each in cost.states) == pytest.approx(cost.usd_per_day)
+    assert sum(each.usd_per_day for each in cost.phases.values()) == pytest.approx(cost.usd_per_day)
     assert sum(each.input_tokens for each in cost.states) == pytest.approx(608e9)
-    assert sum(each.revenue_usd for each in cost.states) == pytest.approx(cost.tokens.revenue_usd)
-    assert sum(each.answered * each.output_tokens for each in cost.states) == pytest.approx(cost.tokens.output_tokens)
+    assert sum(each.revenue_usd for each in cost.states) == pytest.approx(cost.revenue_usd_per_day)
+    assert sum(each.answered_share * each.output_tokens for each in cost.states) == pytest.approx(
+        cost.answered_share * 168e9
+    )
     assert [each.minutes for each in cost.states] == [720, 75, 45, 45, 15, 30, 180, 30, 30, 30, 30, 210]
-    assert {each.phase: each.mean_nodes for each in cost.phases} == {"prefill": 95.5, "decode": 131.25}
+    assert {phase: each.mean_nodes for phase, each in cost.phases.items()} == {"prefill": 95.5, "decode": 131.25}
 
 
 def test_rates_follow_the_hours():
@@ -77,9 +78,9 @@ def test_rates_follow_the_hours():
     hours = [{"at": "20:00", "usd_per_gpu_hour": 3.0}, {"at": "21:30", "usd_per_gpu_hour": 1.0}]
     dear = cost_of({"usd_per_gpu_hour": 9.0, "hours": hours}, schedule=NIGHT)
 
-    assert flat.usd == 8 * 12 * (26 + 22)
-    assert dear.usd - flat.usd == 8 * 1.5 * 22 * 2
-    assert dear.freed_usd == 8 * 4 * (1.5 * 3 + 10.5)
+    assert flat.usd_per_day == 8 * 12 * (26 + 22)
+    assert dear.usd_per_day - flat.usd_per_day == 8 * 1.5 * 22 * 2
+    assert dear.freed.usd_per_day == 8 * 4 * (1.5 * 3 + 10.5)
 
 
 def test_hours_without_units_sell_nothing():
@@ -88,8 +89,8 @@ def test_hours_without_units_sell_nothing():
     night_off = NIGHT | {"windows": [NIGHT["windows"][0], {"at": "20:00", "prefill_units": 0, "decode_units": 0}]}
     always, half = (cost_of(rates, schedule=each, traffic=TRAFFIC) for each in (NIGHT, night_off))
 
-    assert half.tokens.revenue_usd == pytest.approx(always.tokens.revenue_usd / 2)
-    assert [each.revenue_usd for each in half.states] == [half.tokens.revenue_usd, 0]
+    assert half.revenue_usd_per_day == pytest.approx(always.revenue_usd_per_day / 2)
+    assert [each.revenue_usd for each in half.states] == [half.revenue_usd_per_day, 0]
     assert sum(each.input_tokens for each in half.states) == TRAFFIC["input_tokens"]
 
 
@@ -101,11 +102,11 @@ def test_income_is_of_what_is_answered():
     rates = {"usd_per_gpu_hour": 2.0, "prices": PRICES}
     full, some = (cost_of(rates, traffic=traffic, most=each) for each in (None, most))
 
-    assert some.tokens.answered == pytest.approx(1 - 12 / 35 * 2 / 3)
-    assert some.tokens.revenue_usd == pytest.approx(some.tokens.answered * full.tokens.revenue_usd)
-    assert some.tokens.asked_usd == full.tokens.revenue_usd
-    assert full.tokens.answered == 1
-    assert some.usd_per_million_output_tokens == pytest.approx(some.usd / (some.tokens.answered * 100e3))
+    assert some.answered_share == pytest.approx(1 - 12 / 35 * 2 / 3)
+    assert some.revenue_usd_per_day == pytest.approx(some.answered_share * full.revenue_usd_per_day)
+    assert some.revenue_if_all_answered_usd_per_day == full.revenue_usd_per_day
+    assert full.answered_share == 1
+    assert some.usd_per_million_output_tokens == pytest.approx(some.usd_per_day / (some.answered_share * 100e3))
 
 
 def test_the_fullest_phase_decides_what_is_answered():
@@ -114,7 +115,7 @@ def test_the_fullest_phase_decides_what_is_answered():
     most = {"prefill": 0.5 * per_s["prefill"] / 8, "decode": 0.75 * per_s["decode"] / 18}
     cost = cost_of({"usd_per_gpu_hour": 2.0, "prices": PRICES}, traffic=TRAFFIC, most=most)
 
-    assert cost.tokens.answered == pytest.approx(0.5)
+    assert cost.answered_share == pytest.approx(0.5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -126,17 +127,17 @@ def test_each_hour_answers_what_its_fullest_phase_makes(profile, shares):
     """Hour by hour: the least that any phase makes of what is asked for, and never more than that."""
     mean = {"prefill": 300e9 / 86_400 / 8, "decode": 100e9 / 86_400 / 18}  # of a node, if demand were even
     most = {phase: share * mean[phase] for phase, share in zip(mean, shares, strict=True)}
-    tokens = cost_of({"usd_per_gpu_hour": 2.0}, traffic=TRAFFIC | {"profile": profile}, most=most).tokens
+    cost = cost_of({"usd_per_gpu_hour": 2.0}, traffic=TRAFFIC | {"profile": profile}, most=most)
     hours = [min(hour / sum(profile), min(shares) / 24) for hour in profile]
 
-    assert tokens.answered == pytest.approx(sum(hours))
+    assert cost.answered_share == pytest.approx(sum(hours))
 
 
 def test_a_phase_of_unknown_speed_is_named():
     """Nobody knows what it refuses, so what comes while it is on counts as answered."""
-    tokens = cost_of({"usd_per_gpu_hour": 2.0, "prices": PRICES}, traffic=TRAFFIC, most={"prefill": 1e9}).tokens
+    cost = cost_of({"usd_per_gpu_hour": 2.0, "prices": PRICES}, traffic=TRAFFIC, most={"prefill": 1e9})
 
-    assert (tokens.answered, tokens.unknown) == (1, ("decode",))
+    assert (cost.answered_share, cost.speed_unknown) == (1, ("decode",))
 
 
 def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
@@ -158,10 +159,12 @@ def test_own_nodes_are_paid_while_they_are_off_and_others_not():
     spot = {"kind": "spot", "nodes": 1, "usd_per_gpu_hour": 0.5}
     cost = cost_of({"usd_per_gpu_hour": 3.0, "supplies": [own, spot]}, schedule=NIGHT)
 
-    assert cost.usd == 8 * (24 * 24 * 1.0 + 12 * 0.5 + 12 * 3.0)
-    assert cost.idle_usd == 8 * 12 * 2
+    assert cost.usd_per_day == 8 * (24 * 24 * 1.0 + 12 * 0.5 + 12 * 3.0)
+    assert cost.idle_usd_per_day == 8 * 12 * 2
     assert [each.spot_nodes for each in cost.states] == [1, 0]
-    assert sum(each.usd for each in cost.phases) + cost.idle_usd == pytest.approx(cost.usd)
+    assert sum(each.usd_per_day for each in cost.phases.values()) + cost.idle_usd_per_day == pytest.approx(
+        cost.usd_per_day
+    )
 
 
 def test_phases_on_other_gpus_pay_their_rate():
@@ -169,22 +172,25 @@ def test_phases_on_other_gpus_pay_their_rate():
     h20 = {"kind": "rented", "gpu": "h20", "usd_per_gpu_hour": 1.0}
     cost = cost_of({"usd_per_gpu_hour": 2.0, "supplies": [h20]}, decode=PUBLISHED["decode"] | {"gpu": "h20"})
 
-    assert {each.phase: each.usd for each in cost.phases} == {"prefill": 8 * 24 * 8 * 2, "decode": 18 * 24 * 8}
+    assert {phase: each.usd_per_day for phase, each in cost.phases.items()} == {
+        "prefill": 8 * 24 * 8 * 2,
+        "decode": 18 * 24 * 8,
+    }
 
 
 def test_spares_are_paid_all_day():
     """A node that waits costs what one costs that works."""
     spares = PUBLISHED["cluster"] | {"spares": ["node-0", "node-1"]}
 
-    assert cost_of({"usd_per_gpu_hour": 2.0}, cluster=spares).spares_usd == 2 * 8 * 24 * 2
+    assert cost_of({"usd_per_gpu_hour": 2.0}, cluster=spares).spares_usd_per_day == 2 * 8 * 24 * 2
 
 
 def test_income_counts_models_discounts_and_what_is_paid():
     """Half of the traffic asks for a model at a quarter of the price for a third of the day, and a fifth is free."""
     night = [{"at": "00:00", "factor": 0.25}, {"at": "08:00", "factor": 1}]
     several = [PRICES | {"share": 0.5}, PRICES | {"model": "v3", "share": 0.5, "paid_share": 0.8, "hours": night}]
-    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).tokens.revenue_usd
-    mixed = cost_of({"usd_per_gpu_hour": 1, "prices": several}, traffic=TRAFFIC).tokens.revenue_usd
+    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).revenue_usd_per_day
+    mixed = cost_of({"usd_per_gpu_hour": 1, "prices": several}, traffic=TRAFFIC).revenue_usd_per_day
 
     assert full == pytest.approx(300e3 * 0.1 + 300e3 * 0.5 + 100e3 * 2)
     assert mixed == pytest.approx(full * (0.5 + 0.5 * 0.8 * (2 / 3 + 0.25 / 3)))
@@ -194,9 +200,9 @@ def test_discounts_meet_the_hours_demand():
     """All tokens come in one hour, and half of it is sold at half the price."""
     traffic = TRAFFIC | {"profile": [0] * 9 + [1] + [0] * 14}
     prices = PRICES | {"hours": [{"at": "09:30", "factor": 0.5}, {"at": "12:00", "factor": 1}]}
-    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=traffic).tokens.revenue_usd
+    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=traffic).revenue_usd_per_day
 
-    assert cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=traffic).tokens.revenue_usd == 0.75 * full
+    assert cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=traffic).revenue_usd_per_day == 0.75 * full
 
 
 def test_prices_may_be_in_another_currency():
@@ -204,15 +210,15 @@ def test_prices_may_be_in_another_currency():
     yuan = {key: 7 * price for key, price in PRICES.items()}
     cost = {"usd_per_gpu_hour": 1, "prices": yuan, "currency": {"code": "CNY", "per_usd": 7}}
 
-    assert cost_of(cost, traffic=TRAFFIC).tokens.revenue_usd == pytest.approx(380e3)
+    assert cost_of(cost, traffic=TRAFFIC).revenue_usd_per_day == pytest.approx(380e3)
 
 
 def test_hits_save_what_prefill_would_compute_without_them():
     """At a rate of one half prefill would need twice its nodes, and customers would pay for misses."""
-    hits = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).hits
+    hits = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).cache_hits
 
-    assert (hits.saved_nodes, hits.saved_usd) == (8, 8 * 8 * 24)
-    assert hits.given_up_usd == pytest.approx(300e3 * 0.4)
+    assert (hits.saved_nodes, hits.saved_usd_per_day) == (8, 8 * 8 * 24)
+    assert hits.given_up_usd_per_day == pytest.approx(300e3 * 0.4)
 
 
 def test_what_is_not_said_is_not_counted():
@@ -220,9 +226,9 @@ def test_what_is_not_said_is_not_counted():
     bare = cost_of({"usd_per_gpu_hour": 2})
     free = cost_of({"usd_per_gpu_hour": 0, "prices": PRICES}, traffic=TRAFFIC)
 
-    assert (bare.tokens, bare.hits, bare.margin) == (None, None, None)
-    assert bare.usd == 26 * 8 * 24 * 2
-    assert cost_of({"usd_per_gpu_hour": 2}, traffic=TRAFFIC).tokens.revenue_usd is None
+    assert (bare.answered_share, bare.cache_hits, bare.margin) == (None, None, None)
+    assert bare.usd_per_day == 26 * 8 * 24 * 2
+    assert cost_of({"usd_per_gpu_hour": 2}, traffic=TRAFFIC).revenue_usd_per_day is None
     assert (free.margin, free.markup) == (1, None)
     assert cost_of(None) is None
 

@@ -41,8 +41,8 @@ def test_who_is_served_brings_the_plans_income(pair, pair_day):
     outcome = pair_day.outcomes["mid"]
 
     assert outcome.refused == 0
-    assert outcome.usd == pytest.approx(pair.cost.usd)
-    assert outcome.revenue_usd == pytest.approx(pair.cost.tokens.revenue_usd, rel=1e-3)
+    assert outcome.usd == pytest.approx(pair.cost.usd_per_day)
+    assert outcome.revenue_usd == pytest.approx(pair.cost.revenue_usd_per_day, rel=1e-3)
 
 
 @pytest.mark.parametrize("level", ["low", "mid", "high"])
