@@ -12,6 +12,7 @@ from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
 from runtime.serving import request
 from tests.runtime.conversations import (
+    CLOSE,
     LIMITS,
     Recorded,
     compare,
@@ -149,6 +150,25 @@ def test_ranks_of_a_unit_find_what_they_would_compute(plans, free_port):
     with ThreadPoolExecutor(2) as threads:
         engines = list(threads.map(lambda group: demo_engine(group=group), groups))
 
-    for name, found, wrong in compare(engines, groups, plans[:NUM_MIXED]):
+    for name, found, wrong in compare(engines, groups, plans[:4]):
         assert (name, wrong) == (name, [])
         assert found["device"]
+
+
+@pytest.fixture(scope="module")
+def fast_engine():
+    return demo_engine(deterministic=False)
+
+
+def test_fast_ranks_find_what_they_would_compute_but_for_rounding(fast_engine, plans):
+    """In their caches, in host memory and in a folder, blocks of answers included."""
+    for name, found, wrong in compare([fast_engine], [SoloGroup()], plans[:3], CLOSE["fp32"]):
+        assert (name, wrong) == (name, [])
+        assert found["device"]
+
+
+def test_a_wrong_block_is_no_rounding(fast_engine, plans, monkeypatch):
+    """The comparison of fast ranks finds latents of others as well."""
+    monkeypatch.setattr(request, "block_names", names_without_a_chain)
+
+    assert any(wrong for _, _, wrong in compare([fast_engine], [SoloGroup()], plans[:NUM_MIXED], CLOSE["bf16"]))
