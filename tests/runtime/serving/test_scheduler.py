@@ -92,6 +92,13 @@ class LateLink(HostLink):
             self.num_done += 1
 
 
+class EarlyLink(LateLink):
+    """Copies to the device as early as can be: at once. Those from it are as late as before."""
+
+    def begin_to_device(self, copy):
+        copy()
+
+
 def new_rank(config, link=None, **options):
     cache = new_cache(config, LIMITS.kv_tokens, link=link, **options)
     return Rank(cache, Scheduler(cache, LIMITS), config.latent_dim)
@@ -263,6 +270,27 @@ def test_blocks_that_left_the_cache_come_back_from_host_memory(small_config):
     assert requests[1].table[0] == requests[2].table[0]
     assert len(link.begun) == num_begun + 1
     assert +rank.scheduler.hit_tokens == {"host": PAGE_TOKENS, "device": PAGE_TOKENS}
+
+
+def test_a_page_is_saved_before_latents_come_into_it(small_config):
+    """A device copies both ways at once. The block that host memory has under its name is the one that was there."""
+    rank = new_rank(small_config, EarlyLink(), host_bytes=2**20)
+    sizes = (PAGE_TOKENS + 9, 1, False)
+    first, again = (shared_request(number, sizes, 0, 1, False, small_config) for number in range(2))
+    rank.scheduler.add(first)
+    while rank.scheduler.has_work():
+        rank.step()
+    rank.scheduler.rest()
+    for number, prompt_tokens in ((2, 2 * PAGE_TOKENS), (3, 10)):
+        rank.scheduler.add(request(number, prompt_tokens, 1, True, small_config))
+    while rank.scheduler.has_work():
+        rank.step()
+    rank.scheduler.add(again)
+    while rank.scheduler.has_work():
+        rank.step()
+
+    assert rank.scheduler.hit_tokens["host"] == PAGE_TOKENS
+    assert rank.ended[again.id] == expected(again)
 
 
 @pytest.mark.parametrize(("prompt_tokens", "has_room"), [(50, True), (100, False)])
