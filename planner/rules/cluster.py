@@ -1,6 +1,5 @@
 """The rules of `cluster`, and of `coverage`, which needs its racks."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,15 +10,13 @@ from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
-from planner.rules.rule import Rule
+from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
 __all__ = ["RULES"]
 
-DNS_1123_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule")
-COUNTED = re.compile(r"node-[0-9]+")  # as nodes are called that are only counted
-TAINT = re.compile(rf"[A-Za-z0-9./_-]+(=[A-Za-z0-9._-]*)?:({'|'.join(EFFECTS)})")
+OF_LINKS = {"cluster.gpu.peer": "nvlink", "cluster.gpu.nvlink_domain": "nvlink", "cluster.gpu.gpus_per_nic": "nic"}
+A_BANDWIDTH = {"nvlink": "450GB/s", "nic": "400Gbps"}
 Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
 
 
@@ -41,21 +38,16 @@ def peers_are_part_of_the_whole(c: Written) -> Iterator[Finding]:
     if peer is None or nvlink is None or (read_link(peer) or 0) <= (read_link(nvlink) or 0):
         return
     reason = "nvlink is the bandwidth of a GPU to all others together, so it includes this"
-    yield Finding("cluster.gpu.peer", peer, f"S416 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
+    yield Finding("cluster.gpu.peer", peer, f"S504 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
 
 
-def peers_have_a_whole(c: Written) -> Iterator[Finding]:
-    """The links of a mesh, without what they are together."""
-    peer: str | None = c["cluster.gpu.peer"]
-    if peer is not None and c["cluster.gpu.nvlink"] is None:
-        yield _alone("cluster.gpu.peer", peer, "nvlink", "450GB/s")
-
-
-def domains_have_links(c: Written) -> Iterator[Finding]:
+def links_have_a_bandwidth(c: Written, path: str) -> Iterator[Finding]:
     """GPUs that reach each other, nobody knows how fast."""
-    domain: int | None = c["cluster.gpu.nvlink_domain"]
-    if domain is not None and c["cluster.gpu.nvlink"] is None:
-        yield _alone("cluster.gpu.nvlink_domain", domain, "nvlink", "450GB/s")
+    value: Any = c[path]
+    link = OF_LINKS[path]
+    if value not in (None, 1) and c[f"cluster.gpu.{link}"] is None:
+        fix = f"write {link} too, for example {link}: {A_BANDWIDTH[link]}, or remove it"
+        yield without_effect(f"without {link}", "it describes a link that would not exist", path, value, fix)
 
 
 def domains_and_nodes_fit_together(c: Written) -> Iterator[Finding]:
@@ -71,13 +63,6 @@ def domains_and_nodes_fit_together(c: Written) -> Iterator[Finding]:
     yield Finding("cluster.gpu.nvlink_domain", domain, rule, reason, nearest_of(domain, sorted({*parts, *whole})))
 
 
-def shared_nics_have_links(c: Written) -> Iterator[Finding]:
-    """GPUs that share a NIC, nobody knows how fast it is."""
-    gpus_per_nic: int = c["cluster.gpu.gpus_per_nic"]
-    if gpus_per_nic > 1 and c["cluster.gpu.nic"] is None:
-        yield _alone("cluster.gpu.gpus_per_nic", gpus_per_nic, "nic", "400Gbps")
-
-
 def racks_are_known_where_they_count(c: Written) -> Iterator[Finding]:
     """Experts cannot be spread over racks that nobody named."""
     if c["coverage"] != "rack" or c["cluster.rack_size"] is not None:
@@ -88,17 +73,6 @@ def racks_are_known_where_they_count(c: Written) -> Iterator[Finding]:
         reason = "replicas are spread over racks, so each node's rack must be known"
         fix = for_example("cluster.rack_size: 4") if is_counted else "write rack for each node"
         yield Finding("coverage", "rack", rule, reason, fix)
-
-
-def node_names_are_kubernetes_names(c: Written) -> Iterator[Finding]:
-    """Pods are pinned to nodes by name."""
-    nodes: Nodes = c["cluster.nodes"]
-    for index, name in _names(nodes):
-        if not DNS_1123_SUBDOMAIN.fullmatch(name):
-            rule = "S407 must be lower-case letters, digits, hyphens and dots (DNS-1123)"
-            reason = "no Kubernetes node can have this name, and each node has an entry of its own"
-            fix = "write the node's name, as kubectl get nodes shows it"
-            yield Finding(f"cluster.nodes.{index}.name", name, rule, reason, fix)
 
 
 def nodes_are_listed_once(c: Written) -> Iterator[Finding]:
@@ -122,10 +96,10 @@ def gpus_of_nodes_are_known(c: Written) -> Iterator[Finding]:
     for index, node in _listed(nodes):
         gpu = node.get("gpu")
         if gpu is not None and gpu not in known and unplanned_gpu(gpu) is None:
-            rule = f"S419 must be a known GPU ({', '.join(known)})"
+            rule = f"S304 must be a known GPU ({', '.join(known)})"
             if name or own:
                 others = ", ".join(known[1:])
-                rule = f"S419 must be {known[0]}, which is the cluster's GPU, or another known GPU ({others})"
+                rule = f"S304 must be {known[0]}, which is the cluster's GPU, or another known GPU ({others})"
             reason = "the plan can only use GPUs whose figures it knows"
             yield Finding(f"cluster.nodes.{index}.gpu", gpu, rule, reason, instead_of_gpu(gpu, known))
 
@@ -138,22 +112,9 @@ def phases_have_nodes_with_their_gpus(c: Written, phase: Phase) -> Iterator[Find
         return
     if any(c[f"{node}.gpu"] == gpu for node in c.matching("cluster.nodes.*")):
         return
-    rule = "S530 must come with a list of nodes, some of which have this GPU"
+    rule = "S516 needs a list of nodes, some of which have this GPU"
     reason = "nodes given as a number all have cluster.gpu" if is_counted else "none of the listed nodes has it"
     yield Finding(f"{phase}.gpu", gpu, rule, reason, f"write gpu: {gpu} at the nodes that have it")
-
-
-def taints_are_as_kubernetes_writes_them(c: Written) -> Iterator[Finding]:
-    """The effect decides whether a node can be used."""
-    nodes: Nodes = c["cluster.nodes"]
-    for index, node in _listed(nodes):
-        for number, taint in enumerate(node.get("taints", [])):
-            if not TAINT.fullmatch(taint):
-                rule = "S409 must be KEY=VALUE:EFFECT or KEY:EFFECT"
-                reason = (
-                    f"the effect, {', '.join(EFFECTS[:2])} or {EFFECTS[2]}, decides whether the plan may use the node"
-                )
-                yield Finding(f"cluster.nodes.{index}.taints.{number}", taint, rule, reason, _taint(taint))
 
 
 def spares_are_nodes_of_the_cluster(c: Written) -> Iterator[Finding]:
@@ -165,7 +126,7 @@ def spares_are_nodes_of_the_cluster(c: Written) -> Iterator[Finding]:
     known = _known_names(nodes)
     for index, name in enumerate(spares):
         if name not in known:
-            rule = "S431 must be the name of a node in cluster.nodes"
+            rule = "S304 must be the name of a node in cluster.nodes"
             reason = "a spare is one of the cluster's nodes"
             yield Finding(f"cluster.spares.{index}", name, rule, reason, _likely_spare(name, nodes, spares))
 
@@ -175,7 +136,7 @@ def spares_are_listed_once(c: Written) -> Iterator[Finding]:
     spares: list[str] = c["cluster.spares"]
     for index, name in enumerate(spares):
         if name in spares[:index]:
-            rule = f"S432 must be listed once, it is cluster.spares.{spares.index(name)} too"
+            rule = f"S408 must be listed once, it is cluster.spares.{spares.index(name)} too"
             yield Finding(f"cluster.spares.{index}", name, rule, "a spare can replace only one node", removal())
 
 
@@ -205,19 +166,7 @@ def nodes_are_counted_or_listed(c: Written, key: str) -> Iterator[Finding]:
     word = key.removesuffix("_domain")
     reason = f"each listed node gives its own {word}"
     fix = removal(words=f"remove it, and write {word} for each node")
-    yield Finding(path, size, "S410 must not be combined with a list of nodes", reason, fix)
-
-
-def _alone(path: str, value: Any, link: str, example: str) -> Finding:
-    rule, reason = f"S417 must come with {link}", "it describes a link that would not exist"
-    return Finding(path, value, rule, reason, f"write {link} too, for example {link}: {example}, or remove it")
-
-
-def _taint(written: str) -> Fix:
-    """Return `written` with its effect as Kubernetes spells it; an example where no effect is."""
-    key, _, effect = written.rpartition(":")
-    meant = close_to(effect, EFFECTS)
-    return nearest(f"{key}:{meant}") if meant and key else for_example(f"dedicated=inference:{EFFECTS[0]}")
+    yield without_effect("with a list of nodes", reason, path, size, fix)
 
 
 def _known_names(nodes: Nodes) -> list[str]:
@@ -243,19 +192,15 @@ def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 RULES = (
     Rule("S420", "fields", own_gpus_have_names_of_their_own),
-    Rule("S416", "fields", peers_are_part_of_the_whole),
-    Rule("S417", "fields", peers_have_a_whole),
-    Rule("S417", "fields", domains_have_links),
+    Rule("S504", "fields", peers_are_part_of_the_whole),
+    Rule("S560", "fields", links_have_a_bandwidth, tuple(OF_LINKS)),
     Rule("S418", "fields", domains_and_nodes_fit_together),
-    Rule("S417", "fields", shared_nics_have_links),
     Rule("S516", "fields", racks_are_known_where_they_count),
-    Rule("S407", "fields", node_names_are_kubernetes_names),
     Rule("S408", "fields", nodes_are_listed_once),
-    Rule("S419", "fields", gpus_of_nodes_are_known),
-    Rule("S530", "fields", phases_have_nodes_with_their_gpus, PHASES),
-    Rule("S409", "fields", taints_are_as_kubernetes_writes_them),
-    Rule("S431", "fields", spares_are_nodes_of_the_cluster),
-    Rule("S432", "fields", spares_are_listed_once),
+    Rule("S304", "fields", gpus_of_nodes_are_known),
+    Rule("S516", "fields", phases_have_nodes_with_their_gpus, PHASES),
+    Rule("S304", "fields", spares_are_nodes_of_the_cluster),
+    Rule("S408", "fields", spares_are_listed_once),
     Rule("S433", "fields", spares_have_the_gpus_of_those_they_stand_in_for),
-    Rule("S410", "fields", nodes_are_counted_or_listed, ("rack", "leaf", "power_domain")),
+    Rule("S560", "fields", nodes_are_counted_or_listed, ("rack", "leaf", "power_domain")),
 )

@@ -27,7 +27,7 @@ def what_is_sold_is_counted(c: Written) -> Iterator[Finding]:
         return
     fix = for_example("traffic: {input_tokens: 608e9, output_tokens: 168e9, cache_hit_rate: 0.563}")
     reason = "income is the price times the tokens of a day"
-    yield Finding("cost.prices", None, "S611 must come with traffic", reason, fix)
+    yield without_effect("without traffic", reason, "cost.prices", fix=fix)
 
 
 def shares_make_a_whole(c: Written) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def own_nodes_are_counted(c: Written, supply: str) -> Iterator[Finding]:
     """They are paid all day, so that their number is a part of the bill."""
     if c[f"{supply}.kind"] == "own" and c[f"{supply}.nodes"] is None:
         reason = "own nodes cost money all day, used or not"
-        yield Finding(f"{supply}.nodes", None, "S613 is required for own nodes", reason, for_example("nodes: 128"))
+        yield Finding(f"{supply}.nodes", None, "S202 is required for own nodes", reason, for_example("nodes: 128"))
 
 
 def supplies_have_gpus_of_the_phases(c: Written, supply: str) -> Iterator[Finding]:
@@ -63,14 +63,14 @@ def supplies_have_gpus_of_the_phases(c: Written, supply: str) -> Iterator[Findin
     places = ("cluster.gpu", "cluster.gpu.name", *(f"{phase}.gpu" for phase in PHASES))
     used: list[str] = list(dict.fromkeys(filter(None, map(c.get, places))))
     if used and gpu is not None and gpu not in used:
-        rule = f"S614 must be what a phase runs on ({', '.join(used)})"
+        rule = f"S304 must be what a phase runs on ({', '.join(used)})"
         reason = "otherwise no unit could use these nodes"
         yield Finding(f"{supply}.gpu", gpu, rule, reason, instead_of_gpu(gpu, used))
 
 
 def rates_begin_at_different_times(c: Written, hours: str) -> Iterator[Finding]:
     """Each holds until the next one's time."""
-    yield from at_different_times("S615", hours, c[hours] or (), "only one of them can apply")
+    yield from at_different_times(hours, c[hours] or (), "only one of them can apply")
 
 
 def supplies_are_of_nodes_that_there_are(c: Written, supply: str) -> Iterator[Finding]:
@@ -104,12 +104,12 @@ def discounts_end(c: Written, place: str) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("S611", "fields", what_is_sold_is_counted),
+    Rule("S560", "fields", what_is_sold_is_counted),
     Rule("S612", "fields", shares_make_a_whole),
     Rule("S612", "fields", one_price_list_has_all_traffic),
-    Rule("S613", "fields", own_nodes_are_counted, ["cost.supplies.*"]),
-    Rule("S614", "fields", supplies_have_gpus_of_the_phases, ["cost.supplies.*"]),
-    Rule("S615", "fields", rates_begin_at_different_times, RATES),
+    Rule("S202", "fields", own_nodes_are_counted, ["cost.supplies.*"]),
+    Rule("S304", "fields", supplies_have_gpus_of_the_phases, ["cost.supplies.*"]),
+    Rule("S408", "fields", rates_begin_at_different_times, RATES),
     Rule("S560", "fields", supplies_are_of_nodes_that_there_are, ["cost.supplies.*"]),
     Rule("S560", "fields", some_hour_has_the_rate, ["cost", "cost.supplies.*"]),
     Rule("S560", "fields", discounts_end, ["cost.prices", "cost.prices.*"]),

@@ -1,27 +1,14 @@
 """The rules of `name` and `gateway`."""
 
-import re
 from collections.abc import Iterator
 
 from planner.facts import names
 from planner.problems.finding import Finding
-from planner.problems.fix import for_example, nearest
-from planner.rules.object_names import DNS_1035
+from planner.problems.fix import nearest
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 
 __all__ = ["RULES"]
-
-
-def name_is_a_dns_label(c: Written) -> Iterator[Finding]:
-    """Units, Services and LeaderWorkerSets are named after it."""
-    name: str = c["name"]
-    if DNS_1035.fullmatch(name):
-        return
-    rule = "S401 must be lower-case letters, digits and hyphens, from a letter to a letter or digit (DNS-1035)"
-    meant = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    fix = nearest(meant) if DNS_1035.fullmatch(meant) else for_example("name: chat")
-    yield Finding("name", name, rule, "Kubernetes objects are named after it", fix)
 
 
 def unit_names_fit(c: Written) -> Iterator[Finding]:
@@ -49,7 +36,6 @@ def ports_differ(c: Written) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("S401", "fields", name_is_a_dns_label),
     Rule("S402", "fields", unit_names_fit),
     Rule("S405", "fields", ports_differ),
 )

@@ -1,7 +1,7 @@
 """The rules of `kubernetes`, apart from volumes, pods and overlays."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any
 
@@ -13,14 +13,7 @@ from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, removal
-from planner.rules.object_names import (
-    DNS_1123,
-    MAX_DNS_LABEL,
-    is_object_name,
-    no_object_name,
-)
 from planner.rules.rule import Candidate, Rule, without_effect
-from planner.rules.volumes import EACH_VOLUME
 from planner.rules.written import Written
 from planner.spec.kubernetes import DEFAULT_IMAGE, KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
@@ -28,61 +21,21 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["RULES"]
 
 TIMES_READING = 2  # that are offered: other nodes read too, and pods start first; assumed
+OF_OUR_IMAGE = {"kubernetes.stage": "source", "kubernetes.controller": "pace"}  # section -> a field that it always has
+ONLY_OURS = {
+    "kubernetes.gateway.volumes": "its router mounts no volumes",
+    "kubernetes.controller.demand": "only Tidemill's own gateway measures the load of each phase",
+    "kubernetes.controller.stragglers_last": "only Tidemill's own ranks report how long they take",
+}
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
-
-# Source: github.com/distribution/reference regexp.go, with which a kubelet's runtime reads images.
-_DOMAIN = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*(:[0-9]+)?"
-_COMPONENT = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_SUFFIX = r"(:\w[\w.-]{0,127})?(@[A-Za-z][A-Za-z0-9]*([-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
-REFERENCE = re.compile(rf"({_DOMAIN}/)?{_COMPONENT}(/{_COMPONENT})*{_SUFFIX}", re.ASCII)
-IMAGES = tuple(f"kubernetes.{place}image" for place in ("", "gateway.", "stage.", "controller."))
-OBJECTS = (
-    *("gateway.keys", "kubernetes.tls.issuer", "kubernetes.priority_class"),
-    *("kubernetes.controller.kueue.cluster_queue", "kubernetes.controller.kueue.flavor"),
-    *(f"{volume}.claim" for volume in EACH_VOLUME),
-    "kubernetes.image_pull_secrets.*",
-)
-
-# Source: k8s.io/apimachinery metav1.Condition, the pattern of `type`.
-CONDITION = re.compile(
-    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
-)
-
-
-def namespace_is_a_dns_label(c: Written) -> Iterator[Finding]:
-    """Refuse what the API server would refuse."""
-    namespace: str = c["kubernetes.namespace"]
-    if DNS_1123.fullmatch(namespace) and len(namespace) <= MAX_DNS_LABEL:
-        return
-    rule = f"S403 must be at most {MAX_DNS_LABEL} lower-case letters, digits and hyphens (DNS-1123)"
-    reason = "Kubernetes accepts no other namespace name"
-    yield Finding("kubernetes.namespace", namespace, rule, reason, "write the name of a namespace")
-
-
-def images_are_references(c: Written, where: str) -> Iterator[Finding]:
-    """Refuse what a kubelet calls InvalidImageName; whether the image exists only the cluster knows."""
-    image: str | None = c[where]
-    if image is None or REFERENCE.fullmatch(image):
-        return
-    rule = "S404 must be an image reference, as registry.example.com/chat/runtime:0.1.0"
-    reason = "it has no spaces and no https://, its repository is in lower case, and a tag follows each colon"
-    yield Finding(where, image, rule, reason, "write it as docker pull takes it")
-
-
-def names_are_of_objects(c: Written, path: str) -> Iterator[Finding]:
-    """Refuse what the API server would refuse."""
-    name: str | None = c[path]
-    if name is not None and not is_object_name(name):
-        yield no_object_name(path, name)
 
 
 def controllers_have_a_day(c: Written) -> Iterator[Finding]:
     """Every unit runs all day where there is no schedule."""
     c.require("kubernetes.controller.pace")
-    if "schedule" in c.sections:
-        return
-    rule, fix = "S469 must come with a schedule", removal("kubernetes.controller")
-    yield Finding("kubernetes.controller", None, rule, "there is no day for the units to follow", fix)
+    if "schedule" not in c.sections:
+        reason, path = "there is no day for the units to follow", "kubernetes.controller"
+        yield Finding(path, None, "S516 needs a schedule", reason, removal(path))
 
 
 def controllers_scale_whole_units(c: Written) -> Iterator[Finding]:
@@ -102,42 +55,26 @@ def controllers_scale_whole_units(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.controller", None, rule, reason, fix)
 
 
-def controllers_of_other_engines_have_an_image(c: Written) -> Iterator[Finding]:
-    """Their images hold no Tidemill."""
-    c.require("kubernetes.controller.pace")
-    image: str | None = c.get("kubernetes.controller.image")
-    used = c.engine
-    if image is not None or used in (None, OURS):
-        return
-    rule = f"S471 must be given with engine {used}"
-    fix = for_example("kubernetes.controller.image: registry.example.com/tidemill-runtime:0.1.0")
-    reason = f"the image of {used} does not hold tidemill controller"
-    yield Finding("kubernetes.controller.image", None, rule, reason, fix)
-
-
-def stages_of_other_engines_have_an_image(c: Written) -> Iterator[Finding]:
-    """Their images hold no Tidemill, by whose command checkpoints are copied."""
-    c.require("kubernetes.stage.source")
-    image: str | None = c.get("kubernetes.stage.image")
+def our_programs_have_an_image(c: Written, section: str) -> Iterator[Finding]:
+    """The images of other engines hold no Tidemill."""
+    c.require(f"{section}.{OF_OUR_IMAGE[section]}")
     units: str = c["kubernetes.image"]
     used = c.engine
-    if image is not None or units == DEFAULT_IMAGE or used in (None, OURS):
-        return
-    rule = f"S486 must be given with engine {used} in kubernetes.image"
-    fix = for_example("kubernetes.stage.image: registry.example.com/tidemill-runtime:0.1.0")
-    reason = f"an image of {used} does not hold what copies checkpoints"
-    yield Finding("kubernetes.stage.image", None, rule, reason, fix)
+    is_ours = used in (None, OURS) or (section == "kubernetes.stage" and units == DEFAULT_IMAGE)
+    if c.get(f"{section}.image") is None and not is_ours:
+        path, reason = f"{section}.image", f"no image of {used} holds tidemill"
+        fix = for_example(f"{path}: registry.example.com/tidemill-runtime:0.1.0")
+        yield Finding(path, None, f"S202 is required with engine {used}", reason, fix)
 
 
-def only_our_gateway_reads_a_checkpoint(c: Written) -> Iterator[Finding]:
-    """Another engine's router mounts nothing."""
-    volumes: Sequence[Mapping[str, Any]] | None = c["kubernetes.gateway.volumes"]
+def other_engines_lack_it(c: Written, path: str) -> Iterator[Finding]:
+    """Another engine's router mounts nothing and counts otherwise, and its ranks do not tell how long they take."""
     used = c.engine
-    if volumes is None or used in (None, OURS):
-        return
-    rule = f"S477 must not be combined with engine {used}"
-    reason = "its router mounts no volumes"
-    yield Finding("kubernetes.gateway.volumes", volumes, rule, reason, removal())
+    value: Any = c.get(path)
+    is_there = c.get(f"{path}.used") is not None if value is None else value is not False
+    if is_there and used not in (None, OURS):
+        shown = value if isinstance(value, list) else None
+        yield without_effect(f"with engine {used}", ONLY_OURS[path], path, shown)
 
 
 def sound_nodes_are_not_left(c: Written) -> Iterator[Finding]:
@@ -148,34 +85,6 @@ def sound_nodes_are_not_left(c: Written) -> Iterator[Finding]:
             rule, fix = "S472 must not be Ready", removal()
             reason = "Ready is true on a healthy node, and Kubernetes itself ends the pods of a node that is not Ready"
             yield Finding(f"kubernetes.controller.heal.conditions.{index}", kind, rule, reason, fix)
-        elif not CONDITION.fullmatch(kind.partition("=")[0]):
-            rule = "S476 must be the type of a condition, in letters, digits, hyphens, underscores and dots"
-            reason = "no condition of a node can have this name"
-            fix = for_example("GPUMissing")
-            yield Finding(f"kubernetes.controller.heal.conditions.{index}", kind, rule, reason, fix)
-
-
-def demand_is_measured_here(c: Written) -> Iterator[Finding]:
-    """Another engine's router counts otherwise."""
-    c.require("kubernetes.controller.demand.used")
-    used = c.engine
-    if used in (None, OURS):
-        return
-    rule, fix = f"S473 must not be combined with engine {used}", removal("kubernetes.controller.demand")
-    reason = "only Tidemill's own gateway measures the load of each phase"
-    yield Finding("kubernetes.controller.demand", None, rule, reason, fix)
-
-
-def stragglers_are_measured_here(c: Written) -> Iterator[Finding]:
-    """Another engine's ranks do not tell how long they take."""
-    last: bool = c["kubernetes.controller.stragglers_last"]
-    used = c.engine
-    if used in (None, OURS) or not last:
-        return
-    field = "kubernetes.controller.stragglers_last"
-    rule = f"S474 must not be combined with engine {used}"
-    reason = "only Tidemill's own ranks report how long they take"
-    yield Finding(field, None, rule, reason, removal(field))
 
 
 def quotas_are_of_nodes_that_are_lent(c: Written) -> Iterator[Finding]:
@@ -302,17 +211,11 @@ def _minutes(seconds: float) -> int:
 
 
 RULES = (
-    Rule("S403", "fields", namespace_is_a_dns_label),
-    Rule("S404", "fields", images_are_references, IMAGES),
-    Rule("S415", "fields", names_are_of_objects, OBJECTS),
-    Rule("S469", "fields", controllers_have_a_day),
+    Rule("S516", "fields", controllers_have_a_day),
     Rule("S470", "fields", controllers_scale_whole_units),
-    Rule("S471", "fields", controllers_of_other_engines_have_an_image),
-    Rule("S486", "fields", stages_of_other_engines_have_an_image),
-    Rule("S477", "fields", only_our_gateway_reads_a_checkpoint),
-    Rule("S472 S476", "fields", sound_nodes_are_not_left),
-    Rule("S473", "fields", demand_is_measured_here),
-    Rule("S474", "fields", stragglers_are_measured_here),
+    Rule("S202", "fields", our_programs_have_an_image, tuple(OF_OUR_IMAGE)),
+    Rule("S472", "fields", sound_nodes_are_not_left),
+    Rule("S560", "fields", other_engines_lack_it, tuple(ONLY_OURS)),
     Rule("S560", "fields", quotas_are_of_nodes_that_are_lent),
     Rule("W107", "started", images_have_gpu_kernels),
     Rule("W107", "laid out", images_are_of_the_engine),

@@ -1,12 +1,11 @@
 """The rules of `model`: where its shapes come from, which digests it has, and where pods find the checkpoint."""
 
-import re
 from collections.abc import Iterator
 
 from planner.facts.engines import OURS
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, removal
-from planner.rules.rule import Candidate, Rule
+from planner.rules.rule import Candidate, Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.pods import volume_of
 from planner.spec.precision import kv_dtype
@@ -26,7 +25,7 @@ def model_has_an_origin(c: Written) -> Iterator[Finding]:
         return
     if has_file or has_entry:
         return
-    rule, reason = "S309 is required, unless model.catalog is given", "one of the two must give the model's shapes"
+    rule, reason = "S202 is required, unless model.catalog is given", "one of the two must give the model's shapes"
     fix = "give the checkpoint's config.json, or the model's name in the catalog"
     yield Finding("model.config", None, rule, reason, fix)
 
@@ -40,17 +39,7 @@ def digests_are_of_unseen_files(c: Written) -> Iterator[Finding]:
     for key, digest in written.items():
         if digest is not None:
             reason = "it is computed from the file, and from the manifest beside it"
-            yield Finding(f"model.{key}", digest, "S311 belongs with catalog, not with config", reason, removal())
-
-
-def checkpoint_can_be_found(c: Written) -> Iterator[Finding]:
-    """The runtime looks for it in the pod, where the spec's folder means nothing."""
-    checkpoint: str | None = c["model.checkpoint"]
-    if checkpoint is None or checkpoint.startswith("/") or re.fullmatch(r"bundled:[a-z0-9_-]+", checkpoint):
-        return
-    rule = "S406 must be bundled:NAME or an absolute path"
-    reason = "the runtime looks for it where it runs, not next to the spec"
-    yield Finding("model.checkpoint", checkpoint, rule, reason, "write its folder in the pod, as /models/...")
+            yield without_effect("with config", reason, f"model.{key}", digest)
 
 
 def weights_are_as_the_checkpoint_says(c: Candidate) -> Iterator[Finding]:
@@ -127,9 +116,8 @@ def _read_by_gateway(spec: Spec) -> str | None:
 
 
 RULES = (
-    Rule("S309 S310", "fields", model_has_an_origin),
-    Rule("S311", "fields", digests_are_of_unseen_files),
-    Rule("S406", "fields", checkpoint_can_be_found),
+    Rule("S202 S310", "fields", model_has_an_origin),
+    Rule("S560", "fields", digests_are_of_unseen_files),
     Rule("W113", "laid out", weights_are_as_the_checkpoint_says),
     Rule("W106", "started", pods_see_the_checkpoint),
     Rule("W106", "started", gateways_see_the_tokenizer),

@@ -20,14 +20,14 @@ def answers_have_a_length(c: Written) -> Iterator[Finding]:
     outputs: int | None = c["operating_point.mixed.output_tokens"]
     if outputs is not None or "traffic" in c.sections:
         return
-    rule = "S561 is required without traffic"
+    rule = "S202 is required without traffic"
     path = "operating_point.mixed.output_tokens"
     yield Finding(path, None, rule, "the point has to say how long answers are", for_example("output_tokens: 1000"))
 
 
 def requests_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
     """A rank never works on more."""
-    yield from _within(c, phase, "requests", "S551", "max_requests", "no rank works on more at a time")
+    yield from _within(c, phase, "requests", "max_requests", "no rank works on more at a time")
 
 
 def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Finding]:
@@ -42,20 +42,20 @@ def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Findin
     if tokens <= most:
         return
     if written:
-        yield _beyond(path, tokens, "S552", "max_request_tokens", most, "no request is longer")
+        yield _beyond(path, tokens, "max_request_tokens", most, "no request is longer")
     elif tokens > positions:
         reason = "the model has no positions beyond these"
-        yield _beyond(path, tokens, "S552", "max_position_embeddings", positions, reason)
+        yield _beyond(path, tokens, "max_position_embeddings", positions, reason)
     else:
         longest = max(each for each in (tokens, *map(c.get, LENGTHS)) if each and each <= positions)
         raised = {limit: longest for limit in limits if limit.split(".")[0] in c.sections}
-        yield _beyond(path, tokens, "S552", "max_request_tokens", most, "no request is longer", raised)
+        yield _beyond(path, tokens, "max_request_tokens", most, "no request is longer", raised)
 
 
 def steps_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
     """A rank never computes more in one step."""
     reason = "no rank computes more prompt tokens in one step"
-    yield from _within(c, phase, "step_tokens", "S553", "max_batch_tokens", reason)
+    yield from _within(c, phase, "step_tokens", "max_batch_tokens", reason)
 
 
 def phases_are_there(c: Written) -> Iterator[Finding]:
@@ -103,31 +103,31 @@ def answers_are_as_long_as_the_traffics(c: Written) -> Iterator[Finding]:
     yield without_effect(where, reason, path, outputs)
 
 
-def _within(c: Written, phase: Phase, field: str, rule: str, limit: str, reason: str) -> Iterator[Finding]:
+def _within(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
     """Yield a finding where a phase's point asks for more than a limit of that phase."""
     path = f"operating_point.{phase}.{field}"
     asked: int = c[path]
     most: int = c[f"{phase}.{limit}"]
     if asked > most:
         raised = None if c.gives(f"{phase}.{limit}") else {f"{phase}.{limit}": asked}
-        yield _beyond(path, asked, rule, limit, most, reason, raised)
+        yield _beyond(path, asked, limit, most, reason, raised)
 
 
 def _beyond(
-    path: str, value: int, rule: str, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
+    path: str, value: int, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
 ) -> Finding:
     """Say that a load is beyond its limit. Where nobody wrote the limit, the load is kept and the limit `raised`."""
     if raised is None:
-        return Finding(path, value, f"{rule} must be at most {limit} ({most})", reason, nearest(most))
+        return Finding(path, value, f"S504 must be at most {limit} ({most})", reason, nearest(most))
     fix = Fix(f"write {' and '.join(f'{each}: {number}' for each, number in raised.items())}", (raised,))
-    return Finding(path, value, f"{rule} must be at most {limit} ({most}, its default)", reason, fix)
+    return Finding(path, value, f"S504 must be at most {limit} ({most}, its default)", reason, fix)
 
 
 RULES = (
-    Rule("S561", "fields", answers_have_a_length),
-    Rule("S551", "fields", requests_are_within_the_limit, PHASES),
-    Rule("S552", "resolved", requests_are_as_long_as_one_may_be, LENGTHS),
-    Rule("S553", "fields", steps_are_within_the_limit, PHASES),
+    Rule("S202", "fields", answers_have_a_length),
+    Rule("S504", "fields", requests_are_within_the_limit, PHASES),
+    Rule("S504", "resolved", requests_are_as_long_as_one_may_be, LENGTHS),
+    Rule("S504", "fields", steps_are_within_the_limit, PHASES),
     Rule("S560", "fields", phases_are_there),
     Rule("S560", "fields", rates_are_of_drafts, PHASES),
     Rule("S560", "fields", hits_are_the_traffics),

@@ -90,7 +90,7 @@ def objects_are_rendered(c: Written, item: str) -> Iterator[Finding]:
     of_kind = _rendered(c).get(kind, ())
     if of_kind and name in (None, *of_kind):
         return
-    rule, reason = "S462 must be of an object that is rendered", f"this plan has no {kind}{f' {name}' if name else ''}"
+    rule, reason = "S304 must be of an object that is rendered", f"this plan has no {kind}{f' {name}' if name else ''}"
     if of_kind:
         yield Finding(f"{item}.name", name, rule, reason, did_you_mean(name, of_kind))
     else:
@@ -184,8 +184,9 @@ def _unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str]) ->
     for index, item in enumerate(value if isinstance(value, list) else ()):
         yield from _unmergeable(f"{where}.{index}", item, "", keys)
         if field in keys and not _is_told_apart(item, keys[field]):
-            rule, reason = f"S466 must have {keys[field]}", f"{field} are merged by it"
-            yield Finding(f"{where}.{index}", None, rule, reason, f"write it, or {DIRECTIVE}: replace as an item alone")
+            path, reason = f"{where}.{index}.{keys[field]}", f"{field} are merged by it"
+            fix = f"write it, or {DIRECTIVE}: replace as an item alone"
+            yield Finding(path, None, "S202 is required", reason, fix)
 
 
 def _is_told_apart(item: Any, key: str) -> bool:
@@ -196,7 +197,7 @@ def _is_told_apart(item: Any, key: str) -> bool:
 
 
 RULES = (
-    Rule("S460 S461 S466", "fields", pods_stay_planned, PODS),
+    Rule("S202 S460 S461", "fields", pods_stay_planned, PODS),
     Rule("S460", "fields", objects_stay_planned),
-    Rule("S462", "resolved", objects_are_rendered, ["kubernetes.overlay.objects.*"]),
+    Rule("S304", "resolved", objects_are_rendered, ["kubernetes.overlay.objects.*"]),
 )

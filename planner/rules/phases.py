@@ -10,8 +10,8 @@ from planner.facts.quantities import counted
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
 from planner.problems.finding import Finding
-from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of, removal
-from planner.rules.rule import Candidate, Rule
+from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
+from planner.rules.rule import Candidate, Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 from planner.spec.precision import kv_dtype
@@ -72,7 +72,7 @@ def replicas_have_gpus_of_their_own(c: Written, phase: Phase) -> Iterator[Findin
     most = model.num_routed_experts * (ep_size - 1)
     if redundant <= most:
         return
-    rule = f"S503 must be at most {most} ({model.num_routed_experts} experts x {ep_size - 1} further GPUs)"
+    rule = f"S504 must be at most {most} ({model.num_routed_experts} experts x {ep_size - 1} further GPUs)"
     reason = "a second replica on the same GPU would share no load"
     yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, nearest(most))
 
@@ -95,7 +95,7 @@ def kv_holds_a_request(c: Written, phase: Phase) -> Iterator[Finding]:
     max_request_tokens: int = c[f"{phase}.max_request_tokens"]
     if max_kv_tokens is None or max_kv_tokens >= max_request_tokens:
         return
-    rule = f"S517 must be at least max_request_tokens ({max_request_tokens})"
+    rule = f"S504 must be at least max_request_tokens ({max_request_tokens})"
     reason = "a request keeps all its KV in memory at once"
     yield Finding(f"{phase}.max_kv_tokens", max_kv_tokens, rule, reason, nearest(max_request_tokens))
 
@@ -198,15 +198,13 @@ def precision_is_the_checkpoints(c: Written, phase: Phase) -> Iterator[Finding]:
 def prefill_drafts_nothing(c: Written) -> Iterator[Finding]:
     """A step of prefill computes prompts, whose tokens are known."""
     draft_tokens: int = c["prefill.draft_tokens"]
-    if draft_tokens == 0:
-        return
-    rule = "S554 must be 0 in prefill"
-    reason = "only decode drafts tokens, and decode.draft_tokens makes prefill load the MTP module too"
-    yield Finding("prefill.draft_tokens", draft_tokens, rule, reason, removal())
+    if draft_tokens:
+        reason = "only decode drafts tokens, and decode.draft_tokens makes prefill load the MTP module too"
+        yield without_effect("in prefill", reason, "prefill.draft_tokens", draft_tokens)
 
 
 def a_module_drafts(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Not all models have an MTP module, and S554 says it of prefill."""
+    """Not all models have an MTP module, and another rule says it of prefill."""
     draft_tokens: int = c[f"{phase}.draft_tokens"]
     model = c.model
     if draft_tokens == 0 or phase == "prefill" or model.draft_layer is not None:
@@ -291,15 +289,15 @@ def _most_held(spec: ResolvedSpec, phase: Phase) -> int:
 RULES = (
     Rule("S501", "resolved", ep_size_divides_physical_experts, PHASES),
     Rule("S502", "resolved", unit_fills_whole_nodes, PHASES),
-    Rule("S503", "resolved", replicas_have_gpus_of_their_own, PHASES),
+    Rule("S504", "resolved", replicas_have_gpus_of_their_own, PHASES),
     Rule("S504", "resolved", requests_fit_the_model, PHASES),
-    Rule("S517", "fields", kv_holds_a_request, PHASES),
+    Rule("S504", "fields", kv_holds_a_request, PHASES),
     Rule("S507", "fields", phases_are_a_whole),
     Rule("S505", "resolved", phases_take_equal_requests),
     Rule("S506", "fields", phases_exchange_kv),
     Rule("S312", "resolved", precision_is_known, PHASES),
     Rule("S315", "resolved", precision_is_the_checkpoints, PHASES),
-    Rule("S554", "fields", prefill_drafts_nothing),
+    Rule("S560", "fields", prefill_drafts_nothing),
     Rule("S555", "resolved", a_module_drafts, PHASES),
     Rule("W101", "laid out", requests_have_kv),
 )

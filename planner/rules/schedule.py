@@ -7,7 +7,7 @@ from planner.facts.terms import PHASES, Phase
 from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, applied, did_you_mean, for_example, nearest, removal
-from planner.rules.days import at_different_times, wrong_days
+from planner.rules.days import at_different_times, days_listed_twice
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
@@ -48,7 +48,7 @@ def timezone_is_the_ianas(c: Written) -> Iterator[Finding]:
 
 def windows_start_at_different_times(c: Written, windows: str) -> Iterator[Finding]:
     """Each lasts until the next one's."""
-    yield from at_different_times("S511", windows, c[windows] or (), "only one window can start at a time")
+    yield from at_different_times(windows, c[windows] or (), "only one window can start at a time")
 
 
 def windows_count_the_phases_that_there_are(c: Written, window: str) -> Iterator[Finding]:
@@ -83,9 +83,9 @@ def some_window_has_units(c: Written) -> Iterator[Finding]:
         yield Finding("schedule", None, "S514 must have units in some window", "otherwise nothing ever runs", fix)
 
 
-def other_days_are_of_the_calendar(c: Written) -> Iterator[Finding]:
-    """Each is named once."""
-    yield from wrong_days("schedule.other_days", c["schedule.other_days"])
+def other_days_are_named_once(c: Written) -> Iterator[Finding]:
+    """The windows of a day are in one place."""
+    yield from days_listed_twice("schedule.other_days", c["schedule.other_days"])
 
 
 def units_are_counted_once(c: Written, phase: Phase) -> Iterator[Finding]:
@@ -93,8 +93,8 @@ def units_are_counted_once(c: Written, phase: Phase) -> Iterator[Finding]:
     c.require(f"{phase}.units")
     windows: list[dict[str, Any]] = c["schedule.windows"]
     if c.gives(f"{phase}.units") and windows:
-        rule, reason = "S515 must not be combined with a schedule", "the schedule's windows set the number of units"
-        yield Finding(f"{phase}.units", c[f"{phase}.units"], rule, reason, removal())
+        path, reason = f"{phase}.units", "the schedule's windows set the number of units"
+        yield without_effect("with a schedule", reason, path, c[path])
 
 
 def values_are_of_auto(c: Written, field: str) -> Iterator[Finding]:
@@ -120,11 +120,11 @@ def _counted(place: str, given: list[str], wanted: list[str]) -> Fix | str:
 
 RULES = (
     Rule("S518", "fields", timezone_is_the_ianas),
-    Rule("S511", "fields", windows_start_at_different_times, WINDOWS),
+    Rule("S408", "fields", windows_start_at_different_times, WINDOWS),
     Rule("S512", "fields", windows_count_the_phases_that_there_are, EACH_WINDOW),
     Rule("S513", "fields", phases_are_on_together, EACH_WINDOW),
     Rule("S514", "fields", some_window_has_units),
-    Rule("S525 S526", "fields", other_days_are_of_the_calendar),
-    Rule("S515", "fields", units_are_counted_once, PHASES),
+    Rule("S408", "fields", other_days_are_named_once),
+    Rule("S560", "fields", units_are_counted_once, PHASES),
     Rule("S560", "fields", values_are_of_auto, OF_SCHEDULE),
 )

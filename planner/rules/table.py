@@ -13,6 +13,7 @@ from planner.rules import (
     engine_limits,
     expert_load,
     exposed,
+    forms,
     gateway,
     kubernetes,
     model,
@@ -32,6 +33,7 @@ from planner.rules.written import Written
 __all__ = ["broken_rules", "found_in", "rules_at", "warnings_of"]
 
 SECTIONS = (
+    forms,
     *(gateway, phases, expert_load, model, engine, attention, cluster, schedule, traffic, cost),
     *(kubernetes, volumes, pods, overlay, operating_point, plausible, exposed),
 )

@@ -17,7 +17,7 @@ from planner.facts.timezones import is_timezone
 from planner.facts.wall_clock import days_between, instants_of, offset_at
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest, removal
-from planner.rules.days import wrong_days
+from planner.rules.days import days_listed_twice
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
@@ -56,10 +56,10 @@ def entries_divide_hours(c: Written) -> Iterator[Finding]:
             yield Finding(place, each, rule, f"possible numbers are {counts}", fix)
 
 
-def other_days_are_of_the_calendar(c: Written) -> Iterator[Finding]:
+def other_days_are_named_once(c: Written) -> Iterator[Finding]:
     """Each is named once."""
     others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
-    yield from wrong_days("traffic.other_days", others)
+    yield from days_listed_twice("traffic.other_days", others)
 
 
 def other_days_are_unlike_a_profile(c: Written) -> Iterator[Finding]:
@@ -67,10 +67,9 @@ def other_days_are_unlike_a_profile(c: Written) -> Iterator[Finding]:
     others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
     if not others or c.gives("traffic.profile") or c.gives("traffic.history"):
         return
-    rule = "S622 must come with profile or history"
     reason = "the demand of other days is relative to that of a usual day"
     fix = "write traffic.profile: the demand of each of the 24 hours of a usual day"
-    yield Finding("traffic.other_days", others, rule, reason, fix)
+    yield without_effect("without profile or history", reason, "traffic.other_days", others, fix)
 
 
 def most_answers_are_longer_than_half_of_them(c: Written) -> Iterator[Finding]:
@@ -79,7 +78,7 @@ def most_answers_are_longer_than_half_of_them(c: Written) -> Iterator[Finding]:
     median: int = c["traffic.output_lengths.median"]
     if p99 >= median:
         return
-    rule = f"S621 must be at least the median ({median})"
+    rule = f"S504 must be at least the median ({median})"
     reason = "half of the answers are that long"
     yield Finding("traffic.output_lengths.p99", p99, rule, reason, nearest(median))
 
@@ -96,7 +95,7 @@ def requests_are_as_long_as_one_may_be(c: Written) -> Iterator[Finding]:
         return
     if requests > (most := int(min(prompts, outputs))):
         reason = "every request has a token of prompt and one of output"
-        rule = f"S623 must be at most {most:,}, the smaller number of tokens"
+        rule = f"S504 must be at most {most:,}, the smaller number of tokens"
         yield Finding("traffic.requests", requests, rule, reason, nearest(most))
         return
     mean, least = ceil((prompts + outputs) / requests), ceil((prompts + outputs) / longest)
@@ -107,7 +106,7 @@ def requests_are_as_long_as_one_may_be(c: Written) -> Iterator[Finding]:
         raised = {path: mean for phase, path in limits.items() if phase in c.sections}
         fix = Fix(f"write {' and '.join(f'{path}: {value}' for path, value in raised.items())}", (raised,))
     reason = f"a request has {mean:,} tokens on average, and none is longer"
-    rule = f"S623 must be at least {least:,} with max_request_tokens {longest:,}"
+    rule = f"S504 must be at least {least:,} with max_request_tokens {longest:,}"
     yield Finding("traffic.requests", requests, rule, reason, fix)
 
 
@@ -210,10 +209,10 @@ def _missing(day: "PastDay", zone: str) -> list[int]:
 RULES = (
     Rule("S610", "fields", some_hour_has_demand),
     Rule("S616", "fields", entries_divide_hours),
-    Rule("S525 S526", "fields", other_days_are_of_the_calendar),
-    Rule("S622", "fields", other_days_are_unlike_a_profile),
-    Rule("S621", "fields", most_answers_are_longer_than_half_of_them),
-    Rule("S623", "resolved", requests_are_as_long_as_one_may_be),
+    Rule("S408", "fields", other_days_are_named_once),
+    Rule("S560", "fields", other_days_are_unlike_a_profile),
+    Rule("S504", "fields", most_answers_are_longer_than_half_of_them),
+    Rule("S504", "resolved", requests_are_as_long_as_one_may_be),
     Rule("S620", "fields", past_days_stand_for_a_profile),
     Rule("S560", "fields", lengths_are_of_a_drain),
     Rule("S560", "fields", capacity_counts_units_of_windows),

@@ -7,18 +7,14 @@ from typing import Any, TypeGuard
 from planner.facts import names
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
+from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.pods import is_in, volume_of
 
-__all__ = ["EACH_VOLUME", "RULES"]
+__all__ = ["RULES"]
 
-VOLUMES = ("kubernetes.volumes", "kubernetes.gateway.volumes")
 EACH_VOLUME = tuple(f"{volumes}.*" for volumes in VOLUMES)
-FOLDERS = (
-    *(f"{volume}.{key}" for volume in EACH_VOLUME for key in ("mount_path", "host_path")),
-    *("kubernetes.stage.source", "kubernetes.stage.host_path", "kubernetes.kernel_cache"),
-)
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
 OF_PODS = "the pod keeps its own files there"
 EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # one path is never in both
@@ -37,21 +33,10 @@ def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
     yield Finding(f"{volume}.mount_path", c[f"{volume}.mount_path"], rule, f"it has {found}", fix)
 
 
-def folders_are_absolute(c: Written, place: str) -> Iterator[Finding]:
-    """Neither a pod nor a node has a current folder."""
-    folder: str | None = c[place]
-    if folder is not None and not _is_absolute(folder):
-        rule = "S412 must be an absolute path below /, without //, .., : or a closing /"
-        reason = "a relative path has no meaning for pods and nodes"
-        if folder.startswith("/"):
-            reason = "a folder must be written in one way only"
-        yield Finding(place, folder, rule, reason, for_example(f"{place.rpartition('.')[2]}: /mnt/models"))
-
-
 def mount_paths_are_free(c: Written, place: str) -> Iterator[Finding]:
     """Not over what the pods have already."""
     path: str = c[place]
-    if _is_absolute(path) and _is_taken_by_pods(path):
+    if is_folder(path) and _is_taken_by_pods(path):
         yield Finding(place, path, NOT_FREE, OF_PODS, for_example("mount_path: /models"))
 
 
@@ -61,7 +46,7 @@ def mount_paths_differ(c: Written, where: str) -> Iterator[Finding]:
     paths = [volume.get("mount_path") for volume in volumes or ()]
     for index, path in enumerate(paths):
         if path is not None and path in paths[:index]:
-            rule = f"S414 must differ from {where}.{paths.index(path)}.mount_path"
+            rule = f"S408 must differ from {where}.{paths.index(path)}.mount_path"
             fix = "write a path of its own, or remove one of the two"
             yield Finding(f"{where}.{index}.mount_path", path, rule, "one path can hold only one volume", fix)
 
@@ -71,7 +56,7 @@ def staged_checkpoints_are_in_a_volume(c: Written) -> Iterator[Finding]:
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
     paths = [path for volume in volumes if _is_free(path := volume.get("mount_path"))]
-    if not _is_absolute(source) or volume_of(source, volumes) is not None or len(paths) < len(volumes):
+    if not is_folder(source) or volume_of(source, volumes) is not None or len(paths) < len(volumes):
         return  # where a volume will be that has a wrong path, nobody knows yet
     rule = "S457 must be in one of kubernetes.volumes"
     if shown := _shown_at(source, volumes):
@@ -105,7 +90,7 @@ def staged_checkpoints_have_a_place(c: Written) -> Iterator[Finding]:
     volumes: Volumes = c["kubernetes.volumes"]
     if checkpoint is None:
         return
-    if _is_absolute(checkpoint) and volume_of(checkpoint, volumes) is None:
+    if is_folder(checkpoint) and volume_of(checkpoint, volumes) is None:
         if not _is_taken_by_pods(checkpoint):
             return
         yield Finding("model.checkpoint", checkpoint, NOT_FREE, OF_PODS, for_example("checkpoint: /checkpoint"))
@@ -126,14 +111,14 @@ def _shown_at(path: str, volumes: Volumes) -> str | None:
 
 def _is_free(path: str | None) -> TypeGuard[str]:
     """Whether something can be mounted there."""
-    return path is not None and _is_absolute(path) and not _is_taken_by_pods(path)
+    return path is not None and is_folder(path) and not _is_taken_by_pods(path)
 
 
 def _on_nodes(path: str, volumes: Volumes) -> str | None:
     """Return the nodes' folder that pods see at `path`; None for a claim, and where there is none below `/`."""
     index = volume_of(path, volumes)
     host_path = None if index is None else volumes[index].get("host_path")
-    if index is None or host_path is None or not (_is_absolute(path) and _is_absolute(host_path)):
+    if index is None or host_path is None or not (is_folder(path) and is_folder(host_path)):
         return None
     return posixpath.normpath(posixpath.join(host_path, posixpath.relpath(path, volumes[index]["mount_path"])))
 
@@ -143,20 +128,10 @@ def _is_taken_by_pods(path: str) -> bool:
     return any(is_in(path, mounted) or is_in(mounted, path) for mounted in names.MOUNTED)
 
 
-def _is_absolute(path: str) -> bool:
-    """Refuse `..`, double and closing slashes, so that a place has one name. `normpath` leaves two at the start.
-
-    A colon ends the path where a container runtime takes a mount as one word.
-    """
-    is_plain = path.startswith("/") and not path.startswith("//") and ":" not in path
-    return is_plain and path == posixpath.normpath(path) != "/"
-
-
 RULES = (
     Rule("S411", "fields", volumes_have_one_source, EACH_VOLUME),
-    Rule("S412", "fields", folders_are_absolute, FOLDERS),
     Rule("S413", "fields", mount_paths_are_free, [f"{volume}.mount_path" for volume in EACH_VOLUME]),
-    Rule("S414", "fields", mount_paths_differ, VOLUMES),
+    Rule("S408", "fields", mount_paths_differ, VOLUMES),
     Rule("S457", "fields", staged_checkpoints_are_in_a_volume),
     Rule("S463", "fields", copies_are_not_made_over_their_source),
     Rule("S413 S458", "fields", staged_checkpoints_have_a_place),

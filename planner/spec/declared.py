@@ -33,7 +33,8 @@ def field_at(path: str) -> FieldInfo:
     section: type[BaseModel] | None = Spec
     for name in path.split("."):
         if not name.isdecimal():  # an element of a list is declared with the list
-            assert section
+            if section is None:
+                break  # a key of a mapping is declared with the mapping
             field = section.model_fields[name]
             section = section_of(field)
     return field

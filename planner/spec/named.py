@@ -131,7 +131,7 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Finding:
         return GPUS[name]
     meant = same_gpu(name)
     fix = did_you_mean(meant, [meant]) if meant else _described(path)
-    return Finding(path, name, f"S305 must be in the catalog ({', '.join(GPUS)})", "its figures must be known", fix)
+    return Finding(path, name, f"S304 must be in the catalog ({', '.join(GPUS)})", "its figures must be known", fix)
 
 
 def _described(path: str) -> str:

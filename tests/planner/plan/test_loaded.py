@@ -383,7 +383,7 @@ def test_a_name_that_would_leave_the_folder_is_refused(document, tmp_path):
     """A spec inside a plan keeps the rules of specs: units' names become files."""
     problem = refusal(resealed(json.loads(json.dumps(document).replace("river", "../river"))), tmp_path / "plan.json")
 
-    assert (problem.rule[:4], problem.path) == ("S401", "spec.name")
+    assert (problem.rule[:4], problem.path) == ("S209", "spec.name")
 
 
 def test_a_loaded_plan_deploys_what_was_planned(spec_file, tmp_path):

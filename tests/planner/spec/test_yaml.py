@@ -25,7 +25,7 @@ def test_a_message_quotes_the_auto_of_the_file():
     """The number that was decided in its place moves to the reason."""
     document = parse_document("nodes: auto\nunits: 3\n", "spec.yaml")
     decided = document.locate(Finding("nodes", 40, "S701 must be more", "units take more", "write more"))
-    written = document.locate(Finding("units", 3, "S515 must not stand here", "windows say it", "remove it"))
+    written = document.locate(Finding("units", 3, "S560 must not stand here", "windows say it", "remove it"))
 
     assert decided.message == "nodes (auto) must be more; units take more (auto became 40); write more"
     assert written.message == "units (3) must not stand here; windows say it; remove it"
