@@ -1,8 +1,8 @@
-"""The hash chain of prompts' blocks, which ranks and gateways make in the same way, each from a beginning of its own.
+"""The hash chain of a prompt's blocks. Ranks and gateways make it in the same way, each from its own beginning.
 
-    digest    sha256 of the digest before, or of the chain's beginning, and of a block's PAGE_TOKENS token ids
+    digest    sha256 of the previous digest (or the chain's beginning) and the block's PAGE_TOKENS token ids
 
-So a digest stands for all tokens from the first. Tokens behind the last whole block have none.
+So a digest stands for all tokens up to the end of its block. Tokens after the last whole block have none.
 """
 
 import hashlib

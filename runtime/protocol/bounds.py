@@ -1,11 +1,11 @@
-"""The limits of a request, whoever sends it: the ranges of sampling, and the checks at every border it crosses.
+"""The limits of a request: the ranges of its sampling, and the checks wherever it enters a process.
 
-    HTTP body      `gateway/core/body.py` has the same ranges as types, so a mistake is a 400 that names the field
+    HTTP body      `gateway/core/body.py` has the same ranges as types, and answers 400 with the field's name
     Prefill        a rank answers Failed
     Handover       a decode rank answers Refused
 
-Why a rank checks what the gateway checked already: an id outside the vocabulary, or a penalty that overflows, would end
-the rank that computes with it, and its unit too. A range is what `serving/sampling.py` can compute.
+A rank checks again what the gateway has checked, because a bad value would end the rank and its unit: an id outside the
+vocabulary, or a penalty that overflows. The ranges are those that `serving/sampling.py` can compute.
 """
 
 import ipaddress
@@ -63,7 +63,7 @@ class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def explain_uncomputable(
     prompt_ids: list[int], generated: list[int], sampling: Sampling, vocab_size: int, max_request_tokens: int
 ) -> str | None:
-    """Return why a rank cannot compute what follows the prompt and the tokens `generated` after it, or None."""
+    """Return why a rank cannot continue the prompt and the tokens `generated` after it, or None if it can."""
     if not prompt_ids:
         return "its prompt has 0 tokens"
     if not all(min(ids) >= 0 and max(ids) < vocab_size for ids in (prompt_ids, generated) if ids):
@@ -77,13 +77,13 @@ def explain_uncomputable(
     if len(generated) >= sampling.max_tokens:
         return f"it has {len(generated):,} tokens already of the {sampling.max_tokens:,} that it asks for"
     num_tokens = len(prompt_ids) + sampling.max_tokens
-    if num_tokens > max_request_tokens:  # it would wait for pages for ever, and all requests behind it too
+    if num_tokens > max_request_tokens:  # it would wait for pages for ever, and so would all requests behind it
         return f"it could grow to {num_tokens:,} tokens, this unit takes {max_request_tokens:,}"
     return None
 
 
 def explain_bad_address(host: str | None, port: int | None) -> str | None:
-    """Return why the address cannot be called, or None. A rank is reached at an IP address, never at a name."""
+    """Return why the address cannot be called, or None. A rank has an IP address here, never a name."""
     if host is None or port is None:
         return "no address"
     try:

@@ -1,8 +1,8 @@
 """Log lines about closed connections, limited in number.
 
-Whoever can reach a port can open it a thousand times a second: a scanner, a probe of another protocol, a pod of another
-plan. Each connection ends with one line; beyond `MAX_LINES` in a minute they are only counted. What the other side sent
-may be in a line: it is cut, and no character of it starts another line.
+A scanner, a probe of another protocol or a pod of another plan can open a port a thousand times a second. Each closed
+connection gets one line, but after `MAX_LINES` in a minute they are only counted. A line may contain what the other
+side sent, so it is cut, and no character of it starts another line.
 """
 
 import time
@@ -24,10 +24,7 @@ class Complaints:
         self._num_lines = 0  # logged since `_began`
 
     def __call__(self, sentence: str) -> None:
-        """Log the sentence, or only count it if there were many in this minute.
-
-        The next logged one says how many were left out.
-        """
+        """Log the sentence, or only count it after too many in a minute. A later line says how many were left out."""
         now = self._clock()
         if now - self._began >= PERIOD_S:
             if self._num_lines > MAX_LINES:
@@ -39,7 +36,7 @@ class Complaints:
 
 
 def _one_line(sentence: str) -> str:
-    """Return `sentence`, no longer than `MAX_LINE`, with escapes for what terminals do not show."""
+    """Return at most `MAX_LINE` characters of `sentence`, with unprintable ones escaped."""
     start = sentence[: MAX_LINE + 1]
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
     return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 3]}..."

@@ -1,4 +1,4 @@
-"""Counts that the gateway and its ranks make in the same way: KV in pages, attention in query-key pairs.
+"""Counts that the gateway and its ranks share: KV in pages, attention in query-key pairs.
 
 Source of the size of a page: FlashMLA (github.com/deepseek-ai/FlashMLA), "Paged kvcache with block size of 64".
 """
@@ -19,7 +19,7 @@ def round_up_to_page(num_tokens: int) -> int:
 
 
 def attention_pairs(begin: int, end: int) -> int:
-    """Return the pairs that core attention forms for a request's tokens from `begin` to before `end`.
+    """Return the number of pairs that core attention forms for a request's tokens `begin` to `end` - 1.
 
     A token attends to itself and to all before it, so a whole prompt of n tokens forms n (n + 1) / 2.
     """

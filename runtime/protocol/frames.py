@@ -1,4 +1,4 @@
-"""Frames: how processes of the runtime speak over TCP. No pickle: a checked header, JSON, and raw bytes.
+"""Frames: the format of messages over TCP between processes. A checked prefix, JSON and raw bytes; no pickle.
 
     magic "TDML" | version u16 | reserved u16 | header bytes u32 | payload bytes u64 | header (JSON) | payload
 
@@ -7,9 +7,9 @@ anything is allocated; the JSON is decoded into a closed set of types. A peer wi
 header of more than STRANGER_HEADER_BYTES. A frame that has begun must be whole within FRAME_TIMEOUT_S; between frames a
 peer may be silent for as long as it likes. This file does not retry or reconnect.
 
-Both ends have one VERSION, or do not talk. It is that of frames and messages alike: whatever changes a field of any
-message raises it, here and as `wire_version` in what the planner writes, so that `kv_digest` differs too. The prefix
-up to the version stays as it is for ever, so that each end can name the other's.
+Both ends must have the same VERSION, which covers frames and messages. A change to any field of a message raises it
+here, and raises the `wire_version` that the planner writes, so that `kv_digest` changes too. The prefix up to the
+version never changes, so that each end can name the other end's version.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class FrameReader(Generic[Message]):
         self._stream = stream
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(messages)
         self._max_payload_bytes = max_payload_bytes
-        self._buffer = bytearray()  # received and not read yet
+        self._buffer = bytearray()  # received, not read yet
 
     async def read(self) -> tuple[Message, bytearray] | None:
         """Return the next message and its payload; None when the peer closed between frames. Raise WireError."""
@@ -80,16 +80,16 @@ class FrameReader(Generic[Message]):
     def read_buffered(self) -> Message | None:
         """Return the next message if all of it has come, without waiting; else None. It has no payload.
 
-        Who reads thousands of small frames a second takes those that came together at no cost of a wait each.
+        A reader of thousands of small frames a second reads those that came together without a wait for each.
         """
         assert self._max_payload_bytes == 0
         head = self._take_header()
         return None if head is None else head[0]
 
     async def read_first(self, name: str, timeout_s: float) -> Message:
-        """Read the message that begins a connection: a short one, without a payload.
+        """Read the message that begins a connection. It is short and has no payload.
 
-        Raise WireError, which says `name`, if it does not come in time.
+        Raise WireError with its `name` if it does not come in time.
         """
         assert self._max_payload_bytes == 0
         try:
@@ -108,11 +108,11 @@ class FrameReader(Generic[Message]):
         return payload
 
     async def read_payload_into(self, payload: memoryview) -> None:
-        """Read the payload piece by piece to where it stays: it may have gigabytes, and is never there twice."""
+        """Read the payload piece by piece into its final place, because gigabytes must not be in memory twice."""
         await _read_within_timeout(self._fill(payload))
 
     async def skip_payload(self, num_bytes: int) -> None:
-        """Read the payload and keep nothing of it."""
+        """Read the payload and drop it."""
         await _read_within_timeout(self._skip(num_bytes))
 
     async def _read_rest_of_header(self, max_bytes: int) -> tuple[Message, int]:
@@ -155,7 +155,7 @@ class FrameReader(Generic[Message]):
         return heard
 
     async def _receive_more(self) -> bool:
-        """Hold what comes next; return False at the end of the stream."""
+        """Receive more bytes into the buffer. Return False at the end of the stream."""
         heard = await self._receive(PIECE_BYTES)
         self._buffer += heard
         return bool(heard)
@@ -181,7 +181,7 @@ class FrameReader(Generic[Message]):
     def _decode(self, header: bytearray) -> Message:
         try:
             return self._decoder.decode(header)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: it nests too deeply
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # RecursionError: too deep
             raise WireError(f"a message cannot be read: {error}") from None
 
 
@@ -189,5 +189,5 @@ async def _read_within_timeout(reading: Coroutine[Any, Any, Read]) -> Read:
     try:
         async with asyncio.timeout(FRAME_TIMEOUT_S):
             return await reading
-    except TimeoutError:  # from a socket too: it is an OSError
+    except TimeoutError:  # also raised by sockets, where it is an OSError
         raise WireError(f"the peer did not end its frame within {FRAME_TIMEOUT_S:g} s") from None

@@ -1,11 +1,12 @@
-"""JSON Schemas as grammars, by llguidance: the gateway checks one, and ranks draw tokens by it.
+"""JSON Schemas as grammars of llguidance. The gateway checks a schema, and ranks draw tokens by its grammar.
 
-The library is an extra, `tidemill[json]`; nothing else needs it. Both ends make the same grammar of a schema, whose
-text is what travels. White space is allowed where JSON allows it, but bounded: a small model may like it forever.
+The library is the extra `tidemill[json]`; only this file needs it. The schema's text travels, and both ends make the
+same grammar from it. White space is allowed where JSON allows it, but bounded, because a small model might write it for
+ever.
 
-The library bounds most of what a schema can cost, but not `multipleOf`: its automaton has a state for each remainder,
-and they are all visited before the first token. So both ends count them (`_num_remainders`). The count is a bound for
-schemas that are not made to get around it. The gateway tries what a schema really costs
+The library bounds most costs of a schema, but not `multipleOf`: its automaton has a state for each remainder, and
+visits all of them before the first token. So both ends count the remainders (`_num_remainders`). A schema that is made
+to evade the count can still cost more, so the gateway also measures each schema's cost
 (`gateway/core/schema_trial.py`).
 
 Sources: llguidance `docs/json_schema.md`, `parser_limits`, and `parser/src/json/numeric.rs` for `multipleOf`.
@@ -30,20 +31,20 @@ __all__ = [
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_SCHEMA_BYTES = 64 * 1024  # assumed: over ten times what agents send
-MAX_REMAINDERS = 20_000  # measured: under 100 ms. A minute's seconds, cents and thousands have far fewer
-MAX_DIGITS = 20  # of a number with 64 bits; the library takes 32
+MAX_REMAINDERS = 20_000  # measured: under 100 ms. Multiples of 60, of 0.01 or of 1000 have far fewer
+MAX_DIGITS = 20  # enough for 64-bit numbers; the library takes 32 digits
 OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}  # assumed: an indented line
 MISSING = "it needs llguidance, which is not installed: pip install '.[json]' in a checkout"
-SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # several of these in one schema apply together
+SEVERAL_AT_ONCE = ("$ref", "allOf", "anyOf", "oneOf", "multipleOf")  # two of these in one schema apply to one value
 
 
 def is_installed() -> bool:
-    """Return whether the library is here."""
+    """Return whether the library is installed."""
     return importlib.util.find_spec("llguidance") is not None
 
 
 def explain_unread_schema(schema: str) -> str | None:
-    """Return why this schema must not even be parsed, or None. It is quick, so an event loop may call it."""
+    """Return why this schema must not even be parsed, or None. This is quick enough for an event loop."""
     if not is_installed():
         return MISSING
     return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
@@ -64,14 +65,14 @@ def explain_schema_refusal(schema: str) -> str | None:
 
 
 def json_matcher(tokenizer: "llguidance.LLTokenizer", schema: str) -> "llguidance.LLMatcher":
-    """Return a matcher, which follows an answer and says which tokens may come next. Its `get_error` has any error."""
+    """Return a matcher, which follows an answer and says which tokens may come next. `get_error` returns its error."""
     import llguidance
 
     return llguidance.LLMatcher(tokenizer, _grammar(schema), log_level=0)
 
 
 def read_vocabulary(file: Path, vocab_size: int, end_of_text: int | None) -> "llguidance.LLTokenizer":
-    """Read a tokenizer.json for matchers, which takes seconds for 129,280 tokens. Raise ValueError and its like."""
+    """Read a tokenizer.json for matchers, which takes seconds for 129,280 tokens. Raise the library's errors."""
     import llguidance
 
     return llguidance.LLTokenizer(str(file), n_vocab=vocab_size, eos_token=end_of_text)
@@ -84,7 +85,7 @@ def _grammar(schema: str) -> str:
 
 
 def _explain_over_limits(schema: str) -> str | None:
-    """Return why no grammar may be made of this schema, or None. It takes tens of milliseconds at most."""
+    """Return why no grammar may be made of this schema, or None. This takes tens of milliseconds at most."""
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -95,10 +96,10 @@ def _explain_over_limits(schema: str) -> str | None:
 
 
 def _num_remainders(schema: Any) -> int:
-    """Return about how many remainders the schema's numbers have, all of them together.
+    """Return about how many remainders the schema's `multipleOf` have together.
 
-    A number that is to be a multiple of 7 has seven, of 0.25 twenty-five. Where parts of the schema may hold of the
-    same number, it may have to be a multiple of all values that there are: of their least common multiple.
+    A multiple of 7 has seven remainders, of 0.25 twenty-five. If several parts of the schema may apply to one number,
+    the number may have to be a multiple of all values, so their least common multiple counts.
     """
     nodes = list(_objects(schema))
     values = [Decimal(repr(node["multipleOf"])) for node in nodes if _is_number(node.get("multipleOf"))]
@@ -111,7 +112,7 @@ def _num_remainders(schema: Any) -> int:
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object in the schema, whatever it stands for."""
+    """Yield every JSON object in the schema, whatever it means there."""
     rest = [schema]
     while rest:
         node = rest.pop()
@@ -137,9 +138,9 @@ def _holds_several(node: dict[str, Any]) -> bool:
 
 
 def _coefficient(values: list[Decimal]) -> int:
-    """Return the least common multiple of the values, without powers of ten: digits tell those.
+    """Return the least common multiple of the values, without its powers of ten, which the digits show.
 
-    Over MAX_REMAINDERS it is any number that is: the multiple of a thousand large values would take seconds.
+    If it is over MAX_REMAINDERS, return any such number: the exact one could take seconds.
     """
     twos, fives, rest = [], [], 1
     for value in set(values):
@@ -159,7 +160,7 @@ def _coefficient(values: list[Decimal]) -> int:
 
 
 def _divide_out(number: int, prime: int) -> tuple[int, int]:
-    """Return how often the prime divides the number, and the rest after dividing."""
+    """Return how often the prime divides the number, and the quotient after that."""
     times = 0
     while number % prime == 0:
         number //= prime

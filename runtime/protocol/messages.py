@@ -1,4 +1,4 @@
-"""The messages between gateway, prefill ranks and decode ranks. One file, so that a request's life can be read off.
+"""The messages between gateway, prefill ranks and decode ranks, in one file that shows the life of a request.
 
     rank    -> gateway    Hello, again once it has loaded; State when it changes, then Token, Embedding and Failed for
                           requests, and PrefixHit before the first token of one; Load now and then, when what the rank
@@ -64,17 +64,18 @@ __all__ = [
 RankState = Literal["loading", "joining", "ready", "draining"]
 FinishReason = Literal["stop", "length"]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-TENANT_DIGITS = 16  # of a salt, hexadecimal; prompts that have these in common share room on a disk, not KV
+TENANT_DIGITS = 16  # of a salt, hexadecimal; prompts whose salts begin alike share room on a disk, not KV
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way to draw the next token. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
 
-    `top_k` 0 keeps all tokens. A penalty is taken off the logits of tokens that were generated before: the frequency's
-    once for each time, the presence's once. The repetition's (1: none) divides those of the prompt's tokens as well, or
-    multiplies them where they are negative. `num_logprobs`: each token comes with its logprob, and this many of the
-    likeliest. `stop_ids` cannot be drawn before `min_tokens` are there. `logit_bias` is added to the logits of these
-    token ids. With a `json_schema`, as text, the answer is JSON that it allows.
+    `top_k` 0 keeps all tokens. Two penalties are subtracted from the logits of generated tokens: the frequency penalty
+    once for each occurrence, the presence penalty once. The repetition penalty (1: none) counts the prompt's tokens
+    too: it divides their positive logits and multiplies the negative ones. With `num_logprobs` each token comes with
+    its logprob and with this many of the likeliest. `stop_ids` cannot be drawn before there are `min_tokens`.
+    `logit_bias` is added to the logits of its token ids. With a `json_schema` (its text) the answer is JSON that the
+    schema allows.
     """
 
     max_tokens: int
@@ -104,11 +105,11 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.
 
 
 class Hello(_Message):
-    """A rank presents itself. `kv_host` is None where no KV comes in: it does at decode ranks.
+    """A rank presents itself. `kv_host` is None unless it is a decode rank, where KV comes in.
 
-    `for_node` is the planned node that this one, a spare, stands in for. When the rank has loaded, it says Hello again
-    if there is anything to compare: only `kv_digest` is another. It is that of the plan and, where the plan names no
-    weights, of the unit's weights. A blank and the digest of tokenizer.json follow, if the rank has read that file.
+    `for_node` is the planned node that this node, a spare, replaces. When the rank has loaded, it sends Hello again if
+    it has digests to compare. Only `kv_digest` differs then: it covers the plan and, if the plan names no weights, the
+    unit's weights. If the rank has read tokenizer.json, a blank and that file's digest follow.
     """
 
     unit: str
@@ -124,12 +125,12 @@ class Hello(_Message):
     for_node: str | None = None
 
     def add_loaded_digests(self, kv_digest: str, tokenizer_digest: str | None) -> "Hello":
-        """Return the Hello that says what this rank has loaded."""
+        """Return this Hello with the digests of what the rank has loaded."""
         said = kv_digest if tokenizer_digest is None else f"{kv_digest} {tokenizer_digest}"
         return msgspec.structs.replace(self, kv_digest=said)
 
     def loaded_digests(self) -> tuple[str, str | None]:
-        """Return the KV digest and the tokenizer's digest of a Hello that says what its rank has loaded."""
+        """Return the KV digest and the tokenizer's digest that `add_loaded_digests` put together."""
         kv_digest, _, tokenizer_digest = self.kv_digest.partition(" ")
         return kv_digest, tokenizer_digest or None
 
@@ -147,13 +148,13 @@ class Renewed(_Message):
 
 
 class Moved(_Message):
-    """The last message of a rank on this connection: later ones come on the connection that got the ticket."""
+    """The rank's last message on this connection. Later ones come on the connection that got the ticket."""
 
     ticket: str
 
 
 class State(_Message):
-    """The rank's own state; the unit is ready when all its ranks are. `loaded` is the part of its tensors, of 1."""
+    """The rank's own state. The unit is ready when all its ranks are. `loaded` is the loaded part of the tensors."""
 
     state: RankState
     loaded: float = 1.0
@@ -162,9 +163,9 @@ class State(_Message):
 class Load(_Message):
     """A rank's present work, for all gateways together.
 
-    Of its `num_requests`, `num_waiting` are outside the cache. `prompt_tokens` are not computed yet; core attention
-    forms `attention_pairs` of a query and a key for them. `kv_tokens` are the tokens of all requests so far, each
-    request's in whole pages. `arrived` are the requests that no Load on this connection included before.
+    Of its `num_requests`, `num_waiting` are outside the cache. `prompt_tokens` are not computed yet, and core attention
+    will form `attention_pairs` for them. `kv_tokens` counts the tokens of all requests so far, each request's in whole
+    pages. `arrived` are the requests that no earlier Load on this connection included.
     """
 
     num_requests: Amount
@@ -176,7 +177,7 @@ class Load(_Message):
 
 
 class StepTime(_Message):
-    """How long a rank's own work in a step has taken lately, without waiting for its peers."""
+    """The recent time of a rank's own work in a step, without its waits for peers."""
 
     own_us: Amount
 
@@ -210,11 +211,11 @@ class Failed(_Message):
 
 
 class Prefill(_Message):
-    """Compute this prompt and draw the next token; hand the rest over to the decode rank at `kv_host:kv_port`.
+    """Compute this prompt, draw the next token, then hand the request over to the decode rank at `kv_host:kv_port`.
 
-    Its KV is taken there for `kv_ticket`. All three are None at a mixed rank, which goes on itself. A request that lost
-    its ranks comes with the tokens that they `generated`: what follows them is drawn next. It finds the KV of requests
-    that had its `cache_salt`, and of no others. The salt's first TENANT_DIGITS are the tenant's, whatever follows.
+    That rank takes the KV for `kv_ticket`. All three are None at a mixed rank, which continues the request itself. A
+    request that lost its ranks comes with the tokens that they `generated`, and its next token is drawn. It finds only
+    the KV of requests with the same `cache_salt`. The salt's first TENANT_DIGITS name the tenant.
     """
 
     request_id: str
@@ -259,7 +260,7 @@ class Ping(_Message):
 
 
 class Pong(_Message):
-    """The answer to Ping: the rank's process runs, though a step may take it long."""
+    """The answer to Ping: the rank's process runs, even if a step takes long."""
 
 
 class Dismissed(_Message):
@@ -267,13 +268,13 @@ class Dismissed(_Message):
 
 
 class Rejected(_Message):
-    """The called process refuses this rank or node, and would refuse it again."""
+    """The process that was called refuses this rank or node, and would refuse it again."""
 
     reason: str
 
 
 class Offer(_Message):
-    """A request's KV is about to come: latents of `shape` `[num_layers, num_cached, latent_dim]`."""
+    """A request's KV comes next: latents of `shape` `[num_layers, num_cached, latent_dim]`."""
 
     request_id: str
     ticket: str
@@ -297,8 +298,8 @@ class Piece(_Message):
 class Handover(_Message):
     """A request moves to decode: all of its KV has been sent.
 
-    Cached are the prompt's tokens at least, and never the last of those `generated`. The decode rank computes what is
-    missing before it draws.
+    The KV covers at least the prompt's tokens, and never the last of those `generated`. The decode rank computes the
+    missing tokens before it draws.
     """
 
     request_id: str
@@ -321,7 +322,7 @@ class Refused(_Message):
 
 
 class Claim(_Message):
-    """A unit's node asks for its place. `address` tells pods on one node apart."""
+    """A node of a unit asks for its place. `address` tells pods on one node apart."""
 
     unit_digest: str
     node: str
@@ -335,7 +336,7 @@ class Place(_Message):
 
 
 class Wait(_Message):
-    """There is no place for the node now; or no work for the rank, because of the weights that it loaded."""
+    """Sent to a node: there is no place now. Sent to a rank: it gets no work, because of the weights that it loaded."""
 
     reason: str
 
@@ -348,5 +349,5 @@ FromLeader = Place | Wait | Rejected
 
 
 def gateway_name(request_id: str) -> str:
-    """Return the gateway of a request. Ids are GATEWAY-NUMBER, since several gateways use the same ranks."""
+    """Return the name of a request's gateway. Ids are GATEWAY-NUMBER, because several gateways use the same ranks."""
     return request_id.rpartition("-")[0]

@@ -5,7 +5,7 @@ A rank has no other HTTP port, so kubelets ask here whether it is ready and whet
 
 Any other path is a 404: a probe with a wrong path must not be told that all is well.
 
-Clients of the port cannot cost the process much: connections have a time limit, there are few at once, and errors of
+Clients of the port cannot cost the process much: connections have a time limit, their number is limited, and errors of
 the other side are not logged.
 """
 
@@ -28,11 +28,11 @@ from runtime.protocol.sockets import check_address
 
 __all__ = ["MAX_CONNECTIONS", "serve_metrics", "target_path"]
 
-PAUSE_S = 0.1  # assumed: a scrape or a probe waits for seconds
-LONGEST_S = 10.0  # assumed, of a connection: Prometheus gives up a scrape after as long, unless it is told otherwise
+PAUSE_S = 0.1  # assumed: scrapes and probes wait for seconds
+LONGEST_S = 10.0  # assumed, of a connection: by default Prometheus gives up a scrape after as long
 MAX_CONNECTIONS = 16  # assumed: a few dashboards, and the kubelet; a process may have as few as 64 descriptors
 METRICS = "/metrics"
-BACKLOG = 128  # assumed: connections that came at once, before the first of them is taken
+BACKLOG = 128  # assumed: connections that may come at once, before the first is accepted
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def serve_metrics(
 
 
 def target_path(target: str) -> str:
-    """Return the path of a request's target, which is a whole URL where a proxy sent it (RFC 9112, section 3.2.2)."""
+    """Return the path of a request's target, which may be a whole URL if a proxy sent it (RFC 9112, section 3.2.2)."""
     scheme, separator, rest = target.partition("://")
     is_url = separator and scheme.lower() in ("http", "https")
     return "/" + rest.partition("/")[2] if is_url else target
@@ -76,19 +76,19 @@ def target_path(target: str) -> str:
 class _Server(ThreadingMixIn, WSGIServer):
     """Serves each request on a thread, so that a slow scrape does not keep a probe waiting.
 
-    It ends connections that take too long. It ends the oldest when there are too many: a probe that has just come is
-    answered, however many idle ones there are.
+    It ends connections that take too long, and the oldest ones when there are too many. So a new probe is answered
+    however many idle connections there are.
     """
 
     daemon_threads = True
     request_queue_size = BACKLOG
 
     def __init__(self, *arguments: Any) -> None:
-        self._began: dict[socket.socket, float] = {}  # the oldest first
+        self._began: dict[socket.socket, float] = {}  # when each connection began, the oldest first
         super().__init__(*arguments)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. If there is no descriptor left for it, pause: it stays pending, and we would spin."""
+        """Accept a connection. If no descriptor is left for it, pause: it stays pending, and the server would spin."""
         try:
             return super().get_request()
         except OSError:
@@ -115,12 +115,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show the traceback of a bug. A connection that broke is the other side's business."""
+        """Show the traceback of a bug, but nothing for a broken connection."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
     def _end(self, request: socket.socket) -> None:
-        """Shut the connection down: the thread that serves it reads its end or fails to write, and closes it."""
+        """Shut the connection down. The thread that serves it then fails to read or write, and closes it."""
         self._began.pop(request, None)
         with suppress(OSError):  # it has just ended by itself
             request.shutdown(socket.SHUT_RDWR)

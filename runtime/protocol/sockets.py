@@ -1,9 +1,9 @@
 """Listening sockets on exactly one address, never a wildcard, and connections that notice when their peer is gone.
 
-A peer that reads nothing counts as gone too: the data queued for it is limited (`write_or_hang_up`).
+A peer that reads nothing also counts as gone, because the data queued for it is limited (`write_or_hang_up`).
 
-A process that dies closes its connections. A machine that loses power, or its network, closes none: so the kernel
-probes the peer every few seconds, and gives up after `VANISHED_AFTER_S`.
+A process that dies closes its connections. A machine that loses power or its network closes none. So the kernel probes
+the peer every few seconds, and gives up after `VANISHED_AFTER_S`.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ __all__ = [
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 VANISHED_AFTER_S = KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES
-MAX_UNREAD_BYTES = 256 * 2**20  # assumed: 250 prompts of 128k tokens at once, to a peer that is slow but reads
+MAX_UNREAD_BYTES = 256 * 2**20  # assumed: enough for 250 prompts of 128k tokens at once, to a slow peer
 
 
 def listen(address: str, port: int, purpose: str) -> socket.socket:
-    """Return a listening socket on the IP `address`, and nowhere else. Raise RuntimeFailure."""
+    """Return a socket that listens on the IP `address` only. Raise RuntimeFailure."""
     version = check_address(address)
     listener = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
@@ -44,7 +44,7 @@ def look_up(name: str, own_address: str) -> str:
 
 
 def detect_vanished_peer(writer: asyncio.StreamWriter) -> None:
-    """Make the connection fail when nothing is heard from the peer for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
+    """Make the connection fail when the peer is silent for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -57,7 +57,7 @@ def detect_vanished_peer(writer: asyncio.StreamWriter) -> None:
 
 
 def has_peer_address(writer: asyncio.StreamWriter, address: str) -> bool:
-    """Return whether the connection's other end has the IP `address`; anybody can write an address into a message."""
+    """Return whether the connection's other end has the IP `address`. An address in a message proves nothing."""
     host, *_ = writer.get_extra_info("peername")
     try:
         return ipaddress.ip_address(host.partition("%")[0]) == ipaddress.ip_address(address)
@@ -66,7 +66,7 @@ def has_peer_address(writer: asyncio.StreamWriter, address: str) -> bool:
 
 
 def write_or_hang_up(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Queue `data`. A peer that has not read what was queued before, over MAX_UNREAD_BYTES, loses the connection."""
+    """Queue `data`, or close the connection if the peer has left more than MAX_UNREAD_BYTES unread."""
     if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
         writer.transport.abort()  # readers of this connection find it closed
     else:

@@ -1,13 +1,14 @@
 """Mutual TLS on the connections between the gateway and its ranks: each end proves its identity.
 
-A folder holds a process's `tls.crt`, `tls.key` and `ca.crt`, as cert-manager writes them into a Secret and `tidemill
-up` into its own folder. The certificate's one URI is the process's identity, as in SPIFFE; the launch file says which
-identity the other end must have. The files are read again when they change, so a renewed certificate needs no restart:
-it counts from the next connection on.
+A folder has a process's `tls.crt`, `tls.key` and `ca.crt`. cert-manager writes them into a Secret, `tidemill up` into
+its own folder. The certificate's one URI is the process's identity, as in SPIFFE. The launch file names the identity
+that the other end must have. The files are read again when they change, so a renewed certificate needs no restart: the
+next connection uses it.
 
-TLS 1.3 alone, and no resumed sessions: each connection shows a certificate that is valid now, and each end closes it
-when the other's has expired. Before that, a rank opens a new connection (`worker/renewal.py`). Certificates are
-short-lived, so none are revoked. `stacks/local/certificates.py` and cert-manager make them.
+TLS 1.3 is required, and sessions are not resumed, so each new connection shows a valid certificate. Each end closes a
+connection when the other end's certificate has expired. Before that, a rank opens a new connection
+(`worker/renewal.py`). Certificates are short-lived, so none are revoked. `stacks/local/certificates.py` and
+cert-manager make them.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ __all__ = [
     *("seconds_valid", "explain_tls_failure"),
 ]
 
-HANDSHAKE_S = 5.0  # assumed: as long as a rank has for its Hello
+HANDSHAKE_S = 5.0  # assumed: as long as a rank may take for its Hello
 SHUTDOWN_S = 1.0  # assumed: a living peer answers the end at once
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and _CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h
@@ -38,7 +39,7 @@ class Impostor(WireError):
 
 
 class Credentials:
-    """The certificate, key and authority of one process, as they lie in `folder` now."""
+    """The certificate, key and authority of one process, as they are in `folder` now."""
 
     def __init__(self, folder: Path, side: Literal["server", "client"]) -> None:
         """Read the files. Raise RuntimeFailure when that is impossible."""
@@ -50,7 +51,7 @@ class Credentials:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The TLS context for a new connection. Files that cannot be read, or are half renewed, change nothing yet."""
+        """The TLS context for a new connection. Unreadable or half-renewed files change nothing yet."""
         try:
             seen = self._look()
             if seen != self._stamps:
@@ -78,14 +79,14 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Trust:
-    """A process's own credentials, and the identity that the other end must have, or the prefix of several."""
+    """A process's own credentials, and the identity (or a prefix of identities) that the other end must have."""
 
     credentials: Credentials
     peer: str
 
 
 async def call(host: str, port: int, trust: Trust | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect, and check the other end's identity if there is a `trust`. Raise OSError, or Impostor."""
+    """Connect. With a `trust`, check the other end's identity. Raise OSError or Impostor."""
     if trust is None:
         return await asyncio.open_connection(host, port)
     reader, writer = await asyncio.open_connection(
@@ -113,7 +114,7 @@ def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
 def explain_tls_failure(error: Exception) -> str:
     """Return in a few words why a handshake failed or files cannot be used, without OpenSSL's file and line.
 
-    For errors of dates, name the machine whose clock was used: clocks are wrong more often than certificates.
+    If a date is wrong, name the machine whose clock was used: clocks are wrong more often than certificates.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         clock = time.strftime(" by this machine's clock, which shows %Y-%m-%dT%H:%M:%SZ", time.gmtime())
