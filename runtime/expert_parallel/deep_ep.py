@@ -1,17 +1,18 @@
 """Dispatch and combine by DeepEP's kernels, in both forms, behind the interface of `dispatcher.py`.
 
-    normal         for steps with prompts. A token's row goes to each node once and on to its ranks; the host waits once
-                   a dispatch, until it knows how many rows come. The rank puts them in order of its slots, each slot's
-                   filled up to the tiles of the matmuls. In combine it adds what its own slots made of a token, with
-                   the gate's weights, and DeepEP adds up the ranks.
-    low latency    for steps of decode. Rows are written straight into the slots' room at their ranks, quantised on the
-                   way, and the host waits for no counts. DeepEP's combine weighs and adds.
+    normal         for steps with prompts. A token's row goes to each node once and on to its ranks. The host waits once
+                   in a dispatch, until it knows how many rows come. The rank sorts them by slot, and fills each slot up
+                   to the tiles of the matmuls. In combine it sums its own slots' results of a token with the gate's
+                   weights, and DeepEP sums over the ranks.
+    low latency    for steps of decode. Rows are quantised and written straight into the room of their slots. The host
+                   waits for no counts. DeepEP's combine applies the weights and sums.
 
 Neither guarantees an order of addition, so deterministic mode allows neither.
 
-A rank's buffers are made in its first step, together with its peers. DeepEP hands addresses around for that, by the
-unit's own store (`_Handles`) instead of torch's default process group, which would pickle and listen elsewhere. The
-buffers end with the process: DeepEP's destructor waits for the peers, and a rank that has lost one could not end.
+The ranks of a unit make their buffers together, in the first step. DeepEP exchanges addresses for that, through the
+unit's own store (`_Handles`): torch's default process group would pickle, and listen on other addresses. Buffers are
+not destroyed before the process ends, because DeepEP's destructor waits for the peers, and a rank that has lost one
+could not end.
 
 DeepEP has two low-latency buffers, and the third exchange would overwrite the first: no more than two may run at once.
 
@@ -66,8 +67,8 @@ __all__ = [
 ]
 
 MAX_UNDER_WAY = 2  # deep_ep/buffers/legacy.py, low_latency_dispatch: "you cannot hold more than 2"
-TOO_LATE = "DeepEP error: "  # csrc/legacy/buffer.hpp: the host has waited 100 s for counts; a broken rule says "Failed"
-RANKS_PER_NODE = contracts.NVLINK_PEERS  # of a unit on several nodes, in the normal form
+TOO_LATE = "DeepEP error: "  # csrc/legacy/buffer.hpp: 100 s without counts; failed assertions say "Failed"
+RANKS_PER_NODE = contracts.NVLINK_PEERS  # required by the normal form of a unit on several nodes
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def deep_ep_form(
     ops: Ops,
     capacity: int | None,
 ) -> TokenDispatcher | None:
-    """Return the form of DeepEP that fits this unit, or None; the log then says once why not.
+    """Return the form of DeepEP that fits this unit. If none does, log once why not, and return None.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     """
@@ -162,7 +163,7 @@ class NormalDispatcher(_DeepEp):
     """DeepEP's normal kernels."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Send rows. Rows that arrive at this rank are put in the order of its slots."""
+        """Send rows, and sort the rows that arrive by this rank's slots."""
         x, weights_TK = self.row_format.quantise(x_TD), weights_TK.contiguous()
         x = Quantised(x.codes, x.scales.contiguous()) if isinstance(x, Quantised) else x
         contracts.check_dispatch(x, slots_TK, weights_TK, self.group.size, self.num_slots)
@@ -185,7 +186,7 @@ class NormalDispatcher(_DeepEp):
                 async_finish=True,
                 allocate_on_comm_stream=True,
             )
-        arrived = [came, slots, weights]  # emptied when they are in order, so that memory holds them only once
+        arrived = [came, slots, weights]  # emptied once they are sorted, so that memory holds them only once
 
         def place_arrived(_: object) -> DispatchedRows:
             return self._place_arrived(arrived, counts, handle, self._count_sent(slots_TK))
@@ -217,7 +218,7 @@ class NormalDispatcher(_DeepEp):
 
     def _new_buffer(self) -> Any:
         deep_ep, size = self.ops.packages.deep_ep, self.group.size
-        row_bytes = 2 * self.hidden_size  # of combine, in BF16: the larger
+        row_bytes = 2 * self.hidden_size  # of combine, in BF16: larger than dispatch's
         configs = [deep_ep.Buffer.get_dispatch_config(size), deep_ep.Buffer.get_combine_config(size)]
         nvlink = max(config.get_nvl_buffer_size_hint(row_bytes, size) for config in configs)
         rdma = max(config.get_rdma_buffer_size_hint(row_bytes, size) for config in configs)
@@ -246,7 +247,7 @@ class LowLatencyDispatcher(_DeepEp):
         super().begin_step(num_tokens)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Begin to send; after `wait` the rows are in their slots' room."""
+        """Begin to send. After `wait` the rows are in the room of their slots."""
         x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
         sizes = self.group.size, self.num_slots, self.capacity
         contracts.check_low_latency_dispatch(x_TD, slots_TK, weights_TK, *sizes)
@@ -266,7 +267,7 @@ class LowLatencyDispatcher(_DeepEp):
         return Pending(self._count_exchange(hook), lambda _: dispatched)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Begin to send back; DeepEP weighs and adds the results as they arrive."""
+        """Begin to send results back. DeepEP applies the weights and sums them as they arrive."""
         slots_TK, weights_TK, handle = dispatched.way_back
         contracts.check_low_latency_combine(results, self.group.size, self.num_slots, self.capacity)
         combined_TD, _, hook = self._buffer.low_latency_combine(
@@ -275,7 +276,7 @@ class LowLatencyDispatcher(_DeepEp):
         return Pending(self._count_exchange(hook), lambda _: SummedRows(combined_TD))
 
     def _count_exchange(self, hook: Callable[[], None]) -> Callable[[], None]:
-        """Count an exchange as running until its rows are waited for."""
+        """Count an exchange as running until `arrive` is called."""
         self._num_under_way += 1
         assert self._num_under_way <= MAX_UNDER_WAY, "a third exchange would overwrite the first"
 
@@ -300,9 +301,9 @@ class LowLatencyDispatcher(_DeepEp):
 
 
 class _Handles:
-    """The communicator that DeepEP needs while it makes its buffer: ranks, and the exchange of their handles.
+    """The communicator with which DeepEP's ranks exchange handles while they make their buffers.
 
-    A handle is a device's number, an address as bytes, or None if a rank has none.
+    A handle is a device's number, an address as bytes, or None.
     """
 
     def __init__(self, group: Group) -> None:

@@ -1,29 +1,29 @@
-"""Dispatch and combine: each (token, choice) pair is sent to its slot's rank, computed there, and sent back.
+"""Dispatch and combine: each (token, choice) pair goes to the rank of its slot, is computed there, and comes back.
 
     slots are numbered rank by rank: slot s lives on rank s // slots_per_rank
-    dispatch   x [T, D], slots and weights [T, K]  ->  rows at this rank, by local slot, and how many each slot got
-    combine    what the experts made of the rows   ->  each token's weighted sum over its choices
+    dispatch   x [T, D], slots and weights [T, K]  ->  this rank's rows, by local slot, and their number in each slot
+    combine    the experts' results of the rows    ->  each token's weighted sum over its choices
 
-Both begin an exchange and return at once; `wait()` returns its result. The caller may compute in between: that is what
-overlap uses (`overlap.py`). Sizes and rows are one exchange, sizes first.
+Both begin an exchange and return at once; `wait()` returns the result. The caller may compute in between, which overlap
+uses (`overlap.py`). An exchange sends sizes first, then rows.
 
-A dispatcher declares what its caller must know, and the caller depends on nothing else:
+A dispatcher declares three properties, and its caller depends on nothing else:
 
-    rows               contiguous: slot after slot, as many as came; or masked: room for Z rows in each slot. How many
-                       came is a tensor either way; of contiguous rows the host knows it too, because it made room.
-    weights_applied    by combine, while it adds; or by the experts, because combine adds rows as they come
+    rows               contiguous: slot after slot, as many as came; or masked: room for Z rows in each slot. The counts
+                       are a tensor in both. For contiguous rows the host knows them too, because it made room.
+    weights_applied    by combine, while it adds; or by the experts, if combine only adds rows as they come
     sums_in_order      a token's choices are added in their order, so the sum does not depend on where experts are.
                        Deterministic mode admits no other dispatcher.
 
-A token goes to a rank once, however many of its slots are there. Worked example: slots 0-2 on rank 0, 3-5 on rank 1. A
-token of rank 0 wants slots 4, 1 and 5: rank 1 gets one row, "4 1 5" and the activations, and makes two of it; rank 0
-keeps one. Two rows come back, the outputs of slots 4 and 5. The weights stay at rank 0, which makes the sum.
+A token goes to a rank once, however many of its slots are there. Worked example: slots 0-2 are on rank 0, 3-5 on rank
+1. A token of rank 0 wants slots 4, 1 and 5. Rank 1 gets one row, "4 1 5" and the activations, and makes two rows of it;
+rank 0 keeps one. Two rows come back, the outputs of slots 4 and 5. The weights stay at rank 0, which makes the sum.
 
-`LocalDispatcher` is the reference; `AllToAllDispatcher` and the forms of it must equal it. A rank without tokens still
-takes part, since every collective needs all ranks of the group.
+`LocalDispatcher` is the reference, and all other forms must have its results. A rank without tokens still takes part,
+since every collective needs all ranks of the group.
 
 Models: torchtitan (`TokenDispatcher`: one interface, Local and AllToAll); DeepEP (the words). DeepEP's low-latency form
-has masked rows and a combine that weighs, its normal form contiguous rows and a combine that does not.
+has masked rows and a combine that applies weights. Its normal form has contiguous rows and a combine that does not.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ __all__ = [
     "planned_rows",
 ]
 
-SLOT_BYTES = 4  # torch.int32: of one of the slots in front of a row
+SLOT_BYTES = 4  # torch.int32: one slot number in front of a row
 
 T = TypeVar("T")
 
@@ -86,9 +86,9 @@ class WeightsApplied(Enum):
 
 @dataclass(frozen=True)
 class ContiguousRows:
-    """`counts` rows of each local slot, slot after slot, of which the first `counts_M` came.
+    """`counts` rows of each local slot, slot after slot. Of each slot's rows the first `counts_M` came.
 
-    The two are the same, unless a slot's rows are filled up to a multiple of `Ops.row_alignment`.
+    The two are equal unless each slot is filled up to a multiple of `Ops.row_alignment`.
     """
 
     rows_RD: Tensor | Quantised
@@ -109,7 +109,7 @@ class MaskedRows:
     rows_MZD: Tensor | Quantised
     counts_M: Tensor
     weights_MZ: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
-    expected_rows: int = 1  # of a slot in a full unit: kernels choose their tiles by it
+    expected_rows: int = 1  # rows of a slot in a full unit; kernels choose their tiles by it
 
     def weigh(self, results_MZD: Tensor) -> Tensor:
         """Multiply the experts' results by the rows' weights."""
@@ -123,10 +123,10 @@ ExpertRows = ContiguousRows | MaskedRows
 def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
     """Return the rows that a slot gets on average while every rank dispatches `capacity` tokens, rounded up.
 
-    A rank does not know its peers' tokens, and a recorded step keeps the number: a rank that was idle when it recorded
-    gets as many rows later as any other. So the number is the planned load, whatever this rank dispatches. By
+    The number is the planned load, whatever this rank dispatches now. A rank does not know its peers' tokens, and a
+    recorded step keeps the number: a rank that was idle during recording gets as many rows later as any other. By
     DeepGEMM's own estimate for 2 slots of DeepSeek-V3, tiles for 1 row take twice as long for 256 rows, and the other
-    way round; the unit is planned for its full steps, and those with few rows are short anyway.
+    way round. The unit is planned for full steps, and steps with few rows are short anyway.
 
     Source: github.com/deepseek-ai/DeepGEMM 54e22612 csrc/jit_kernels/heuristics/sm90.hpp, get_layout_info.
     """
@@ -135,7 +135,7 @@ def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
 
 @dataclass(frozen=True)
 class DispatchHandle:
-    """The rest of a dispatch after the experts have read its rows."""
+    """The part of a dispatch that combine needs."""
 
     sent_W: Tensor  # this rank's pairs for each rank
     way_back: Any  # the dispatcher's own data for combine
@@ -176,7 +176,7 @@ class ChoiceRows:
 
 
 class RowFormat(Protocol):
-    """The form in which a token's activations travel: rows of bytes, since they may have several types."""
+    """The form in which a token's activations travel: rows of bytes, because one row may have several types."""
 
     def quantise(self, x_TD: Tensor) -> Tensor | Quantised:
         """Return the form that travels, before it becomes bytes."""
@@ -185,7 +185,7 @@ class RowFormat(Protocol):
         """Return rows of bytes, [T, X], uint8."""
 
     def decode(self, bytes_RX: Tensor) -> Tensor | Quantised:
-        """Return the experts' input from rows [R, X] that `encode` gave, or from such rows in slots [M, Z, X]."""
+        """Return the experts' input from encoded rows [R, X], or from encoded rows in slots [M, Z, X]."""
 
 
 class PlainRows:
@@ -222,7 +222,7 @@ class TokenDispatcher(Protocol):
         """Bring each pair's row to its slot."""
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Send results, which lie in the places of their rows, back to their tokens."""
+        """Send results back to their tokens. Each lies in the place of its row."""
 
 
 class LocalDispatcher:
@@ -257,9 +257,9 @@ class LocalDispatcher:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that a rank sent to each rank before any rows, and those that it received, one line a rank.
+    """The numbers that this rank sent to each rank before any rows, and received from each: a line for each rank.
 
-    In a dispatch, the host waits only once, for these numbers.
+    In a dispatch the host waits only once, for these numbers.
     """
 
     sent: list[list[int]]
@@ -271,15 +271,15 @@ class Sizes:
 class _WayBack:
     received: list[int]  # pairs of each rank that have their slots here
     sent: list[int]  # this rank's pairs for each rank
-    arrival_of_row: Tensor  # [R]: which of the received pairs, in the order of arrival, is in each row
-    row_of_pair_TK: Tensor  # where the result of each of this rank's own pairs will lie
+    arrival_of_row: Tensor  # [R]: the index of each row's pair among the received ones
+    row_of_pair_TK: Tensor  # the future row of each own pair's result
     weights_TK: Tensor
 
 
 class AllToAllDispatcher:
-    """Slots over the ranks of a group. A token's row goes to each rank that it wants once, with all its slots in front.
+    """Slots over the ranks of a group. A token's row goes once to each rank that it wants, with all its slots in front.
 
-    Results come back pair by pair, since each is a row of its own, and are summed in the order of the choices.
+    Each pair's result comes back as a row of its own. Results are summed in the order of the choices.
     """
 
     weights_applied = WeightsApplied.BY_COMBINE
@@ -293,7 +293,7 @@ class AllToAllDispatcher:
         """Do nothing: any number of tokens is dispatched in the same way."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Put the slots in front of each row, exchange, and make a row for each slot here from the rows that came."""
+        """Put the slots in front of each row, exchange, and copy the rows that came once for each slot here."""
         pairs_WM = self.count_pairs(slots_TK)
         row_of_pair = inverse_order((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.prepend_slots(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)
@@ -354,7 +354,7 @@ class AllToAllDispatcher:
         return Sizes(sent, received, received_WX)
 
     def rows_by_rank(self, rows_RX: Tensor, is_for_RW: Tensor, num_rows: int) -> Tensor:
-        """Return `num_rows` rows, rank by rank: those for each rank. A row for several ranks is there once for each."""
+        """Return the rows for each rank, in the order of ranks. A row for several ranks is copied for each."""
         return rows_RX.index_select(0, is_for_RW.T.nonzero_static(size=num_rows)[:, 1])
 
     def rank_mask(self, ranks_RK: Tensor) -> Tensor:
@@ -384,5 +384,5 @@ class AllToAllDispatcher:
 
 
 def _ready_result(value: T) -> Pending[T]:
-    """Return a pending value that is already here."""
+    """Return a pending result that needs no wait."""
     return Pending(lambda: value, lambda arrived: arrived)

@@ -1,9 +1,9 @@
-"""The rows that the experts of one rank received, and where this rank's tokens went.
+"""Counts of the rows that one rank's experts received, and of the pairs that its tokens sent to each rank.
 
-They are counted on the device of the rows, and a step only adds to them.
+They are on the device of the rows, and a step only adds to them.
 
-    rows    computed here by each local slot; summed over ranks and slots by expert, the load of a logical expert
-    sent    by this rank's tokens to each rank of the unit; how uneven that is, is the imbalance that they met
+    rows    rows that each local slot computed. Summed by expert over all ranks, they are a logical expert's load
+    sent    pairs that this rank's tokens sent to each rank of the unit. Their unevenness is the imbalance
 
 Balancers read these counts; this file does not balance.
 """
@@ -38,6 +38,6 @@ class ExpertLoad:
         self.sent.zero_()
 
     def imbalance(self) -> Tensor:
-        """Return for each layer the most of this rank's pairs that a rank got, divided by the mean; 1 without any."""
+        """Return, for each layer, the pairs sent to the rank that got most, over the mean; 1 without any."""
         mean = self.sent.float().mean(1)
         return (self.sent.amax(1) / mean).where(mean > 0, 1.0)

@@ -1,4 +1,4 @@
-"""Choose the group that a unit's ranks form, and the dispatcher that it gets."""
+"""Choose a unit's group and its dispatcher."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ __all__ = ["new_dispatcher", "new_group"]
 
 
 def new_group(rank: int, size: int, nodes: Sequence[int] | None = None, device: torch.device = CPU) -> Group:
-    """Return the group of a unit of `size` ranks, not joined yet; `nodes` says where each is, if not all on one."""
+    """Return the group of a unit, not joined yet. `nodes` is the node of each rank; None if all are on one."""
     if size == 1:
         return SoloGroup()
     return GlooGroup(rank, size, nodes) if device.type == "cpu" else NcclGroup(rank, size, nodes, device)
@@ -60,7 +60,7 @@ def _choose_device_form(
     backend: Backend,
     capacity: int | None,
 ) -> TokenDispatcher:
-    """Choose DeepEP's kernels if they fit, else our exchanges: with room in every slot if steps have few tokens."""
+    """Choose DeepEP's kernels if they fit, else the masked exchange if steps have few tokens, else a portable form."""
     from runtime.expert_parallel.deep_ep import deep_ep_form
 
     form = deep_ep_form(group, slots_per_rank, top_k, row_format, x_1D, backend.ops, capacity)
@@ -74,7 +74,7 @@ def _choose_device_form(
 def _choose_portable_form(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
-    """Choose no exchange at EP1, shared memory on one CPU node, else all-to-all: by node where that saves rows."""
+    """Choose no exchange at EP1, shared memory on one CPU node, else an all-to-all, by node where that saves rows."""
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format, backend.ops)
     num_nodes = len(set(group.nodes))

@@ -1,17 +1,17 @@
-"""The ranks of one unit as a group: how they join, the two collectives of expert parallelism, and their thread.
+"""The ranks of one unit as a group: their meeting, the collectives of expert parallelism, the thread of exchanges.
 
-Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socket is bound to the address that this
-node was given, the store's too (torch would take every interface). A peer that leaves is noticed inside the next
-collective, and is the end of this rank: a unit lives or dies as a whole.
+Ranks meet at a TCP store on the unit's leader, then talk over gloo. Every socket is bound to this node's address, also
+the store's, for which torch would take every interface. A lost peer is noticed in the next collective, which ends this
+rank: a unit lives or dies as a whole.
 
 This file has the ranks on CPUs, `nccl.py` those on GPUs.
 
-Exchanges that are to be overlapped run on one thread of their own, in the order in which they were begun, as on the
-communication stream of a GPU: so several collectives that need each other's results (sizes, then rows) are one piece
-of work in flight, and every rank has them in the same order. gloo waits without holding the interpreter.
+Exchanges run on one thread, in the order in which they were begun, as on the communication stream of a GPU. So an
+exchange may have several collectives that need each other's results (sizes, then rows), and every rank does them in the
+same order. gloo releases the interpreter's lock while it waits.
 
-`Group` has two forms: `SoloGroup` is the slow reference for `GlooGroup` as well as the whole truth at EP1. It sends
-neither names nor objects with tensors: the callers agree on shapes.
+`SoloGroup` is the group of EP1, and the reference for `GlooGroup`. A group sends plain tensors, without names or
+shapes: its callers agree on shapes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,18 +34,18 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 LOST_IN = "gloo/transport/"  # the source path in gloo's errors about closed, reset or silent connections
-STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long, so a rank that hangs counts as lost
+STEP_TIMEOUT = timedelta(seconds=120)  # no step takes this long, so a hanging rank counts as lost
 
 
 class Exchange(Protocol[T_co]):
     """An exchange that has begun."""
 
     def result(self) -> T_co:
-        """Return its result, for computation that is issued from now on. Raise PeerLost."""
+        """Return its result, for computation issued from now on. Raise PeerLost."""
 
 
 class Group(Protocol):
-    """The interface that dispatch and the step loop need. Rank and size are known before anyone has joined."""
+    """The interface that dispatch and the step loop need. Rank and size are known before the ranks join."""
 
     rank: int
     size: int
@@ -55,19 +55,19 @@ class Group(Protocol):
         """Wait until all ranks of the unit are here. Raise RuntimeFailure."""
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Return each rank's part, on every rank; for small things, before the first step."""
+        """Return each rank's part, on every rank. For small parts, before the first step."""
 
     def any(self, flag: bool) -> bool:
         """Return True on every rank if `flag` is true on one."""
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Return `any` of several flags at once, so that ranks agree on a step."""
+        """Return `any` of each of several flags, so that ranks agree on a step."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Give `send[r]` of `rows` to each rank r, in order; get `receive[r]` rows from each, in order."""
+        """Send `send[r]` of `rows` to each rank r, in order. Return `receive[r]` rows from each, in order."""
 
     def begin(self, exchange: Callable[[], T]) -> Exchange[T]:
-        """Run `exchange`, which calls `all_to_all`, in the background, after all that were begun before it."""
+        """Run `exchange`, which calls `all_to_all`, in the background, after all earlier exchanges."""
 
 
 class SoloGroup:
@@ -118,7 +118,7 @@ class GlooGroup:
         """Meet at the store, then connect to every peer."""
         try:
             met = meet(meeting, self.rank, self.size)
-            self._store = met.store  # kept: the leader serves it for as long as the group lives
+            self._store = met.store  # kept, because the leader serves it as long as the group lives
             self._connect(meeting.address)
             met.await_all("joined", STEP_TIMEOUT)
             met.stop_listening()
@@ -127,7 +127,7 @@ class GlooGroup:
             raise PeerLost(f"rank {self.rank} could not join its peers at {where}: {first_line(error)}") from None
 
     def _connect(self, address: str) -> None:
-        """Connect to the peers, whose addresses the store has."""
+        """Connect to the peers, whose addresses are in the store."""
         self._backend = _gloo(self._store, self.rank, self.size, address)
 
     def gather(self, part: bytes) -> list[bytes]:
@@ -165,7 +165,7 @@ class GlooGroup:
 
 
 def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
-    """Make the process group directly: `init_process_group` would also listen on the host name's address, always."""
+    """Make the process group directly, because `init_process_group` would also listen on the host name's address."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = STEP_TIMEOUT
@@ -174,10 +174,7 @@ def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.Process
 
 @contextmanager
 def _raise_peer_lost() -> Iterator[None]:
-    """Turn RuntimeError into PeerLost when gloo's transport says that a peer is gone; gloo uses it for everything.
-
-    The rest are our bugs.
-    """
+    """Turn a RuntimeError of gloo's transport into PeerLost. Others show bugs of ours, and pass."""
     try:
         yield
     except RuntimeError as error:
@@ -187,6 +184,6 @@ def _raise_peer_lost() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a backend's message, without the source position before it."""
+    """Return the first line of a backend's message, without the source position at its beginning."""
     words = str(error).splitlines()[0].split(". This is typically", 1)[0]
     return words.partition("] ")[2] if words.startswith("[") else words

@@ -1,10 +1,10 @@
-"""All-to-all dispatch that sends each token to a node once only.
+"""All-to-all dispatch that sends each token only once to each node.
 
-A token for several ranks of another node is sent to that node once: to its relay there, which is the rank at the same
-position in that node as the sender's in its own. The relay passes it on.
+A token for several ranks of another node is sent once, to a relay there. The relay is the rank with the same position
+in its node as the sender has in its own. It passes the token on.
 
-Rows arrive in the order of `AllToAllDispatcher`; only the exchange differs. Combine is the same: each choice's output
-comes back, since the weighted sum is made at the token's rank in the order of the choices.
+Only the exchange differs from `AllToAllDispatcher`; rows end up in the same order. Combine is the same: each choice's
+output comes back, since the token's rank makes the weighted sum in the order of the choices.
 
 Worked example: ranks 0, 1 on node A and 2, 3 on node B. A token of rank 1 wants slots on ranks 2, 2 and 3. Its row goes
 to rank 3 with the three slots; rank 3 gives it to rank 2 and to itself, once each. One row crossed, not three.
@@ -25,7 +25,7 @@ __all__ = ["NodeDispatcher"]
 
 
 class NodeDispatcher(AllToAllDispatcher):
-    """A row goes to a relay on each node that it wants; relays give it to each rank there that it wants."""
+    """Sends a row to a relay on each node that it wants. The relay sends it to each rank there that it wants."""
 
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat, ops: Ops) -> None:
         super().__init__(group, slots_per_rank, row_format, ops)
@@ -65,7 +65,7 @@ class NodeDispatcher(AllToAllDispatcher):
         return exchange_by_relays
 
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
-        """Return lines of sizes, [W, X]: a rank's pairs by slot; rows through it; rows for it; rows for its node."""
+        """Return lines of sizes, [W, X]: pairs by slot; rows through a rank; rows for it; rows for its node's ranks."""
         no_rows = rows_W.new_zeros(1)
         passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]
         return torch.cat((pairs_WM, to_relay_W[:, None], rows_W[:, None], passed_on_WX), 1)
@@ -78,13 +78,13 @@ class NodeDispatcher(AllToAllDispatcher):
         return total
 
     def _source_order(self, received_W: Tensor, num_rows: int) -> Tensor:
-        """Return the order that puts sources first: rows arrive by relay, then by source."""
+        """Return the order that sorts rows by source. They arrive by relay, and by source within each relay."""
         sources = self._arrival_W.repeat_interleave(received_W[self._arrival_W], output_size=num_rows)
         return sources.argsort(stable=True)
 
 
 def _forwarding_table(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
-    """List the ranks of each relay's node, filled up to the largest node's; `size` stands for none."""
+    """List the ranks of each relay's node, filled up with `size` to the length of the largest node's list."""
     members = [[rank for rank in range(group.size) if group.nodes[rank] == node] for node in group.nodes]
     most = max(map(len, members))
     is_relay = set(relay_of_rank)
@@ -93,7 +93,7 @@ def _forwarding_table(group: Group, relay_of_rank: list[int]) -> list[list[int]]
 
 
 def _relay(group: Group, source: int, node: int) -> int:
-    """Return the rank of `node` at the same place there as `source` has in its own node."""
+    """Return the rank of `node` that has the same position there as `source` has in its own node."""
     own = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[source]]
     there = [rank for rank in range(group.size) if group.nodes[rank] == node]
     return there[own.index(source) % len(there)]

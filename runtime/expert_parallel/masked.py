@@ -1,18 +1,18 @@
 """All-to-all dispatch without a wait for sizes: every slot has room for all rows that can come.
 
-    capacity   tokens that a rank dispatches at once, at most; a token wants a slot at most once
+    capacity   the most tokens that a rank dispatches at once; a token wants a slot at most once
     sent       [W, M, capacity]: to each rank, for each of its slots, this rank's rows, and rows of zeros after them
     rows       [M, Z], Z = W x capacity: the rows that came for each slot, without gaps, and after them invalid rows
 
-All shapes are known before the step begins, so on a device the host runs ahead of it, and a step can be captured as a
-graph. The price is memory and links: room for the whole unit's tokens in every slot. So it is for decode, where a rank
-has few tokens, and for devices: on a CPU the host itself computes.
+All shapes are known before the step begins, so the host runs ahead of the device, and a step can be captured as a
+graph. The price is memory and traffic: every slot has room for the whole unit's tokens. So this form is for decode on
+devices, where a rank has few tokens. On a CPU the host itself computes, so it gains nothing.
 
 Worked example: 144 ranks with 2 slots each and a capacity of 64. A slot has room for 9,216 rows, and gets 256 of them
 on average, when each token of the unit chooses 8 of 288 slots.
 
-It sends all the room, empty or not. DeepEP's low-latency kernels, whose form of rows this is, write only the rows that
-exist, straight into the peers' memory.
+It sends all the room, empty or not. DeepEP's low-latency kernels have the same form of rows, but write only the rows
+that exist, straight into the peers' memory.
 
 Source of the form: DeepEP (github.com/deepseek-ai/DeepEP), "Inference decoding": `packed_recv_x`, `packed_recv_count`.
 """
@@ -43,8 +43,8 @@ __all__ = ["MaskedDispatcher"]
 
 @dataclass(frozen=True)
 class _WayBack:
-    arrival_of_row: Tensor  # [M x Z]: the position of each row among the rooms that came
-    row_of_pair_TK: Tensor  # where the result of each of this rank's own pairs will lie
+    arrival_of_row: Tensor  # [M x Z]: the position of each row in what came
+    row_of_pair_TK: Tensor  # the future row of each own pair's result
     weights_TK: Tensor
 
 
@@ -61,7 +61,7 @@ class MaskedDispatcher:
         self._rows_per_rank = [slots_per_rank * capacity] * group.size
 
     def begin_step(self, num_tokens: int) -> None:
-        """Assert that there is room for this many: otherwise the launch file's limits are broken."""
+        """Assert that there is room for this many tokens: more would break the launch file's limits."""
         assert num_tokens <= self.capacity
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
@@ -100,7 +100,7 @@ class MaskedDispatcher:
         )
 
     def _exchange(self, pairs_WM: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how many rows came from each rank for each slot here, and the rooms that they came in."""
+        """Return the number of rows from each rank for each slot here, and the rows with all their room."""
         self.traffic.count(self.group, self._rows_per_rank, room.shape[1])
         one_each = [1] * self.group.size
         counts_WM = self.group.all_to_all(pairs_WM, one_each, one_each)

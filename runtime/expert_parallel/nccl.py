@@ -1,18 +1,18 @@
 """The ranks of a unit on GPUs: rows travel over NCCL, and the hosts agree over gloo.
 
-    votes, texts      the host's: gloo and the store, as on CPUs (`group.py`)
-    rows              the device's: NCCL, on a queue beside the one that computes
-    an exchange       is issued there when it begins, and what computes waits for it on the device
+    votes, texts      on the host, by gloo and the store, as on CPUs (`group.py`)
+    rows              on the device, by NCCL, on a queue beside the compute queue
+    an exchange       is issued to that queue when it begins; the compute queue waits for it on the device
 
-An all-to-all whose sizes the host must know waits for them while it begins: by then everything that its rows depend on
-has been issued, and the rows themselves move while the other micro-batch computes.
+If the host must know the sizes of an all-to-all, it waits for them when the exchange begins. By then all work that the
+rows depend on has been issued, and the rows move while the other micro-batch computes.
 
-The process group is made directly, as gloo's is: `init_process_group` would listen on the host name's address. NCCL
-finds its own interfaces, from `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA`, which the pod's environment sets.
+The process group is made directly, as gloo's is, because `init_process_group` would listen on the host name's address.
+NCCL finds its interfaces by `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA`, which the pod's environment sets.
 
-A peer that ends while rows travel shows up as NCCL's error or, where its transport says nothing, when torch's watchdog
-ends this process after `STEP_TIMEOUT`; the votes of gloo notice it between steps. The watchdog does not see replayed
-steps: `worker/step_deadline.py` ends the rank there.
+If a peer ends while rows travel, NCCL reports an error. If its transport reports nothing, torch's watchdog ends this
+process after `STEP_TIMEOUT`. Between steps, gloo's votes notice the loss. The watchdog does not see replayed steps; for
+these, `worker/step_deadline.py` ends the rank.
 
 We have run exchanges of 2 and 4 ranks on one H100 (docs/performance.md), and none between GPUs yet. ROCm's torch has
 RCCL under the same names, which we have not run.
@@ -52,12 +52,12 @@ class NcclGroup(GlooGroup):
         self._queue = CudaQueue(device) if queue is None else queue
 
     def _connect(self, address: str) -> None:
-        """Connect by gloo, then tell NCCL where its peers meet; it connects in the first exchange."""
+        """Connect by gloo, and give NCCL the store where its peers meet. NCCL connects in the first exchange."""
         super()._connect(address)
         self._nccl = _nccl(self._store, self.rank, self.size)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Do one variable-size all-to-all on the current queue: the host does not wait for it."""
+        """Do one variable-size all-to-all on the current queue. The host does not wait for it."""
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
         try:
             self._nccl.alltoall_base(received, rows, receive, send).wait()
@@ -74,7 +74,7 @@ class NcclGroup(GlooGroup):
 
 
 class _Issued(Generic[T]):
-    """An exchange in the device's queue. Its inputs are held until the computation is ordered after it."""
+    """An exchange in the device's queue. It keeps its inputs until the computation is ordered after it."""
 
     def __init__(self, queue: SideQueue, mark: Any, result: T, exchange: Callable[[], T]) -> None:
         self._queue, self._mark, self._result = queue, mark, result

@@ -2,25 +2,25 @@
 
     micro-batch    a half of a step's tokens; either may be empty
     flow           one micro-batch's way through the model: a generator that stops at every `Pause`
-    pause          a point where the other may go on; each overlap uses some of them
+    pause          a point where the other flow may go on; each overlap uses some of them
     stage          the part of a flow between two pauses that the overlap uses
 
     dual_batch (prefill), one stage a turn:
         compute    A attention, gate | B attention, gate | A experts  | B experts  | A next layer's attention, gate
         link                           A dispatch . . . . B dispatch . A combine . . B combine . .
 
-    five_stage (decode): attention is two stages, and A is two stages ahead, so that each dispatch and each combine has
-    a half of the other's attention behind which to hide; the stages of a layer are
+    five_stage (decode): attention has two stages, and A is two stages ahead, so that half of the other micro-batch's
+    attention hides each dispatch and each combine. The stages of a layer are
         attention 1 | attention 2, gate | dispatch, shared expert | experts, combine | sum
 
     none: one micro-batch, never interrupted.
 
-The ranks of a unit run the same overlap and have the same layers, so all begin their exchanges in the same order. The
-flows compute the same in any order of turns, so the results are those of `none`, to the last bit where rows are
-computed alike (`kernels/batch_invariant.py`).
+All ranks of a unit run the same overlap and have the same layers, so they begin their exchanges in the same order. The
+order of turns does not change what a flow computes. So the results equal those of `none`, in deterministic mode to the
+last bit (`kernels/batch_invariant.py`).
 
-A chunk of a prompt may lie in both halves. Its second part attends to the latents of its first, which every overlap
-has written by then: the first micro-batch is never behind the other in a layer.
+A chunk of a prompt may lie in both halves. Its second part attends to the latents of its first part. They are written
+by then, because the first micro-batch is never behind the other one.
 
 Sources: DeepSeek open-infra-index, day 6 ("Computation-Communication Overlapping"); deepseek-ai/profile-data.
 """
@@ -53,14 +53,14 @@ Flow = Generator[Pause, None, T]
 
 @dataclass(frozen=True)
 class Overlap:
-    """The number of micro-batches, the pauses at which they take turns, and the first one's lead in stages."""
+    """The number of micro-batches, the pauses where they take turns, and the first one's lead in stages."""
 
     num_micro_batches: int
     pauses: frozenset[Pause]
     lead: int = 0
 
     def shares(self, num_tokens: int) -> list[int]:
-        """Return how many of a step's tokens each micro-batch gets: as equal as possible."""
+        """Return the number of a step's tokens in each micro-batch, as equal as possible."""
         if self.num_micro_batches == 1:
             return [num_tokens]
         return [num_tokens // 2, num_tokens - num_tokens // 2]
@@ -71,7 +71,7 @@ class Overlap:
         stages = [self._stages(number, flow, results) for number, flow in enumerate(flows)]
         for _ in islice(stages[0], self.lead):
             pass
-        for _ in zip_longest(*stages):  # runs a stage of each, in turn
+        for _ in zip_longest(*stages):  # runs one stage of each flow in turn
             pass
         return [results[number] for number in range(len(flows))]
 

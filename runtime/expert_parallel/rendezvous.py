@@ -1,11 +1,11 @@
-"""How the ranks of a unit find each other: at a store that the first rank serves, on a host known by name.
+"""The meeting of a unit's ranks: at a store that the first rank serves, on a host known by name.
 
-In a cluster that name has no address before the leader's pod runs, or still the address of the pod before it; and one
-node may pull its image or load its weights minutes longer than another. So the name is looked up again until the leader
-answers, and nobody connects to a peer before all are here: gloo would wait for them no longer than for a step.
+In a cluster the name has no address before the leader's pod runs, or still has an earlier pod's address. So it is
+looked up again until the leader answers. One node may take minutes longer than another to pull its image or load its
+weights, and gloo waits for a peer no longer than for a step. So no rank connects to a peer before all are here.
 
-The store accepts any data from any client. So its listening socket is closed when all ranks have joined; they go on
-using their open connections. torch opens another only to split a group, which does not happen here.
+The store accepts any data from any client. So its listening socket is closed when all ranks have joined. They keep
+using their open connections. torch opens another one only to split a group, which does not happen here.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ from runtime.protocol.sockets import listen, look_up
 __all__ = ["Meeting", "MeetingPoint", "meet"]
 
 JOIN_TIMEOUT = timedelta(hours=1)  # assumed: the slowest node has its image and its weights by then
-CALL_TIMEOUT = timedelta(seconds=10)  # assumed: an address that is silent for so long is not the leader's any more
+CALL_TIMEOUT = timedelta(seconds=10)  # assumed: an address that is silent for so long is no longer the leader's
 RETRY_S = 0.5
 
 
@@ -32,8 +32,8 @@ RETRY_S = 0.5
 class MeetingPoint:
     """The place where the ranks of a unit find each other.
 
-    `leader`: host of the unit's first node. `address`: where this rank binds. `first`: whether it is the first rank of
-    its node, which serves the store if the node is the leader's.
+    `leader` is the host of the unit's first node, `address` the one that this rank binds. `first` says whether it is
+    its node's first rank. On the leader's node, that rank serves the store.
     """
 
     leader: str
@@ -57,7 +57,7 @@ class Meeting:
         self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
     def stop_listening(self) -> None:
-        """Stop accepting connections. torch still closes the descriptor, which then leads nowhere."""
+        """Stop accepting connections. torch will still close the descriptor, so let it lead nowhere."""
         if self.listener is not None:
             nowhere = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nowhere, self.listener, inheritable=False)
@@ -95,7 +95,7 @@ def _find_store(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int | Non
 
 
 def _serve(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int]:
-    """Serve the store on a socket of ours: by itself it would listen on every address."""
+    """Serve the store on our own socket, because it would listen on every address."""
     listener = listen(meeting.address, meeting.port, "rendezvous").detach()
     store = dist.TCPStore(
         meeting.address, meeting.port, size, True, CALL_TIMEOUT, wait_for_workers=False, master_listen_fd=listener

@@ -75,14 +75,14 @@ class Traffic:
         return TrafficTotals(self.bytes_sent, self.bytes_to_other_nodes, self.dispatch.count, self.combine.count)
 
     def add(self, moved: TrafficTotals) -> None:
-        """Count exchanges that the host did not begin one by one."""
+        """Add the totals of a replayed step, whose exchanges the host did not begin one by one."""
         self.bytes_sent += moved.bytes_sent
         self.bytes_to_other_nodes += moved.bytes_to_other_nodes
         self.dispatch.count += moved.dispatches
         self.combine.count += moved.combines
 
     def count(self, group: Group, send: Sequence[int], row_bytes: int) -> None:
-        """Add the rows that go to each rank of `group`, by the links that they take."""
+        """Count the bytes of the rows that go to other ranks of `group`, and to other nodes."""
         for rank, number in enumerate(send):
             if rank != group.rank:
                 self.bytes_sent += number * row_bytes

@@ -4,14 +4,14 @@
     sizes       the N that are recorded; a step between two sizes is filled up with copies of its own requests
 
 A step of DeepSeek-V3's decode unit has about 20,000 kernels. On an H100 it took 347 ms when they were launched one by
-one, in 65 of which the GPU computed, and 61 ms replayed (docs/performance.md).
+one, although the GPU computed for only 65 ms of these. Replayed, it took 61 ms (docs/performance.md).
 
-A copy computes and writes the same values as its request, at the same places, so it needs no page of its own. Its
-logits are dropped. Copies count in the load of the experts, those of all requests equally.
+A copy computes the same values as its request and writes them to the same places, so it needs no page of its own. Its
+logits are dropped. Copies count in the load of the experts.
 
-All ranks of a unit record together, since a step is a collective. Later each replays the size that it needs: the
-exchanges of all sizes are the same. A recording never changes: in every step a rank's tokens take an expert's replicas
-in the same turns.
+All ranks of a unit record together, since a step is a collective. Later each replays the size that it needs, because
+the exchanges are the same in all sizes. A recording never changes, so a rank's tokens take an expert's replicas in the
+same turns in every step.
 
 Steps with prompts are not recorded, since their shapes never repeat.
 
@@ -42,7 +42,7 @@ class CapturedSteps:
     def __init__(
         self, model: DeepseekV3, cache: LatentCache, recorder: Recorder, max_requests: int, max_request_tokens: int
     ) -> None:
-        """Record a step of every size: a collective of the unit, before its requests come."""
+        """Record a step of every size before requests come. A collective of the unit."""
         self._model, self._cache = model, cache
         self._inputs = _Inputs(max_requests, num_pages(max_request_tokens), cache.link, model.backend.device)
         self._steps = {size: self._record(size, recorder) for size in reversed(captured_sizes(max_requests))}
@@ -74,7 +74,7 @@ class CapturedSteps:
 
 
 def captured_sizes(max_requests: int) -> list[int]:
-    """Return the sizes to record: in a small step at most every second request is a copy, in a large one few are."""
+    """Return the sizes to record. In a small step at most half of the requests are copies, in a large step few are."""
     small = [0, *(size for size in (1, 2, 4, SMALL) if size < max_requests)]
     close = range(SMALL + STEP, min(WIDE_FROM + 1, max_requests), STEP)
     wide = range(WIDE_FROM + WIDE_STEP, max_requests, WIDE_STEP)
@@ -85,25 +85,25 @@ def captured_sizes(max_requests: int) -> list[int]:
 class _Step:
     recording: Recording
     logits: Tensor  # [size, vocab], written anew by each replay
-    totals: TrafficTotals  # of its exchanges, which the host sees only while they are recorded
+    totals: TrafficTotals  # of its exchanges; the host sees them only during the recording
 
 
 class _Inputs:
-    """The numbers that a step reads, at the same places for every step: filled on the host, copied in two pieces."""
+    """The numbers that a step reads: filled on the host, then copied in two pieces to fixed places on the device."""
 
     def __init__(self, max_requests: int, max_pages: int, link: HostLink, device: torch.device) -> None:
         self._host = link.empty((4, max_requests), torch.long), link.empty((max_requests, max_pages), torch.long)
         for numbers in self._host:
             numbers.zero_()
-        self._host[0][3] = 1  # one token, in page 0: recorded before there are requests
+        self._host[0][3] = 1  # one token in page 0, because recording comes before requests
         self._device = tuple(numbers.to(device) for numbers in self._host)
         self._link, self._await_copies = link, link.make_wait(device)
-        self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # the tables as last written
+        self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as last written
 
     def write(self, decoding: Sequence[Chunk]) -> None:
         """Write these requests. Entries after the end of a request's table are old, and are never read.
 
-        The last step's numbers may still be being copied, if no token was drawn from its logits.
+        First wait for the last step's copies: they may still run if no token was drawn from its logits.
         """
         self._await_copies()
         numbers, tables = self._host
@@ -117,6 +117,6 @@ class _Inputs:
         self._await_copies = self._link.make_wait(self._device[0].device)
 
     def batch(self, first: int, last: int) -> FixedRequests:
-        """Return the requests as the tensors that a step begins with."""
+        """Return the requests as the tensors that a step reads."""
         numbers, tables = self._device
         return FixedRequests(numbers[:, first:last], tables[first:last])

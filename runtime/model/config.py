@@ -1,12 +1,12 @@
 """The fields of a DeepSeek `config.json` that the computation reads, checked.
 
-V3, R1 and V3.1 (`deepseek_v3`), Kimi-K2, which is V3 under another name (`kimi_k2`), V2 and V2-Lite (`deepseek_v2`),
-and the text model of Kimi-K2.5, which is Kimi-K2's or V3's (`checkpoint/text_model.py` finds it).
-They differ in the gate, in whether the query is compressed (`q_lora_rank`), and in YaRN (`rope.py`). What this runtime
-cannot compute is refused by name, never approximated.
+It reads V3, R1 and V3.1 (`deepseek_v3`); Kimi-K2 (`kimi_k2`), which has V3's architecture; V2 and V2-Lite
+(`deepseek_v2`); and the text model of Kimi-K2.5, which is of one of these types (`checkpoint/text_model.py` finds it).
+They differ in the gate, in whether the query is compressed (`q_lora_rank`), and in YaRN (`rope.py`). A config that this
+runtime cannot compute is refused with the key's name, never approximated.
 
 Source of the names: deepseek-ai/DeepSeek-V3 and DeepSeek-V2 `config.json`; transformers `DeepseekV3Config`,
-`DeepseekV2Config`, whose files leave out what their model type decides.
+`DeepseekV2Config`, whose files omit keys that follow from their model type.
 """
 
 from dataclasses import dataclass

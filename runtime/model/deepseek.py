@@ -1,8 +1,8 @@
 """The whole model: embedding, layers (attention, then dense MLP or mixture of experts), norm, head.
 
-One rank's part of it: attention and everything dense is the same on every rank (data parallel, each rank with its own
-requests); of the routed experts a rank holds its slots. Modules are named so that a parameter's name is its tensor's
-name in the checkpoint; only the stacked local experts differ, and `weights.py` knows them.
+A rank holds one part of it. Attention and everything dense is the same on every rank (data parallel, each rank with its
+own requests); of the routed experts, each rank holds those in its slots. A parameter has its tensor's name in the
+checkpoint. Only the stacked local experts differ, and `weights.py` knows them.
 
 It keeps no state between steps: the KV cache is its caller's.
 """
@@ -92,7 +92,7 @@ class DeepseekV3(nn.Module):
         return self.logits_of_step(self._micro_batches(prefilling, decoding), cache)
 
     def logits_of_step(self, micro_batches: list[ForwardBatch], cache: LatentCache) -> Tensor:
-        """Do a step whose tensors exist already, and return the same logits."""
+        """Do a step with the tensors of these micro-batches, and return its logits."""
         return self._run(micro_batches, lambda step: self._next_logits(step, cache))
 
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
@@ -109,11 +109,11 @@ class DeepseekV3(nn.Module):
         return self.batching.rows(self._head, x_TD)
 
     def begin_step(self, micro_batches: list[ForwardBatch]) -> None:
-        """Let the ranks agree on how to dispatch in this step. Every rank calls this before its first dispatch."""
+        """Let the ranks agree on how to dispatch in this step. Every rank must call this before its first dispatch."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """Return one function for each shape that `batching` computes in rows: (function, size of a row, its type)."""
+        """Return a function for each shape that `batching` computes in rows, with a row's size and type."""
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():
             if function := _row_function(module):
@@ -123,7 +123,7 @@ class DeepseekV3(nn.Module):
         return list(functions.values())
 
     def _run(self, micro_batches: list[ForwardBatch], flow: Callable[[ForwardBatch], Flow[Tensor]]) -> Tensor:
-        """Run the flow of each micro-batch, in turns, and return their results one after the other."""
+        """Run the micro-batches' flows in turns, and return their results, concatenated."""
         self.begin_step(micro_batches)
         return torch.cat(self.overlap.run([flow(step) for step in micro_batches]))
 
@@ -144,7 +144,7 @@ class DeepseekV3(nn.Module):
     def _hidden_states(self, step: ForwardBatch, cache: LatentCache, answering: ForwardBatch) -> Flow[Tensor]:
         """Return the flow that computes the hidden states of the tokens `answering`.
 
-        In the last layer only the latents of the other tokens are needed.
+        In the last layer the other tokens need only their latents.
         """
         cos, sin = self.rotary.lookup(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)

@@ -1,7 +1,7 @@
-"""One rank's engine: a loaded model, and its step, which computes chunks of prompts and requests that decode.
+"""One rank's engine: a loaded model and its step, which computes chunks of prompts and decoding requests.
 
-Everything above this (requests, queues, sockets) speaks of requests; everything below of tensors. A step is a
-collective of the unit: all its ranks take it at the same time, with their own requests or none.
+Code above the engine handles requests, queues and sockets; code below handles tensors. A step is a collective of the
+unit: all its ranks take it at the same time, with their own requests or none.
 
 It does not schedule: `serving/scheduler.py` chooses what a step works on.
 """
@@ -35,7 +35,7 @@ __all__ = ["Engine", "EngineConfig"]
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options that a rank's engine gets before it starts."""
+    """The options of a rank's engine."""
 
     checkpoint: Path  # a folder
     expert_map: PhysicalToLogical
@@ -43,7 +43,7 @@ class EngineConfig:
     deterministic: bool = False
     overlap: str = "none"
     nodes: Sequence[str] | None = None  # each rank's node, for tokens that prefer near replicas; else None
-    max_step_tokens: int | None = None  # the most of any rank, if no step has prompts; None: no limit
+    max_step_tokens: int | None = None  # the most tokens of any rank if no step has prompts; None: no limit
     device: torch.device = CPU  # where every tensor of the model is made
 
 
@@ -56,9 +56,9 @@ class Engine:
         group: Group,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Load what this rank holds. Raise CheckpointError, or RuntimeFailure where `deterministic` is impossible."""
+        """Load this rank's part. Raise CheckpointError, or RuntimeFailure if `deterministic` is impossible here."""
         if config.deterministic:
-            torch.set_num_threads(1)  # before the backend is chosen, which depends on it
+            torch.set_num_threads(1)  # before the backend is chosen, because the choice depends on it
         self.checkpoint = config.checkpoint
         self.config = read_model_config(config.checkpoint)
         _check_expert_map(config.expert_map, self.config)
@@ -85,14 +85,14 @@ class Engine:
     def new_cache(self, num_tokens: int, memory: HostMemory | None = None, host_bytes: int = 0) -> LatentCache:
         """Return an empty KV cache with room for at least `num_tokens` tokens.
 
-        `memory` is the ledger of the rank's host memory, of which blocks may take `host_bytes`.
+        `memory` counts the rank's host memory, of which blocks may take `host_bytes`.
         """
         dtype, ops = self.backend.unquantized_dtype, self.backend.ops
         return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link, memory, host_bytes)
 
     @torch.inference_mode()
     def capture_steps(self, cache: LatentCache, max_requests: int, max_request_tokens: int) -> None:
-        """Record the steps of a unit that only decodes, where its device can replay them: a collective of the unit."""
+        """Record the steps of a unit that only decodes, if its device can replay them. A collective of the unit."""
         device = self.backend.device
         if device.type != "cuda" or not self._only_decodes:
             return
@@ -105,11 +105,12 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self, cache: LatentCache, max_request_tokens: int, max_batch_tokens: int) -> None:
-        """Compute steps of prompts where kernels are compiled in steps: a collective of the unit, before requests come.
+        """Compute steps of prompts before requests come, if kernels are compiled in steps. A collective of the unit.
 
-        A rank that compiles holds up its peers, and DeepEP's kernels give up after 100 s. So all ranks compile at
-        once, for prompts of many sizes: DeepGEMM takes other tiles for other numbers of rows. A size between two of
-        them may still need a kernel, but not all of a step's. A unit whose largest step does not fit ends here too.
+        A rank that compiles delays its peers, and DeepEP's kernels give up after 100 s. So all ranks compile at once,
+        for prompts of many sizes, because DeepGEMM uses other tiles for other numbers of rows. A size in between may
+        still need a new kernel, but not all kernels of a step. A unit whose largest step does not fit fails here,
+        before it serves.
 
         Source of the 100 s: github.com/deepseek-ai/DeepEP dd758caf csrc/kernels/legacy/compiled.cuh.
         """
@@ -147,7 +148,7 @@ class Engine:
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Return each whole prompt's last logits [prompts, vocab], and its latents [num_layers, tokens, C]."""
+        """Return the last logits of whole prompts [prompts, vocab], and each one's latents [num_layers, tokens, C]."""
         chunks, cache = self._whole_prompts(prompts)
         return self.step(chunks, [], cache), [cache.copy_to_host(chunk.table, chunk.end) for chunk in chunks]
 
@@ -158,7 +159,7 @@ class Engine:
         return list(self.model.logits(self.model(chunks, [], cache)).split([chunk.end for chunk in chunks]))
 
     def _whole_prompts(self, prompts: list[list[int]]) -> tuple[list[Chunk], LatentCache]:
-        """Return each prompt as one chunk, in a cache of just their size."""
+        """Return each prompt as one chunk, and a cache with just enough room for them."""
         cache = self.new_cache(sum(round_up_to_page(len(prompt)) for prompt in prompts))
         chunks = [Chunk(prompt, 0, []) for prompt in prompts]
         for chunk in chunks:
@@ -171,9 +172,10 @@ def _warm_up_steps(
 ) -> Iterator[tuple[list[Chunk], list[Chunk]]]:
     """Yield (prefilling, decoding): the largest step, then prompts of the most tokens, and half as many down to one.
 
-    The largest is the end of a longest request, beside a request that decodes; the allocator cuts what it needed into
-    pieces for the others. All share their pages, since the contents are never read. `ids` are the tokens of a longest
-    request: random and different on each rank, so that no expert gets many times the mean, which would not fit.
+    The largest step is the end of the longest request, beside a decoding request. It comes first, so that the allocator
+    reuses its memory for the others. All requests share their pages, since the contents are never read. `ids` are the
+    tokens of the longest request. They are random and differ on each rank, because an expert with many times the mean
+    of rows would not fit.
     """
     max_request_tokens = len(ids)
     start = max(max_request_tokens - max_batch_tokens, 1) if max_request_tokens > 1 else 0

@@ -1,12 +1,12 @@
-"""One step's work on one rank: chunks of prompts, then the last token of each request that is being continued.
+"""One step's work on one rank: chunks of prompts, then the last token of each decoding request.
 
     tokens    a a a a a | b b b | c | d | e      T = 11: chunks of the prompts A and B, then C, D and E decode
 
-All tokens go through a layer together; attention alone tells them apart. A chunk's queries see what earlier steps
-cached of their request and each other, causally; a decoding request's one query sees its whole cache. Both kinds may be
-absent: a rank steps with its unit even when it has nothing to do.
+All tokens go through a layer together; only attention distinguishes them. A chunk's queries attend to the request's
+cached tokens and, causally, to each other. A decoding request's one query attends to all its cached tokens. Both kinds
+may be absent: a rank steps with its unit even when it has nothing to do.
 
-It holds tensors about the tokens, not their values: those flow through the model.
+The batch holds tensors about the tokens. Hidden states are not a part of it: they flow through the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,11 +24,11 @@ LatentSink = Callable[[int, int, Tensor], None]  # gets a layer, a position, and
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Tokens of one request from position `start` on; `table` has pages for them and for all before them.
+    """Tokens of one request from position `start` on. `table` has the pages of these tokens and of all before them.
 
-    In decode it is one token, and a step makes one chunk for each request: a struct of msgspec takes a tenth of the
-    time of a dataclass. A chunk that goes on in the next micro-batch needs no logits. `sink` gets each layer's latents
-    of these tokens as soon as they are computed.
+    In decode a chunk is one token, and a step makes one for each request, so it is a msgspec struct, which takes a
+    tenth of the time of a dataclass. A chunk that goes on in the next micro-batch needs no logits. `sink` gets each
+    layer's latents of these tokens as soon as they are computed.
     """
 
     token_ids: list[int]
@@ -49,7 +49,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chunk]]:
-    """Return the first `num_tokens` tokens of the chunks, and the others; the chunk across the cut becomes two."""
+    """Split the chunks after `num_tokens` tokens. A chunk across the cut becomes two."""
     before, after = [], []
     for chunk in chunks:
         number = min(num_tokens, len(chunk.token_ids))
@@ -78,14 +78,14 @@ class ForwardBatch:
         self.answering_A = self._integers(_last_tokens(chunks))
         self.lengths = [len(chunk.token_ids) for chunk in prefilling]
         self.sizes = sum(self.lengths), len(decoding)  # tokens of prompts, tokens of decoding requests
-        self.contexts = [  # what a chunk sees
+        self.contexts = [  # the cache's rows that a chunk attends to
             self._integers(slot_mapping(chunk.table, 0, chunk.end)) for chunk in prefilling
         ]
         self.tables_BJ = self._pad_tables([chunk.table for chunk in decoding])
         self.lengths_B = self._integers(chunk.end for chunk in decoding)
 
     def give_latents(self, layer: int, latent_TC: Tensor) -> None:
-        """Give the latents that a layer has computed to the chunks' sinks, as views that must not be written to."""
+        """Give a layer's latents to the chunks' sinks, as views that must not be written to."""
         first = 0
         for chunk, length in zip(self._prefilling, self.lengths, strict=True):
             if chunk.sink is not None:
@@ -110,7 +110,7 @@ class ForwardBatch:
 
 
 class FixedRequests(ForwardBatch):
-    """Decoding requests in tensors that are filled anew for each step: what `request_numbers` returns, and tables."""
+    """Decoding requests in fixed tensors, which each step fills with `request_numbers` and tables."""
 
     def __init__(self, numbers_4B: Tensor, tables_BJ: Tensor) -> None:
         self._prefilling = self._decoding = ()
@@ -130,6 +130,6 @@ class FixedRequests(ForwardBatch):
 
 
 def _last_tokens(chunks: Sequence[Chunk]) -> Iterator[int]:
-    """Return the index of each chunk's last token among all, without chunks whose logits are not needed."""
+    """Return the index of each chunk's last token in the batch, without chunks that need no logits."""
     ends = accumulate(len(chunk.token_ids) for chunk in chunks)
     return (end - 1 for chunk, end in zip(chunks, ends, strict=True) if not chunk.goes_on)

@@ -1,7 +1,7 @@
-"""The parts of a model that compute in FP8: rows that travel, projections, experts.
+"""The parts of a model that compute in FP8: dispatched rows, projections, experts.
 
-Which matrices are in FP8 is their owners' choice; `kernels/fp8.py` has the numbers. A row crosses between ranks as its
-codes and then its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
+The modules choose which of their matrices are in FP8. `kernels/fp8.py` has the arithmetic. A dispatched row is its
+codes, then its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
 """
 
 import torch
@@ -51,7 +51,7 @@ class Fp8Linear(nn.Module):
         return self.multiply(self.quantise(x_RD), x_RD.dtype)
 
     def quantise(self, x_RD: Tensor) -> Quantised:
-        """Return the rows as this projection reads them, and any other of the same input."""
+        """Return the rows as this projection reads them, and as any other projection of the same input does."""
         return self.ops.quantise_rows(x_RD, self.power_of_two)
 
     def multiply(self, x: Quantised, dtype: torch.dtype) -> Tensor:
@@ -62,7 +62,7 @@ class Fp8Linear(nn.Module):
 class Fp8Experts(nn.Module):
     """The experts in this rank's slots: gate and up [slots, 2, I, D], down [slots, D, I], and their scales.
 
-    Gate and up are matrices of their own, whose blocks do not run on from one to the other.
+    Gate and up are separate matrices, so that no block of scales lies in both.
     """
 
     def __init__(self, num_slots: int, config: ModelConfig, backend: Backend) -> None:
@@ -84,7 +84,7 @@ class Fp8Experts(nn.Module):
         return self.batching.masked_fp8_experts(self.ops, rows.rows_MZD, rows.counts_M, self._codes, rows.expected_rows)
 
     def first_expert(self, x_TD: Tensor) -> Tensor:
-        """Compute the expert in slot 0 for rows that did not travel, [T, D], for `check_machine`."""
+        """Compute the expert in slot 0 for plain rows, [T, D], for `check_machine`."""
         return self.ops.fp8_expert(self.ops.quantise_rows(x_TD, self.power_of_two), self._codes, 0)
 
     @property
@@ -107,10 +107,7 @@ class Fp8Experts(nn.Module):
 
 
 def round_scales_up(model: nn.Module) -> None:
-    """Let every projection of `model` scale its rows by powers of two.
-
-    It is a trait of the model that none of them knows.
-    """
+    """Let every projection of `model` scale its rows by powers of two, as the model's config says."""
     for module in model.modules():
         if isinstance(module, Fp8Linear):
             module.power_of_two = True

@@ -22,7 +22,7 @@ def linear(in_features: int, out_features: int, dtype: torch.dtype, ops: Ops) ->
 
 
 class Linear(nn.Module):
-    """Computes x w^T, with a matrix [out, in] that may be another module's too."""
+    """Computes x w^T, with a matrix [out, in] that another module may share."""
 
     def __init__(self, weight: nn.Parameter, ops: Ops) -> None:
         super().__init__()

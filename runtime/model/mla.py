@@ -1,11 +1,11 @@
-"""Multi-head latent attention: what is cached of a token is one latent vector, not keys and values of every head.
+"""Multi-head latent attention: the cache holds one latent vector of a token, not keys and values of every head.
 
     c, k_rope = down(x)             latent: c [L] compressed KV, k_rope [P] the rotary key that all heads share
     k, v = up(c)                    keys [H, N] and values [H, U] of a token, from its latent
     score = (q_nope . k + q_rope . k_rope) / sqrt(N + P)      times YaRN's factor, if the model was stretched
 
-Two equal forms. Prefill expands keys and values once for many queries. Decode absorbs `up` into the query and the
-output (q_nope . W_uk c == (W_uk^T q_nope) . c), so that it reads the latent cache alone.
+There are two equal forms. Prefill expands keys and values once for many queries. Decode absorbs `up` into the query and
+the output (q_nope . W_uk c == (W_uk^T q_nope) . c), so that it reads only the latents.
 
 The query is compressed too (V3, V2) or not (V2-Lite, whose q_lora_rank is null).
 
@@ -23,10 +23,10 @@ from runtime.model.layers import RmsNorm, linear
 
 __all__ = ["LatentAttention", "Queries"]
 
-# of a step's chunks [T, H, N + P], and of its decoding requests [B, H, C] in the space of the latents; None for none
+# those of chunks [T, H, N + P], and those of decoding requests [B, H, C] in the space of the latents; None without any
 Queries = tuple[Tensor | None, Tensor | None]
 
-LATENT_NORM_EPS = 1e-6  # as in all published code, whatever `rms_norm_eps` is
+LATENT_NORM_EPS = 1e-6  # as in all published code; `rms_norm_eps` does not apply
 
 
 class LatentAttention(nn.Module):
@@ -51,14 +51,14 @@ class LatentAttention(nn.Module):
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
     def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch) -> Queries:
-        """Compute the first half: the tokens' queries. Their latents are in the cache before the second."""
+        """Compute the first half: the tokens' queries. Before the second half, write their latents to the cache."""
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
         expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
         is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens counts as a decode step without requests
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
     def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Compute the second half, [T, D]: attend to all cached latents of the tokens' requests and their own."""
+        """Compute the second half, [T, D]: attend to the cached latents of each token's request, its own included."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
         if expanded_THQ is not None:
@@ -68,7 +68,7 @@ class LatentAttention(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return what the KV cache holds of these tokens: [T, C], compressed KV then the rotated shared key."""
+        """Return the latents of these tokens for the KV cache: [T, C], compressed KV then the rotated shared key."""
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
     def decode_without_cache(self, x_TD: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class LatentAttention(nn.Module):
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
 
     def _prefill(self, q_THQ: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Attend for the chunks in q, one after another, with keys and values expanded from the cache: [T, D]."""
+        """Attend chunk by chunk, with keys and values expanded from the cache: [T, D]."""
         contexts = []
         for q, slots_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
             latent_SC = pages.read(slots_S)
@@ -89,7 +89,7 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self.o_proj, torch.cat(contexts).flatten(1))
 
     def _decode(self, q_BHC: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Attend for one token a request, over the latents alone: [B, D]."""
+        """Attend for one token of each request, over the latents: [B, D]."""
         cached = pages.pages, step.tables_BJ, step.lengths_B
         context_BHL = self.batching.attend_pages(self.ops, q_BHC, *cached, self.config.kv_lora_rank, self.scale)
         return self.batching.rows(self._absorbed_output, context_BHL)

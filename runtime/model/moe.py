@@ -1,9 +1,9 @@
 """The mixture of experts of one layer: gate, choice of replica, dispatch, local experts, combine, shared expert.
 
-    logical expert    what the gate chooses among, 0..E-1
-    physical slot     where a copy of an expert's weights lies; redundant experts have several
-    replica table     logical expert -> its slots; the split rule says which of them a token uses: `equal`, all in turn,
-                      or `local_first`, those on its own rank if there are any, else those on its node, else all
+    logical expert    one of the experts that the gate chooses among, 0..E-1
+    physical slot     the place of one copy of an expert's weights; redundant experts have several
+    replica table     logical expert -> its slots. The split rule says which of them tokens take in turn: all (`equal`),
+                      or the nearest (`local_first`), which are those on the token's rank, else on its node, else all
 
 Worked example: 32 logical experts + 4 redundant = 36 slots; EP4 holds 9 slots a rank. Expert 7 lies in slots 3 and 20,
 on ranks 0 and 2; under the split "equal" its tokens alternate between the two.
@@ -33,10 +33,10 @@ __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
 
 class Gate(nn.Module):
-    """Chooses each token's experts and their weights; only the experts of its best groups are eligible.
+    """Chooses each token's experts and their weights. Only the experts of its best groups are eligible.
 
-    V3 scores by sigmoid, and a bias (balanced in training) takes part in choosing, never in weighing: `noaux_tc`. V2
-    scores by softmax: `group_limited_greedy`, or `greedy`, which has one group.
+    V3 scores by sigmoid (`noaux_tc`). It adds a bias, balanced in training, to choose experts, and not to weigh them.
+    V2 scores by softmax (`group_limited_greedy`, or `greedy`, which has one group).
     """
 
     def __init__(self, config: ModelConfig, backend: Backend) -> None:
@@ -71,7 +71,7 @@ class Gate(nn.Module):
 
 
 class ReplicaTable:
-    """The slots of one layer that the tokens of a rank may use for each logical expert, and in what turn."""
+    """The slots of one layer that a rank's tokens may use for each logical expert, and whose turn is next."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class MixtureOfExperts(nn.Module):
         yield Pause.DISPATCHING
         with self.span("dispatch wait"):
             dispatched = dispatching.wait()
-            del dispatching  # with the rows sent: a flow's memory is held while the other computes
+            del dispatching  # it holds the sent rows, and a flow's memory stays while the other computes
         rows, sent = dispatched.rows, dispatched.drop_rows()
         del dispatched
         with self.span("experts"):

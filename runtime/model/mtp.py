@@ -1,16 +1,16 @@
-"""Multi-token prediction: one more layer, which guesses the token after next.
+"""Multi-token prediction: one more layer, which drafts the token after next.
 
     main model   tokens 0 .. t      ->  hidden state h_t, next token t+1
-    MTP          h_t and token t+1  ->  a guess at token t+2, cheap enough to be verified by the main model
+    MTP          h_t and token t+1  ->  a draft of token t+2, which the main model could verify
 
     x_t = eh_proj([enorm(embed(token t+1)); hnorm(norm(h_t))])        norm: the main model's last
     logits = head(shared_head.norm(layer(x)))                          embedding and head are the main model's
 
 The layer is a mixture of experts like the main model's, with a row of its own in the expert map and one layer of latent
-cache of its own; in a checkpoint it is layer `num_hidden_layers`. `weights.load` fills it. It drafts only: nothing here
-verifies, and no phase uses it so far.
+cache of its own; in a checkpoint it is layer `num_hidden_layers`. `weights.load` fills it. It only drafts: nothing
+verifies its drafts, and no phase uses it so far.
 
-Source: DeepSeek-V3 (arXiv 2412.19437) section 2.2; DeepSeek-V3 README_WEIGHTS.md, "MTP Modules". Not said there: the
+Source: DeepSeek-V3 (arXiv 2412.19437) section 2.2; DeepSeek-V3 README_WEIGHTS.md, "MTP Modules". They leave out the
 order inside eh_proj (vLLM, `model_executor/models/deepseek_mtp.py`), and that h is normalised first (ROCm/ATOM#1764).
 """
 
@@ -61,8 +61,8 @@ class MultiTokenPrediction(nn.Module):
     ) -> Tensor:
         """Return the logits of the tokens after next, [T, vocab] in FP32; a collective of the unit, so T may be 0.
 
-        `hidden_TD` is what the main model's forward gave at some positions; the chunks have, at these positions, the
-        tokens that follow. The positions before them are in `pages`.
+        `hidden_TD` are the main model's hidden states at some positions. At these positions the chunks have the tokens
+        that follow. The latents of earlier positions are in `pages`.
         """
         (main,) = self._main
         step = ForwardBatch(prefilling, decoding, main.backend.device)

@@ -1,16 +1,16 @@
-"""Rotary positions: the angles of every position, stretched by YaRN where the model was.
+"""Rotary positions: the angles of every position, stretched by YaRN if the model was.
 
     angle(position, i) = position * f_i,   f_i = theta^(-2 i / dim),   i = 0 .. dim / 2 - 1
 
-YaRN extends a model from `original_max_position_embeddings` to `factor` times as many positions: frequencies that turn
-more than `beta_fast` times over the original length stay, those that turn less than `beta_slow` times are divided by
-`factor`, with a linear ramp between. Attention is made sharper besides, by a factor on cos and sin and by another on
-the softmax's scale; in the released V3 and V2 configs the first is 1.
+YaRN extends a model from `original_max_position_embeddings` to `factor` times as many positions. Frequencies that turn
+more than `beta_fast` times over the original length stay. Those that turn less than `beta_slow` times are divided by
+`factor`. Between them is a linear ramp. YaRN also makes attention sharper, by a factor on cos and sin and by one on the
+softmax's scale; in the released V3 and V2 configs the first is 1.
 
 Worked example, V3 (theta 10,000, dim 64, factor 40, original 4,096): f_0 .. f_10 stay, f_23 .. f_31 are divided by 40,
 and the softmax's scale is multiplied by (0.1 ln 40 + 1)^2 = 1.874.
 
-It does not know heads or tensors of a layer; `mla.py` does.
+It knows nothing of heads or a layer's tensors; `mla.py` does.
 
 Sources: YaRN (arXiv 2309.00071) section 3; DeepSeek-V3 `inference/model.py`, precompute_freqs_cis and MLA.__init__;
 transformers `modeling_rope_utils.py`, _compute_yarn_parameters.
@@ -61,14 +61,14 @@ class Yarn:
         dim = 2 * len(frequencies)
         first = max(math.floor(self._pair_index(self.beta_fast, dim, theta)), 0)
         last = min(math.ceil(self._pair_index(self.beta_slow, dim, theta)), dim - 1)
-        width = last - first or 0.001  # as DeepSeek's own: a ramp of no width is a step
+        width = last - first or 0.001  # as in DeepSeek's code: a ramp of no width is a step
         stretched = (
             (torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device) - first) / width
         ).clamp(0, 1)
         return frequencies / self.factor * stretched + frequencies * (1 - stretched)
 
     def _pair_index(self, times: float, dim: int, theta: float) -> float:
-        """Return the i (a fraction) whose angle makes `times` full turns over the original length."""
+        """Return the pair number i, a fraction, whose angle makes `times` full turns over the original length."""
         return dim * math.log(self.original_max_position_embeddings / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     def _mscale(self, mscale: float) -> float:

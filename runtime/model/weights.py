@@ -1,8 +1,8 @@
-"""Fills one rank's part of a model, or of its MTP layer, reading only the tensors that this rank holds.
+"""Fills one rank's part of a model, or of its MTP layer. It reads only the tensors that this rank holds.
 
-Every parameter is named as its tensor, without the prefix that a text model's tensors have beside encoders. The stacked
-local experts are built from the experts that the expert map puts into this rank's slots, so a redundant expert is read
-by each of its holders. Mistakes in a checkpoint are found in its headers, before any value is read.
+A parameter has its tensor's name, without the prefix that a multimodal checkpoint puts before its text model's names.
+The stacked local experts are built from the experts that the expert map puts into this rank's slots, so each holder of
+a redundant expert reads it. Mistakes in a checkpoint are found in its headers, before any value is read.
 
     stored      kept        becomes
     BF16, FP32  BF16, FP32  the same value, rounded
@@ -10,11 +10,11 @@ by each of its holders. Mistakes in a checkpoint are found in its headers, befor
     FP8         BF16, FP32  codes times scales
     BF16, FP32  FP8         quantised here
 
-A tensor is read in parts of `PART_BYTES`, so that a loading rank's memory is that of its weights and little more:
-safetensors would map whole files, whose pages count as ours until the file is closed. No pickle.
+A tensor is read in parts of `PART_BYTES`, so a loading rank needs little more memory than its weights. The safetensors
+library would map whole files, and their pages would count as ours until the file is closed. No pickle.
 
-Every tensor is hashed as it is read, before any conversion: a manifest is compared with, and ranks and units with each
-other (`checkpoint/same_weights.py`).
+Every tensor is hashed as it is read, before any conversion. The hashes are compared with a manifest, and between ranks
+and units (`checkpoint/same_weights.py`).
 """
 
 from collections import defaultdict
@@ -46,14 +46,14 @@ __all__ = ["LoadedWeights", "load"]
 PART_BYTES = 8 * 2**20
 TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E4M3": E4M3}
 SCALE = "_scale_inv"
-EXPERTS = ".mlp.experts."  # in the names of parameters that are stacks of the experts that a rank holds
+EXPERTS = ".mlp.experts."  # in the names of parameters that stack a rank's experts
 
 Index = dict[str, StoredTensor]
 
 
 @dataclass(frozen=True)
 class _Destination:
-    """The memory that a tensor is read into; `scales` if it is kept in FP8, `power_of_two` if the scales must be."""
+    """The memory that a tensor is read into. It has `scales` if kept in FP8; `power_of_two` if they must be such."""
 
     values: Tensor
     scales: Tensor | None
@@ -62,7 +62,7 @@ class _Destination:
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """The tensors read: the digest of each one's stored bytes, by name. With a manifest, its kind of digest is used."""
+    """The tensors read, each with the digest of its stored bytes. With a manifest, the digests are of its kind."""
 
     folder: Path
     index: Index
@@ -75,7 +75,7 @@ class LoadedWeights:
         return list(self.digests)
 
     def summarise(self, rank: str) -> ReadWeights:
-        """Return the summary that ranks compare; `rank` is this rank's name in it. Raise CheckpointError."""
+        """Return the summary that ranks compare, under the name `rank`. Raise CheckpointError."""
         return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
 
@@ -116,7 +116,7 @@ def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callabl
 def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list[_Destination]]:
     """Return where each tensor of the checkpoint goes: to one tensor, or to one in each slot that holds the expert.
 
-    A tied tensor is in the file under one of its names, or under both.
+    A tied tensor is in the file under one of its two names, or under both.
     """
     destinations: dict[str, list[_Destination]] = defaultdict(list)
     power_of_two = any(getattr(module, "power_of_two", False) for module in model.modules())
@@ -141,7 +141,7 @@ def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list
 
 
 def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
-    """Return both tensors of each parameter that two modules share: the embedding's and the head's, or none."""
+    """Return both names of each parameter that two modules share: the embedding's and the head's, or none."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(prefix + name)
@@ -149,7 +149,7 @@ def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
 
 
 def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None:
-    """Refuse two different matrices where the config says that they are one."""
+    """Refuse two different matrices if the config says that they are one."""
     for name, other in tied:
         if name in index and other in index and not _are_equal(name, other, index):
             raise CheckpointError(

@@ -1,15 +1,15 @@
-"""Dispatch and combine between ranks of one node: rows lie in memory that all ranks share, and none are sent.
+"""Dispatch and combine between ranks of one node, through memory that all of them share. No rows are sent.
 
-    dispatch   Each rank writes its tokens' rows, each once, and for each slot which of them it wants there. When all
-               have, each reads the rows of its slots from where they lie, slot by slot, sources in order.
-    combine    Each rank leaves its results where it made them. Then each reads its choices' outputs.
+    dispatch   Each rank writes its tokens' rows once, and lists for each slot the rows that it wants there. When all
+               have written, each rank reads the rows of its slots, slot by slot, sources in order.
+    combine    Each rank leaves its results where it made them. When all have, each reads its choices' outputs.
 
-So an exchange only has to signal "all have written", twice: one short message to each rank, through a pipe
-(`pipes.py`), which also shows that a peer is lost. Over loopback sockets, rows are copied four times on the way.
+So an exchange only signals "I have written": one short message to each rank, through a pipe (`pipes.py`) that also
+shows when a peer is lost. Over loopback sockets, rows would be copied four times.
 
 Two buffers are used in turn, like two micro-batches. No rank overwrites what another still reads. A rank writes rows to
-a buffer again after its combine there; by then all have read theirs. It writes results there again when all have
-written their rows; by then all have added up the results before.
+a buffer again only after its combine there; by then all ranks have read their rows. It writes results there again only
+when all have written their rows; by then all have summed the previous results.
 
 On a GPU this is what NVLink does for DeepEP's kernels inside a node.
 """
@@ -51,12 +51,12 @@ CACHE_LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class ExchangeBuffer:
-    """The memory of one dispatch and its combine, of W ranks with M slots each; pairs are from rank to rank."""
+    """The memory of one dispatch and its combine: W ranks, M slots each, room for `pairs` from rank to rank."""
 
-    rows: Tensor  # [W, pairs, bytes]: of each rank's tokens
-    results: Tensor  # [W, W x pairs, bytes]: of each rank's slots; first the rows that they get
-    row_of_pair: Longs  # [W, W x pairs]: of each rank's pairs, in the order of their slots, which of all rows
-    sizes: Longs  # [W, W, M]: of each rank's pairs, how many want which slot of which rank
+    rows: Tensor  # [W, pairs, bytes]: each rank's tokens
+    results: Tensor  # [W, W x pairs, bytes]: of each rank's slots, first the rows that they got, then their results
+    row_of_pair: Longs  # [W, W x pairs]: the index in `rows` of each pair, by rank, in the order of slots
+    sizes: Longs  # [W, W, M]: the number of a rank's pairs for each slot of each rank
 
 
 @dataclass(frozen=True)

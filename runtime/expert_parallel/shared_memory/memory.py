@@ -1,11 +1,11 @@
-"""Memory that the ranks of one node share: one writes, the others read, and nothing is sent.
+"""Memory that the ranks of one node share.
 
-The first rank makes a file that lies in memory alone (memfd), and tells the others which of its descriptors it is; they
-open it where Linux shows a process's files, /proc, and know it by a random name there. So it is gone with the last
-rank, whichever way that ends, and no limit of /dev/shm (64 MB in a container) counts. Pages are taken when they are
-first written.
+The first rank makes a file in memory (memfd), and tells the others its process and descriptor. They open it under
+/proc, where Linux shows a process's files, and recognise it by its random name. So the memory is freed when the last
+rank ends, however it ends, and the limit of /dev/shm (64 MB in a container) does not apply. A page takes memory when it
+is first written.
 
-Memory has no order of its own: ranks signal through pipes (`pipes.py`) that they have written.
+Shared memory alone gives no order: ranks signal through pipes (`pipes.py`) that they have written.
 
 Sources: memfd_create(2), proc_pid_fd(5).
 """
@@ -22,58 +22,58 @@ from runtime.expert_parallel.group import Group
 
 __all__ = ["common_memory"]
 
-TOKEN_BITS = 63  # what a message of integers carries
+TOKEN_BITS = 63  # fits in one integer of a message
 
 
 def common_memory(group: Group, num_bytes: int) -> Tensor | None:
     """Return the same `num_bytes` zero bytes on every rank; None on every rank if one of them cannot have it.
 
-    A collective. A rank cannot have it if the first rank's process is out of its sight (another container), or if the
-    first rank gets no such file: the system is not Linux, forbids it, or allows none of this size.
+    A collective. A rank cannot have it if it does not see the first rank's process (in another container), or if the
+    first rank gets no such file because the system is not Linux, forbids it, or allows none of this size.
     """
     token = secrets.randbits(TOKEN_BITS)
     made = _create_file(token, num_bytes) if group.rank == 0 else -1
     pid, descriptor, token = _broadcast(group, [os.getpid(), made, token])
     memory = _open_memory(pid, descriptor, token, num_bytes)
-    is_missing = group.any(memory is None)  # also tells the first rank that all have opened it
+    is_missing = group.any(memory is None)  # afterwards the first rank knows that all have opened it
     if made >= 0:
         os.close(made)
     return None if is_missing else memory
 
 
 def _create_file(token: int, num_bytes: int) -> int:
-    """Return a descriptor of a new file in memory, or -1 where there is no such thing."""
+    """Return a descriptor of a new file in memory, or -1 if the system gives none."""
     try:
         made = os.memfd_create(_name(token))
     except (AttributeError, OSError):  # not Linux, or forbidden here
         return -1
     try:
         os.ftruncate(made, num_bytes)
-    except OSError:  # longer than this process's files may be (RLIMIT_FSIZE)
+    except OSError:  # larger than this process's files may be (RLIMIT_FSIZE)
         os.close(made)
         return -1
     return made
 
 
 def _name(token: int) -> str:
-    """Return a name unlike any other file's, even where a process of another machine has the same number."""
+    """Return a unique name, even among processes with the same number on other machines."""
     return f"tidemill-{token:016x}"
 
 
 def _broadcast(group: Group, values: list[int]) -> list[int]:
-    """Return what rank 0 has in `values`, on every rank."""
+    """Return rank 0's `values` on every rank."""
     one_each = [1] * group.size
     gathered: list[list[int]] = group.all_to_all(torch.tensor([values] * group.size), one_each, one_each).tolist()
     return gathered[0]
 
 
 def _open_memory(pid: int, descriptor: int, token: int, num_bytes: int) -> Tensor | None:
-    """Return the file's memory; None if it is out of reach, or a process with that number has another file there."""
+    """Return the file's memory; None if this rank cannot open it, or finds another file there."""
     with suppress(OSError):
         mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.readlink(f"/proc/self/fd/{mine}").startswith(f"/memfd:{_name(token)}"):
-                with torch.inference_mode(False):  # it outlives the step that asks for it
+                with torch.inference_mode(False):  # the memory outlives the step that makes it
                     return torch.frombuffer(mmap.mmap(mine, num_bytes), dtype=torch.uint8)
         finally:
             os.close(mine)

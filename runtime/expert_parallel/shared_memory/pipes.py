@@ -1,12 +1,12 @@
-"""Pipes between the ranks of a node, which carry one number from each to each: the smallest possible message.
+"""Pipes between the ranks of a node. They carry the smallest possible message: one number from each rank to each.
 
-A pipe leads from each rank to each other. Its reader makes it; its writer opens it under the reader's files in /proc,
-and recognises it by its inode number. So the ranks have to be on one machine, as those that share memory are
+There is a pipe from each rank to each other one. Its reader makes it. Its writer opens it under the reader's files in
+/proc, and recognises it by its inode number. So the ranks must be on one machine, like ranks that share memory
 (`memory.py`).
 
-A pipe ends with the process that writes to it, whichever way that ends, and its reader is told so: a lost peer is
-noticed as in the group's own collectives. Those hand every message through threads, and two ranks on two cores have no
-core to spare for them.
+A pipe closes when its writer's process ends, however it ends, and the reader notices: a lost peer shows as in the
+group's own collectives. The group's collectives pass every message through threads, for which two ranks on two cores
+have no core to spare.
 
 Each number comes with the time when it was sent, by the machine's clock (CLOCK_MONOTONIC).
 
@@ -33,7 +33,7 @@ MESSAGE = struct.Struct("=qq")  # the number, and the time
 def common_pipes(group: Group) -> "Pipes | None":
     """Return this rank's pipes; None on every rank if one of them cannot have them.
 
-    A collective, of ranks on one machine. A rank cannot have them if another's process is out of its sight.
+    A collective of ranks on one machine. A rank cannot have pipes if it does not see another rank's process.
     """
     mine = {rank: _new_reader() for rank in range(group.size) if rank != group.rank}
     own = torch.tensor([[os.getpid(), *_identify_file(mine.get(rank, -1))] for rank in range(group.size)])
@@ -44,7 +44,7 @@ def common_pipes(group: Group) -> "Pipes | None":
 
 
 class Pipes:
-    """The pipes to and from each other rank; -1 where there is none."""
+    """The pipes to and from each other rank; -1 for a missing one."""
 
     def __init__(self, readers: dict[int, int], writers: dict[int, int]) -> None:
         self.readers, self.writers = readers, writers
@@ -54,7 +54,7 @@ class Pipes:
         weakref.finalize(self, _close, [*readers.values(), *writers.values()])
 
     def signal(self, number: int) -> int:
-        """Send `number` to every other rank, and return the time in ns. Raise PeerLost."""
+        """Send `number` to every other rank. Return the time of sending in ns. Raise PeerLost."""
         now_ns = time.monotonic_ns()
         for rank, writer in self.writers.items():
             try:
@@ -64,7 +64,7 @@ class Pipes:
         return now_ns
 
     def wait(self) -> tuple[int, int]:
-        """Return the largest of the numbers that the others sent next, and the time of the last. Raise PeerLost."""
+        """Read one number from every other rank. Return the largest, and the latest time of sending. Raise PeerLost."""
         numbers, moments_ns = zip(*map(self._next, self.readers), strict=True)
         return max(numbers), max(moments_ns)
 
@@ -79,19 +79,19 @@ class Pipes:
 
 
 def _new_reader() -> int:
-    """Return a pipe's end for reading; another rank opens the one for writing."""
+    """Make a pipe, and return its reading end. Another rank opens the writing end."""
     reader, writer = os.pipe()
     os.close(writer)
     return reader
 
 
 def _identify_file(descriptor: int) -> tuple[int, int]:
-    """Return a descriptor, and the number of its file."""
+    """Return a descriptor and its file's inode number."""
     return descriptor, -1 if descriptor < 0 else os.fstat(descriptor).st_ino
 
 
 def _open_writer(pid: int, descriptor: int, number: int) -> int:
-    """Return the writing end of another rank's pipe; -1 if it is out of reach, or another file has its place."""
+    """Return the writing end of another rank's pipe; -1 if this rank cannot open it, or finds another file there."""
     with suppress(OSError):
         path = f"/proc/{pid}/fd/{descriptor}"
         if os.readlink(path) == f"pipe:[{number}]":
