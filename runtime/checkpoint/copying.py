@@ -1,7 +1,7 @@
-"""Copying a checkpoint's files, several at a time, and comparing them with the manifest as their bytes go by.
+"""Copies a checkpoint's files, several at a time, and compares their bytes with the manifest meanwhile.
 
-A file is `.NAME.partial` until it is whole and on the disk. An existing file of that name is never written to: it may
-be a link. Which files are copied, and when, is decided in `stage.py`.
+A file is named `.NAME.partial` until it is whole and on the disk. An existing file of that name is never written to,
+because it may be a link. `stage.py` decides which files are copied, and when.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ SAY_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Piece:
-    """A run of bytes of a file, and the digest that the manifest has of it."""
+    """A run of bytes in a file, and its digest in the manifest."""
 
     name: str
     end: int
@@ -64,7 +64,7 @@ def copy_files(
         ]
         for copy in copies:
             copy.result()
-    finally:  # do not wait for files that have not begun
+    finally:  # without waiting for files that have not begun
         threads.shutdown(cancel_futures=True)
     checked = "compared with its manifest" if manifest else f"not compared: it has no {MANIFEST}"
     say(f"copied {total / 1e9:,.1f} GB from {folder} to {destination}, {checked}")
@@ -94,7 +94,7 @@ def say(sentence: str) -> None:
 
 
 def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
-    """Return the pieces of a file, header and tensors in order; none without a manifest to compare with."""
+    """Return the pieces of a file, header and tensors in order; none without a manifest."""
     if shard is None or manifest is None:
         return ()
     expected = manifest.files[shard.path.name]
@@ -119,7 +119,7 @@ def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], 
 
 
 def _parts(path: Path, size: int) -> Iterator[bytes]:
-    """Yield the `size` bytes of a file. Raise CheckpointError when the source cannot be read, or has another size."""
+    """Yield the `size` bytes of a file. Raise CheckpointError if it cannot be read, or has another size."""
     left, unchanged = size, UnchangedFiles([path])
     try:
         with open_file(path) as file:
@@ -136,7 +136,7 @@ def _parts(path: Path, size: int) -> Iterator[bytes]:
 
 
 class _Check:
-    """Compares the pieces of a file with their digests while its bytes go by."""
+    """Compares the pieces of a file with their digests as the bytes come."""
 
     def __init__(self, path: Path, pieces: Sequence[_Piece]) -> None:
         self._path = path
@@ -145,7 +145,7 @@ class _Check:
         self._hash = hashlib.sha256()
 
     def take(self, part: bytes) -> None:
-        """Take the next bytes. Raise CheckpointError at the end of a piece with another digest."""
+        """Take the next bytes. Raise CheckpointError when a piece ends and has another digest."""
         rest = memoryview(part)
         while rest and self._remaining:
             piece = self._remaining[-1]
@@ -164,7 +164,7 @@ class _Check:
 
 
 class _Progress:
-    """Prints to stderr how far the copy is, one line at a time: a pod's log is no terminal."""
+    """Prints the progress of the copy to stderr, line by line, because a pod's log is no terminal."""
 
     def __init__(self, total: int) -> None:
         self._total, self._copied, self._lock = total, 0, Lock()

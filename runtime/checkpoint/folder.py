@@ -1,6 +1,6 @@
-"""A checkpoint's folder and its small files, read so that nothing in it can make a rank wait or fill its memory.
+"""A checkpoint's folder and its small files. Nothing in the folder can make a rank wait, or fill its memory.
 
-Links are followed: in Hugging Face's cache every file of a checkpoint is one.
+Links are followed, because in Hugging Face's cache every file of a checkpoint is one.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 BUNDLED = "bundled:"
-MAX_READ_BYTES = 100 * 2**20  # the most of a file read at once; DeepSeek-V3's largest is its index, 9 MB
+MAX_READ_BYTES = 100 * 2**20  # the largest file that is read whole; DeepSeek-V3's is its index, 9 MB
 
 
 class OpenFile:
-    """A file that stays open while it is read in parts, so that a file that replaces it is not mixed in."""
+    """A file that stays open while it is read in parts, so that all parts come from the same file."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
@@ -55,7 +55,7 @@ class OpenFile:
             raise CheckpointError(f"{self.path} became shorter while it was read")
 
     def first_hole(self) -> int:
-        """Return the offset of the first hole in the file; its end if there is none, or if that is not known."""
+        """Return the offset of the first hole in the file, or its size if there is none or the system does not tell."""
         with suppress(OSError):
             return os.lseek(self._file.fileno(), 0, os.SEEK_HOLE)
         return self.num_bytes
@@ -70,10 +70,10 @@ class OpenFile:
 
 
 class UnchangedFiles:
-    """Small files that are read more than once while a rank loads: each time they must be the same."""
+    """Small files that are read more than once while a rank loads, and must not change meanwhile."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Note the files as they are now; a missing one has to stay missing."""
+        """Note the files as they are now. A missing file must stay missing."""
         self._began = {path: _read_stamp(path) for path in paths}
 
     def require(self) -> None:
@@ -86,14 +86,14 @@ def resolve(uri: str) -> Path:
     """Return the checkpoint's folder: `bundled:NAME` in this package, else an absolute path. Raise CheckpointError."""
     package = Path(__file__).parents[1]
     folder = package / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
-    if not os.path.isdir(folder):  # without the errors that `Path.is_dir` has for names that no folder can have
+    if not os.path.isdir(folder):  # unlike `Path.is_dir`, it raises no error for impossible names
         named = f" ({uri})" if uri.startswith(BUNDLED) else ""
         raise CheckpointError(f"there is no checkpoint folder {folder}{named}")
     return folder
 
 
 def check_config_digest(folder: Path, digest: str | None) -> None:
-    """Refuse a checkpoint whose config differs from the plan's, if the plan names one. Raise CheckpointError."""
+    """Refuse a config other than the plan's, if the plan names one. Raise CheckpointError."""
     found = config_digest(folder)
     if digest is not None and found != digest:
         raise CheckpointError(f"{folder / 'config.json'} is {found}, the plan was made for {digest}: plan again")
@@ -146,7 +146,7 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-_Stamp = tuple[int, int, int, int]  # the device, inode, size and time of the last change of a file's content
+_Stamp = tuple[int, int, int, int]  # a file's device, inode, size, and the time of its last change
 
 
 def _stamp(found: os.stat_result) -> _Stamp:
@@ -154,7 +154,7 @@ def _stamp(found: os.stat_result) -> _Stamp:
 
 
 def _read_stamp(path: Path) -> _Stamp | None:
-    """Return the stamp of the file that has this name now, or None."""
+    """Return the stamp of the file with this name, or None."""
     with suppress(OSError):
         return _stamp(os.stat(path))
     return None

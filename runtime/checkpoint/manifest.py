@@ -1,14 +1,14 @@
-"""The manifest: what every file of a checkpoint must hold, written once and compared wherever a rank loads.
+"""The manifest: digests of every file of a checkpoint, written once and compared wherever a rank loads.
 
-`tidemill checkpoint digest` writes it beside `config.json`. It has a digest for each tensor, because that is what a
-rank can check: it reads the tensors of its own experts, and never a whole file. The digests are of the stored bytes, so
-they hold at any precision.
+`tidemill checkpoint digest` writes it beside `config.json`. It has a digest for each tensor, because a rank reads only
+the tensors of its own experts, and never a whole file. The digests are of the stored bytes, so they hold at any
+precision.
 
     config_digest    sha256 of config.json
     files            file -> its bytes, the sha256 of its header, and of each tensor's bytes
 
-The file is canonical: equal checkpoints have equal manifests. The sha256 of its bytes names the weights, and is what
-launch files call `weights_digest`.
+The file is canonical: equal checkpoints have equal manifests. The sha256 of its bytes identifies the weights; launch
+files call it `weights_digest`.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progr
     threads = ThreadPoolExecutor(num_threads)
     try:
         digests = list(threads.map(partial(_digest, progress=progress), (tensor for _, _, tensor in stored)))
-    finally:  # after Ctrl-C too: do not wait for tensors that have not begun
+    finally:  # also after Ctrl-C, without waiting for tensors that have not begun
         threads.shutdown(cancel_futures=True)
     files: dict[str, dict[str, str]] = {shard.path.name: {} for shard in shards}
     for (file, name, _), digest in zip(stored, digests, strict=True):
@@ -125,7 +125,7 @@ def write_manifest(manifest: Manifest, path: Path) -> str:
 
 
 def _write(content: bytes, path: Path) -> None:
-    if path.exists() and not path.is_file():  # a device, such as /dev/stdout, is written to and never replaced
+    if path.exists() and not path.is_file():  # a device, such as /dev/stdout, is written to, never replaced
         path.write_bytes(content)
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")

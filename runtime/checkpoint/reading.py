@@ -1,12 +1,13 @@
-"""Digests of the tensors that a rank reads, made while it reads them.
+"""Digests of the tensors that a rank reads, computed as it reads them.
 
-Without a manifest, digests only have to show that ranks read different bytes by accident. A GMAC (NIST SP 800-38D) with
-a published key does that: it has 128 bits, and processors have instructions for it, so a part is hashed at once, while
-it is in the cache. It prevents no forgery: whoever can write a checkpoint can write its manifest as well.
+Without a manifest, digests must only show that ranks read different bytes by accident. A GMAC (NIST SP 800-38D) with a
+published key does that. It has 128 bits, and processors have instructions for it, so a part is hashed at once, while it
+is in the cache. It does not prevent forgery, but neither does a manifest: whoever can write a checkpoint can write its
+manifest.
 
-With a manifest they are the manifest's SHA-256. That takes longer and releases the interpreter's lock, so parts are
-hashed on threads of their own while the next ones are read. A tensor's parts are hashed on one thread, in order. Few
-bytes wait to be hashed, so a loading rank needs little more memory than its weights.
+With a manifest they are SHA-256, like the manifest's. That takes longer but releases the interpreter's lock, so threads
+hash parts while the next ones are read. A tensor's parts are hashed on one thread, in order. Few bytes wait to be
+hashed, so a loading rank needs little more memory than its weights.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ __all__ = ["ReadDigests"]
 
 AT_ONCE_BYTES = 2**18  # hashing a smaller part takes less time than handing it to a thread
 KNOWN_KEY, NONCE = AESGCM(b"tidemill weights"), bytes(12)  # nothing is encrypted
-WAITING_BYTES = 2**25  # so that a thread that wakes up late delays no other
+WAITING_BYTES = 2**25  # assumed: enough that a thread that wakes up late delays no other
 
 
 class _Gmac:
@@ -43,9 +44,9 @@ class _Gmac:
 
 
 class ReadDigests:
-    """Takes tensors in parts, each tensor's in order. `found` has the digest of every tensor that is complete.
+    """Takes tensors in parts, each tensor's parts in order. `found` has the digest of every complete tensor.
 
-    When a tensor's digest is not the one in `expected`, of the manifest, CheckpointError is raised a few parts later.
+    If a tensor's digest differs from the manifest's in `expected`, CheckpointError is raised a few parts later.
     """
 
     def __init__(self, expected: Mapping[str, str] | None, num_threads: int) -> None:
@@ -60,7 +61,7 @@ class ReadDigests:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Wait for the last parts, and raise what they raise unless something was raised before."""
+        """Wait for the last parts and raise their errors, unless an error was raised before."""
         try:
             if kind is None:
                 self._wait_until(0)
@@ -69,7 +70,7 @@ class ReadDigests:
                 thread.shutdown()
 
     def add(self, name: str, stored: StoredTensor, part: memoryview) -> None:
-        """Take the next part of a tensor, whose bytes must not change any more."""
+        """Take the next part of a tensor. Its bytes must not change any more."""
         if self._expected is None or part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
             self._take(name, stored, part)
             return

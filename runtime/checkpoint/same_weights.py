@@ -1,14 +1,14 @@
-"""Checks that ranks read the same weights, although none can see another's files.
+"""Checks that ranks read the same weights, although no rank can see another's files.
 
-Each rank digests the stored bytes of whatever it reads, and sums them up by part:
+Each rank digests the stored bytes that it reads, and combines the digests by part:
 
     config.json                         the file
-    model.layers.3.mlp.experts.17       one routed expert in one layer: every holder of it must have read the same
+    model.layers.3.mlp.experts.17       one routed expert in one layer: all its holders must have read the same
     model.layers.3, lm_head.weight      the rest of a layer, and tensors outside layers: every rank reads these
 
-The digest over the parts of a whole unit names its weights. It depends on no rank's share, no expert map and no file:
-units that read the same tensors have the same one, also where shards are cut or ordered differently. With a manifest,
-every rank has compared what it read with it, so the manifest's own digest stands for all parts.
+The digest over all parts of a unit identifies its weights. It does not depend on ranks' shares, the expert map or how
+shards are cut: units that read the same tensors have the same digest. With a manifest, every rank has compared its
+tensors with it, so the manifest's digest stands for all parts.
 """
 
 import re
@@ -27,14 +27,14 @@ __all__ = ["Parts", "ReadWeights", "agreed_weights", "read_parts"]
 
 CONFIG = "config.json"
 EXPERT, LAYER = re.compile(r".+\.experts\.\d+(?=\.)"), re.compile(r".+\.layers\.\d+(?=\.)")
-KEPT = 19  # characters of a part's digest, `sha256:` and twelve: each rank of a unit gets those of all
+KEPT = 19  # characters of a part's digest: `sha256:` and twelve, because each rank gets the digests of all ranks
 MORE = "tidemill checkpoint digest makes a manifest that says which copy is right"
 
 Parts = dict[str, str]  # part -> digest of the bytes read
 
 
 class ReadWeights(msgspec.Struct, frozen=True):
-    """The parts that one rank read: those that every rank of a unit reads, and its own experts."""
+    """The parts that one rank read: the common ones, which every rank of a unit reads, and its own experts."""
 
     rank: str
     common: Parts
@@ -44,7 +44,7 @@ class ReadWeights(msgspec.Struct, frozen=True):
 def read_parts(
     rank: str, folder: Path, index: Mapping[str, StoredTensor], found: Mapping[str, str], *, has_manifest: bool
 ) -> ReadWeights:
-    """Sum up what a rank read. `found` has the digest of each tensor of `index` that it read. Raise CheckpointError."""
+    """Combine the digests of the tensors that a rank read, `found`, by part. Raise CheckpointError."""
     if has_manifest:
         return ReadWeights(rank, {MANIFEST: bytes_digest(read_bytes(folder / MANIFEST))}, {})
     tensors: dict[str, dict[str, tuple[str, tuple[int, ...], str]]] = defaultdict(dict)
@@ -59,7 +59,7 @@ def read_parts(
 def agreed_weights(ranks: Sequence[ReadWeights]) -> str:
     """Return the digest of the weights that all ranks of a unit read together.
 
-    Refuse ranks that read different ones: name the part and both ranks. Raise CheckpointError.
+    Raise CheckpointError if two ranks read different ones. It names the part and both ranks.
     """
     first = ranks[0]
     holders: dict[str, ReadWeights] = {}

@@ -1,14 +1,13 @@
 """`python -m runtime stage`: copy a checkpoint to a node's own disk before its ranks load it.
 
-A pod's first container runs it, each time that the pod starts. A complete copy is recognised within a moment, an
-interrupted one is continued, and of two pods on one node the second waits for the first.
+A pod's init container runs it each time the pod starts. It recognises a complete copy at once, and continues an
+interrupted one. If two pods on one node run it, the second waits for the first.
 
     .NAME.partial       an incomplete file; it gets its name once it is whole and on the disk
     .tidemill-staged    the source of the files: their names, sizes and times, and its manifest
 
-It removes only files that `.tidemill-staged` lists, and refuses a folder that has others. Where the checkpoint has a
-manifest, its files' bytes are compared with it while they are copied. Ranks compare the copy again as they load it: the
-manifest is copied too.
+It removes only files that `.tidemill-staged` lists, and refuses a folder with others. If the checkpoint has a manifest,
+files are compared with it as they are copied. The manifest is copied too, so ranks compare again as they load.
 """
 
 import fcntl
@@ -28,13 +27,13 @@ from runtime.errors import CheckpointError, RuntimeFailure
 
 __all__ = ["stage"]
 
-OWN = ".tidemill-stage"  # the beginning of the names of staging's own files
+OWN = ".tidemill-stage"  # how the names of staging's own files begin
 STAGED = f"{OWN}d"
 LOCK = f"{OWN}.lock"
 
 
 def stage(source: str, destination: Path, num_threads: int) -> None:
-    """Make `destination` hold the checkpoint at `source`. Raises CheckpointError, and RuntimeFailure."""
+    """Make `destination` a copy of the checkpoint at `source`. Raise CheckpointError and RuntimeFailure."""
     folder = resolve(source)
     shards = read_shards(folder)
     manifest = read_manifest(folder)
@@ -55,7 +54,7 @@ def stage(source: str, destination: Path, num_threads: int) -> None:
 
 
 def _list_files(folder: Path) -> dict[str, os.stat_result]:
-    """Return the source's files by name, without what staging keeps in a folder. Raises CheckpointError."""
+    """Return the source's files by name, without staging's own files. Raise CheckpointError."""
     try:
         paths = [path for path in sorted(folder.iterdir()) if not _is_own(path.name) and path.is_file()]
         return {path.name: path.stat() for path in paths}
@@ -68,10 +67,10 @@ def _is_own(name: str) -> bool:
 
 
 def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
-    """Refuse to copy other files of this machine: links stay in the folder, or lead to `../../blobs`.
+    """Refuse links to other files of this machine. Raise CheckpointError.
 
-    The second is the layout of Hugging Face's cache. Source: Hub documentation, "Hub Local Cache". Raises
-    CheckpointError.
+    A link may stay in the folder or, in the layout of Hugging Face's cache, lead to `../../blobs`. Source: Hub
+    documentation, "Hub Local Cache".
     """
     whole = Path(os.path.realpath(folder))
     blobs = Path(os.path.realpath(whole.parent.parent / "blobs"))
@@ -83,7 +82,7 @@ def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]) -> None:
-    """Refuse a checkpoint that is being written: its headers were read a moment ago. Raises CheckpointError."""
+    """Refuse a checkpoint that has changed since its headers were read, a moment ago. Raise CheckpointError."""
     for shard in shards:
         file = files.get(shard.path.name)
         if file is None:
@@ -94,14 +93,14 @@ def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]
 
 
 def _refuse_overlap(folder: Path, destination: Path) -> None:
-    """Refuse to copy a folder over itself, through links or two mounts of it too. Raises RuntimeFailure."""
+    """Refuse to copy a folder over itself, also through links or two mounts. Raise RuntimeFailure."""
     if _is_inside(folder, destination) or _is_inside(destination, folder):
         where = "the same folder, or one is in the other"
         raise RuntimeFailure(f"{folder} and {destination} are {where}: name a folder elsewhere for the copy")
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Return whether `path` is `folder` or below it; either may not be there yet."""
+    """Return whether `path` is `folder` or below it. Either may be missing."""
     whole = Path(os.path.realpath(path))
     above = [each for each in (whole, *whole.parents) if os.path.exists(each)]
     return os.path.exists(folder) and any(os.path.samefile(each, folder) for each in above)
@@ -110,7 +109,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder against other pods of this node. The kernel drops the lock when the process ends."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # else a FIFO would be waited for here
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # otherwise opening a FIFO would block
     with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise RuntimeFailure(f"{folder / LOCK} is not a regular file: remove it")
@@ -123,7 +122,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """Return what tells this source from another of the same sizes, without reading it."""
+    """Return a record that distinguishes this source from one of the same sizes, without reading the files."""
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
@@ -150,7 +149,7 @@ def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> Non
 
 
 def _read_record(destination: Path) -> dict[str, Any]:
-    """Return the record of what was staged, without files if there is none. Raise RuntimeFailure for a foreign file."""
+    """Return the record of staged files; an empty one if there is none. Raise RuntimeFailure for a foreign file."""
     path = destination / STAGED
     if not os.path.lexists(path):
         return {"files": {}}
@@ -169,5 +168,5 @@ def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a file that staging may have written, which is never a link."""
+    """Return the size of a file, or None. A link is not counted, because staging never writes one."""
     return path.stat().st_size if path.is_file() and not path.is_symlink() else None

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint and where they lie, read from the headers of its files and checked against their sizes.
+"""The tensors of a checkpoint and their places, read from the headers of its files and checked against their sizes.
 
 Source of the format: huggingface/safetensors README, "Format": u64 header size, JSON header, data.
 """
@@ -22,7 +22,7 @@ MAX_HEADER_BYTES = MAX_READ_BYTES  # the limit that safetensors itself sets
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in its file: `dtype` in safetensors' words, `start` and `num_bytes` in bytes."""
+    """A tensor in its file. `dtype` is safetensors' name; `start` and `num_bytes` are in bytes."""
 
     file: OpenFile
     dtype: str
@@ -38,7 +38,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of tensors. `header_digest` is the sha256 of its header, which names them and says where they lie."""
+    """One file of tensors. `header_digest` is the sha256 of its header, which has the tensors' names and places."""
 
     file: OpenFile
     header_digest: str
@@ -56,7 +56,7 @@ class Shard:
 
 
 class _TensorEntry(msgspec.Struct):
-    """The entry of one tensor in a safetensors header; the reader must check its type."""
+    """The entry of one tensor in a safetensors header. The reader must check its type."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,9 +65,9 @@ class _TensorEntry(msgspec.Struct):
 
 @contextmanager
 def open_shards(folder: Path) -> Iterator[list[Shard]]:
-    """Yield every file by its header, which is held against its size, in name order. Raise CheckpointError.
+    """Yield every file by its header, in the order of names. Check the header against the size. Raise CheckpointError.
 
-    The files stay open, so tensors are read from the same files as headers. At the end, none may have changed.
+    The files stay open, so tensors come from the same files as headers. At the end, no file may have changed.
     """
     with ExitStack() as files:
         shards = []
@@ -99,7 +99,7 @@ def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
 
 
 def refuse_holes(shards: Sequence[Shard]) -> None:
-    """Refuse a file that was created in full length and never filled. Raise CheckpointError."""
+    """Refuse a file with a hole: it was created in full length and never filled. Raise CheckpointError."""
     for shard in shards:
         hole = shard.file.first_hole()
         if hole < shard.num_bytes:
@@ -121,7 +121,7 @@ def _tensor_files(folder: Path) -> list[Path]:
 
 
 def _file_name(name: str, index: Path) -> str:
-    """Return a shard's file name. It lies beside its index, or is a link there: a checkpoint names no other files."""
+    """Return a shard's file name. The file or a link to it must lie beside the index."""
     if name in ("", ".", "..") or "/" in name:
         raise CheckpointError(f"{index} names the file {name!r}, which is not the name of a file beside it")
     return name
@@ -130,7 +130,7 @@ def _file_name(name: str, index: Path) -> str:
 def _exists(path: Path) -> bool:
     """Return whether the file exists.
 
-    `Path.exists` would raise for names that no file can have, and for folders that are closed to us.
+    `Path.exists` would raise for impossible names and for folders that we may not read.
     """
     return os.path.exists(path)
 
@@ -161,7 +161,7 @@ def _read_shard(file: OpenFile) -> Shard:
 
 
 def _read_header(file: OpenFile) -> bytes:
-    """Return the JSON header. Raise CheckpointError for a file that ends before it."""
+    """Return the JSON header. Raise CheckpointError if the file ends before it."""
     size = file.num_bytes
     length = bytearray(min(LENGTH_BYTES, size))
     file.read_into(length, 0)
@@ -181,7 +181,7 @@ def _stored_tensor(file: OpenFile, data: int, entry: _TensorEntry) -> StoredTens
 def _check_offsets(path: Path, entries: dict[str, _TensorEntry]) -> None:
     """Check that tensors follow each other without gaps, from 0 on.
 
-    It is the format's own rule, so that no tensor is read as another.
+    This rule of the format keeps a tensor from being read as another.
     """
     so_far = 0
     for name, entry in sorted(entries.items(), key=lambda named: named[1].data_offsets):

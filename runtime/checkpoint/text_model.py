@@ -1,9 +1,9 @@
-"""The text model of a checkpoint, which may have encoders for images beside it: its config and its tensors' names.
+"""The text model of a checkpoint, which may also have encoders for images: its config and its tensors' names.
 
     {"model_type": "kimi_k25", "text_config": {...}, "vision_config": {...}}
     language_model.model.embed_tokens.weight    vision_tower.encoder...    mm_projector...
 
-Only the text model is read. The code that computes it asks here, and does not know of the rest.
+Only the text model is read. The code that computes it gets the config here, and knows nothing of the rest.
 
 Source of the keys: transformers 5.23.0 `Kimi_K25Config`. Source of the prefix: its conversion_mapping.py, `kimi_k25`.
 """
@@ -17,21 +17,21 @@ from runtime.errors import CheckpointError
 
 __all__ = ["TextModel", "read_text_model"]
 
-PREFIXES = {"kimi_k25": "language_model."}  # model_type of the whole -> prefix of its text model's tensors
+PREFIXES = {"kimi_k25": "language_model."}  # model_type of the whole checkpoint -> prefix of its text model's tensors
 USUAL_TYPE = "deepseek_v3"  # the default of a text_config without a type
-OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")  # keys of the whole that win over the text's
+OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")  # keys of the whole that override the text's
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """The keys of the text model's config, and the prefix of its tensors' names: "" if there is only a text model."""
+    """The text model's config, and the prefix of its tensors' names, which is "" if there is only a text model."""
 
     config: dict[str, Any]
     prefix: str
 
 
 def read_text_model(folder: Path) -> TextModel:
-    """Read `config.json`. Raise CheckpointError for a multimodal one without its text model."""
+    """Read `config.json`. Raise CheckpointError if it is multimodal and has no text model."""
     path = folder / "config.json"
     whole = read_json(path)
     model_type = whole.get("model_type")
